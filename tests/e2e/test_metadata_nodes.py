@@ -240,7 +240,7 @@ def test_a_node_of_another_cluster_is_refused(
     tmp_path: Path, certificates: Certificates, metadata: MetadataServer
 ) -> None:
     env = {**certificates.make("f1"), "PENSTOCK_INTERNAL__CLUSTER": "other"}
-    assert "is of cluster other" in refusal(attached(tmp_path / "node", metadata.listen, env=env))
+    assert "belongs to cluster other" in refusal(attached(tmp_path / "node", metadata.listen, env=env))
 
 
 def test_a_renewed_certificate_is_taken_over_while_nodes_run(

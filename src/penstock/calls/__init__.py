@@ -1,5 +1,4 @@
-"""Calls from one role to another, on this node or another one.
+"""Calls from one role of a node to another, on this node or on another one.
 
-``bulkhead``, ``callees``: limits on the calls to each callee. ``routing``: finds the node that
-leads. ``remote``: both ends of a broker call between nodes. ``internal``: the connections.
-"""
+``bulkhead`` and ``callees`` limit the calls to each callee. ``routing`` finds the leading node,
+``remote`` has both ends of a broker call between nodes, ``internal`` the connections."""

@@ -2,15 +2,14 @@
 the calls to others. A call beyond the limit is rejected at once. Parked calls (long polls) have a
 limit of their own: they use no worker of the callee, and there may be thousands.
 
-A successful call of every message passes here, so it costs a few additions and one table entry, no
-timer and no clock. One periodic sweep per callee finds and cancels the calls that are late.
+Every message passes here, so a successful call costs a few additions and one table entry, no timer
+and no clock. One periodic sweep per callee finds and cancels the calls that are late.
 
-Failures count for the partition of the call first: after five in a row, calls for this partition
-are rejected at once and the rest of the callee is called as usual. The circuit breaker of the
-callee opens after lost connections, or late calls of at least two tenants without a reply between:
-the partitions of one tenant may hang while others work. It lets single probes through to find out
-whether the callee is back.
-"""
+A late call counts as a failure of its partition first: after five in a row, calls to this partition
+are rejected at once, while calls to other partitions go on. The circuit breaker of the whole callee
+opens after five failures in a row if they are lost connections or late calls of at least two
+tenants, because the partitions of one tenant may hang while others work. An open breaker lets
+single calls through as probes, to find out whether the callee is back."""
 
 import asyncio
 import logging
@@ -34,10 +33,10 @@ CALLS_MAX: Final = 2_000
 PARKED_MAX: Final = 100_000
 RETRY_AFTER_MS: Final = 200
 SWEEP_SECONDS_MAX: Final = 0.25
-PARKED_SWEEP_SECONDS: Final = 1.0  # there are many, and late ones are rare
+PARKED_SWEEP_SECONDS: Final = 1.0  # there are many parked calls, and late ones are rare
 LATE: Final = "no reply in time"
 FAILURES_MAX = 5
-TENANTS_MIN = 2  # one tenant alone never cuts off the others
+TENANTS_MIN = 2  # failures of a single tenant must not open the circuit breaker for all
 OPEN_MS_MIN = 500
 OPEN_MS_MAX = 30_000
 FAILING_MS_MAX: Final = 2 * OPEN_MS_MAX  # after its last failure a partition is forgotten
@@ -54,7 +53,7 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """Pure: the clock is an argument."""
+    """A circuit breaker. It reads no clock: callers pass the time."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -69,7 +68,7 @@ class Breaker:
 
     @property
     def has_failed(self) -> bool:
-        """Whether failures since the last reply concern more than one tenant."""
+        """Return whether failures since the last reply concern more than one tenant."""
         return self._general_failures > 0 or len(self._tenants) >= TENANTS_MIN
 
     def state(self, *, now_ms: int) -> BreakerState:
@@ -80,7 +79,7 @@ class Breaker:
         return BreakerState.OPEN
 
     def admits(self, *, now_ms: int) -> bool:
-        """Return whether a call may be made. The result of the call must be reported once."""
+        """Return whether a call may be made. The caller must report the result of the call once."""
         if not self._is_open:
             return True
         if self._is_probing or now_ms < self._retry_at_ms:
@@ -96,7 +95,7 @@ class Breaker:
         self._is_probing = False
 
     def failed(self, *, now_ms: int, tenant: str | None = None) -> None:
-        """``tenant``: whose call was late; None for a failure that concerns every tenant."""
+        """Note a failed call of ``tenant``; None for a failure that concerns every tenant."""
         self.failed_at_ms = now_ms
         self._failures += 1
         if tenant is None:
@@ -125,12 +124,11 @@ class CalleeUnavailable(Overloaded):
         self.is_lost = is_lost  # the connection was lost: a retry may find another
 
 
-class CalleeRefused(CalleeUnavailable):
-    """The call was not made, because the circuit breaker is open."""
+class CalleeRefused(CalleeUnavailable): ...
 
 
 class Bulkhead:
-    """Use ``call``, or its steps: ``enter`` (or ``park``), then ``left`` or ``failed``."""
+    """Limits the calls to one callee: ``call``, or ``enter`` and then ``left`` or ``failed``."""
 
     def __init__(
         self,
@@ -144,11 +142,11 @@ class Bulkhead:
         late: tuple[type[PenstockError], ...] = (),
         own_account: str | None = None,
     ) -> None:
-        """``lost``: errors of the connection, not of the callee. ``late``: errors of a callee that
-        did not reply in time. ``own_account``: account of the node's own tenant; every other
-        tenant may use a part of the limit. None: all tenants may use all of it."""
+        """Create a bulkhead. ``lost`` are the errors of a lost connection, ``late`` those of a
+        callee that did not reply in time. Tenants other than ``own_account`` may use only a part of
+        the limit."""
         self.shares = SharedLimit(calls_max, TENANT_CALLS_PERCENT, own_account=own_account)
-        self._is_counting = False  # calls by tenant, in ``shares``
+        self._is_counting = False  # whether ``shares`` counts the calls of each tenant
         self.name = name
         self._lost = lost
         self._late = late
@@ -163,7 +161,7 @@ class Bulkhead:
         # The number of calls admitted without further checks. 0 after a failure, and while no
         # sweep is scheduled: then every call is checked.
         self._room = 0
-        self._has_failed = False  # the callee since its last reply, or one of these partitions:
+        self._has_failed = False  # whether the callee failed since its last reply, or a partition
         self._failing: dict[tuple[str, int], Breaker] = {}  # by topic id and partition
         self._serial = 0
         self._calls: dict[int, _Call] = {}  # by call number, oldest first
@@ -181,14 +179,13 @@ class Bulkhead:
         return len(self._parked)
 
     def is_suspect(self, topic: Topic | None = None, partition: int = ALL_PARTITIONS) -> bool:
-        """A call should not be parked then: it may be the probe that closes the breaker."""
+        """Return whether calls to the callee, or to this partition, have failed recently."""
         return self._has_failed and (
             self.breaker.has_failed
             or (topic is not None and (topic.topic_id, partition) in self._failing)
         )
 
     def mark_available(self) -> None:
-        """Close the circuit breaker without a probe: the callee is known to be back."""
         self.breaker.succeeded()
         self._failing.clear()
 
@@ -200,7 +197,7 @@ class Bulkhead:
         topic: Topic | None = None,
         partition: int = ALL_PARTITIONS,
     ) -> T:
-        """``work`` creates the awaitable, so that a rejected call does not start."""
+        """Make a call. ``work`` creates the awaitable, so that a rejected call does not start."""
         number = self.enter(topic, partition)
         try:
             reply = await work()
@@ -216,7 +213,7 @@ class Bulkhead:
         topic: Topic | None = None,
         partition: int = ALL_PARTITIONS,
     ) -> T:
-        """Make a read-only call: once more if the connection was lost."""
+        """Make a read-only call, and retry it once if the connection was lost."""
         try:
             return await self.call(work, topic, partition)
         except CalleeUnavailable as error:
@@ -224,7 +221,7 @@ class Bulkhead:
                 raise
         return await self.call(work, topic, partition)
 
-    # ── Its steps ────────────────────────────────────────────────────────────────────────────
+    # ── The steps of a call ──────────────────────────────────────────────────────────────────
 
     def enter(self, topic: Topic | None = None, partition: int = ALL_PARTITIONS) -> int:
         if self.in_use >= self._room:
@@ -237,7 +234,6 @@ class Bulkhead:
     def park(
         self, wait_ms: int, topic: Topic | None = None, partition: int = ALL_PARTITIONS
     ) -> int:
-        """``enter`` for a call that waits at the callee for ``wait_ms``."""
         if len(self._parked) >= self.parked_max:
             self._refuse_full()
         if not self._room:
@@ -262,9 +258,9 @@ class Bulkhead:
             task.uncancel()  # the reply came although the sweep had cancelled the call
 
     def failed(self, number: int, error: BaseException) -> None:
-        """Note the error of a call; to be called in its exception handler. An error that the callee
-        itself raises is a reply. A late or broken call is a failure: CalleeUnavailable is raised.
-        """
+        """Note the error of a call, from an ``except`` block. An error that the callee raised
+        counts as a reply. Raises CalleeUnavailable if the call was late or its connection was
+        lost."""
         if number > 0:
             self.in_use -= 1
             task, _, topic, partition = self._calls.pop(number)
@@ -295,8 +291,8 @@ class Bulkhead:
             self._note_failure(LATE, topic, partition)
             raise CalleeUnavailable(f"{self.name} did not reply in time.") from None
         elif self._has_failed:
-            # The caller has gone, or this is a bug: neither says anything about the callee. But a
-            # probe that ends like this must not leave a circuit breaker waiting for its result.
+            # The caller was cancelled, or this is a bug; neither concerns the callee. But a probe
+            # that ends like this must not leave a circuit breaker waiting for its result.
             now_ms = self._clock.mono_ms()
             _end_probe(self._failing_one(topic, partition), now_ms)
             _end_probe(self.breaker, now_ms)
@@ -311,7 +307,7 @@ class Bulkhead:
             self._take_share(topic)
 
     def _take_share(self, topic: Topic | None) -> None:
-        """Calls are counted by tenant only while as many as a tenant's part are in progress."""
+        """Count the call for its tenant. Raises Throttled if the tenant has too many calls."""
         shares = self.shares
         if not self._is_counting:
             self._is_counting = True
@@ -341,7 +337,7 @@ class Bulkhead:
             return
         now_ms = self._clock.mono_ms()
         failing = self._failing_one(topic, partition)
-        # The partition first: a call that is rejected for its partition is no probe of the callee.
+        # Check the partition first: a call that it rejects must not count as a probe of the callee.
         if failing is not None and not failing.admits(now_ms=now_ms):
             self.refused_count += 1
             raise CalleeRefused(f"The partition does not reply at {self.name}; retry shortly.")
@@ -362,7 +358,6 @@ class Bulkhead:
         return None if topic is None else self._failing.get((topic.topic_id, partition))
 
     def _note_failure(self, reason: str, topic: Topic | None, partition: int) -> None:
-        """``topic``: None for a failure of the callee itself."""
         now_ms = self._clock.mono_ms()
         self._has_failed = True
         self._room = 0
@@ -415,7 +410,7 @@ class Bulkhead:
             self._room = 0  # until the next call is checked
         late = []
         for number, (task, since, _, _) in self._calls.items():
-            # ``since`` may be up to one interval too early.
+            # ``since`` may be up to one sweep interval too early.
             if now - since <= self._deadline_s + self._sweep_s:
                 break
             late.append((number, task))
@@ -435,7 +430,7 @@ class Bulkhead:
                 del self._calls[number]
                 self._calls[number] = (None, self._now, topic, partition)
             self._note_failure(LATE, topic, partition)
-        elif task not in self._cut:  # one call of a task at a time; the next sweep takes another
+        elif task not in self._cut:  # cancel one call of a task at a time
             self._cut[task] = number
             task.cancel()
 

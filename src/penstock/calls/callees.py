@@ -1,9 +1,9 @@
 """The bulkheads of everything that a frontend calls: the metadata, every node that serves
 partitions, and the coordinators of groups and of transactions of each node, because one of their
-logs may hang while all others work. Also their states, for the metrics and the admin API.
+logs may hang while all others work. Also reports their states to the metrics and the admin API.
 
-A broker call takes a place in one bulkhead only: that of this node, of the metadata, or of the
-other node that serves it (``routing``)."""
+A broker call passes one bulkhead only: the one of this node, of the metadata, or of the other node
+that serves the call (``routing``)."""
 
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final
@@ -19,7 +19,7 @@ from penstock.telemetry.families import Family
 from penstock.wire.internal.broker_calls import RULES
 from penstock.wire.internal.faults import DeadlineExceeded, Unreachable
 
-METADATA_CALLS_MAX: Final = 500  # changes are few; each of these waits for a disk
+METADATA_CALLS_MAX: Final = 500  # changes are rare, and each waits for a disk
 # Half of the possible connections, each of which has one call in progress: a node that hangs leaves
 # the other half for other nodes.
 BACKEND_CALLS_MAX: Final = CONNECTIONS_MAX // 2
@@ -39,7 +39,6 @@ class Callees:
         metadata_deadline_ms: int = METADATA_DEADLINE_MS,
         own_account: str | None = None,
     ) -> None:
-        """``own_account``: every tenant but this one may use only a part of each limit."""
         self._clock = clock
         self._own_account = own_account
         self._backend_calls_max = backend_calls_max
@@ -97,7 +96,7 @@ class Callees:
 
 
 async def guarded(bulkhead: Bulkhead, broker: Calls, call: BrokerCall[R]) -> R:
-    """After a failure a call does not wait at the broker: it may be the probe."""
+    """Make a broker call, which does not wait for messages if earlier calls failed."""
     wait_ms = call.wait_ms
     if wait_ms > 0 and bulkhead.is_suspect(call.topic):
         call, wait_ms = call.at_once(), 0
@@ -115,8 +114,6 @@ async def guarded(bulkhead: Bulkhead, broker: Calls, call: BrokerCall[R]) -> R:
 
 
 class BrokerWrapper:
-    """Everything of a ``BrokerPort`` but its calls, from another one."""
-
     def __init__(self, broker: BrokerPort) -> None:
         self._broker = broker
         self.moves = broker.moves
@@ -126,8 +123,6 @@ class BrokerWrapper:
 
 
 class GuardedBroker(BrokerWrapper):
-    """The broker of this node behind its bulkhead, or behind that of the metadata."""
-
     def __init__(self, broker: BrokerPort, own: Bulkhead, metadata: Bulkhead) -> None:
         super().__init__(broker)
         self._own = own

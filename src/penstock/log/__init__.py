@@ -1,1 +1,1 @@
-"""One partition's log on local disk: append, read, sync, recover. Synchronous; owns no thread."""
+"""The log of one partition on the local disk: append, read, sync and recovery."""

@@ -1,12 +1,12 @@
-"""The most recent batches of a log in memory: most reads of a queue without lag are served here.
+"""The most recent batches of a log in memory, which serve most reads of a queue without lag.
 
-Each log has a bound, and all logs of a node share another one: when that is exceeded, the log with
-the oldest last append frees its cache. Its readers find the batches in the page cache."""
+Each log has a limit, and all logs of a node share another one. When the shared limit is exceeded,
+the log whose last append is the oldest frees its cache, and its readers read the file."""
 
 from bisect import bisect_right
 from collections import deque
 
-_SWEEP = 1_024  # forgotten slots at the front before the lists are compacted
+_SWEEP = 1_024  # empty slots at the front before the lists are compacted
 
 
 class BatchCacheBudget:
@@ -41,7 +41,7 @@ class BatchCacheBudget:
 
 
 class BatchCache:
-    """Contiguous batches up to the end of the log, at most ``bytes_max`` and always the last."""
+    """The last batches of a log without gaps: at most ``bytes_max``, but always the newest one."""
 
     def __init__(self, bytes_max: int, budget: BatchCacheBudget | None = None) -> None:
         self._bytes_max = bytes_max
@@ -68,14 +68,12 @@ class BatchCache:
         return not self._bases
 
     def successor(self) -> "BatchCache":
-        """Return an empty cache to replace this one, which is not used again. Thread-safe."""
         if self.is_empty:
             return self
         self._budget.abandon(self)
         return BatchCache(self._bytes_max, self._budget)
 
     def clear(self) -> None:
-        """Drop all batches; later appends are kept again."""
         self._budget.used_bytes -= self._bytes
         self._budget.forget(self)
         self._bytes = 0
@@ -97,7 +95,6 @@ class BatchCache:
         self._sweep()
 
     def drop_before(self, offset: int) -> None:
-        """Drop batches below ``offset``, which were rewritten on disk and are read from there."""
         bases, batches = self._bases, self._batches
         while self._first < len(bases) and bases[self._first] < offset:
             size = len(batches[self._first])

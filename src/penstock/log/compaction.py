@@ -1,11 +1,11 @@
-"""One round of compaction over one log: keep only the last record of every key.
+"""One round of compaction of a log, which keeps only the last record of every key.
 
-The first pass over closed segments notes the last offset of every key in the dirty part; if the
-bound on memory is reached, the round ends there. The second rewrites the segments below without
-superseded records and swaps them in, oldest first: when a tombstone gets its expiry time, all older
-records of its key are gone. ``step`` and ``close`` run in a thread, with separate descriptors;
-``swap`` in the log's thread. Everything read is verified; damage ends the round.
-"""
+The first pass over the closed segments notes the last offset of every key in the dirty part (the
+part that was never compacted); when KEYS_MAX is reached, the round ends there. The second pass
+rewrites the segments without superseded records and swaps them in, oldest first, so when a
+tombstone gets its expiry time, all older records of its key are gone. ``step`` and ``close`` run in
+a thread, with file descriptors of their own; ``swap`` runs in the log's thread. All bytes are
+verified, and damage ends the round."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -43,7 +43,7 @@ from penstock.record.crc32c import crc32c
 
 CHECKPOINT_NAME = "compaction"
 CHECKPOINT_VERSION = 1
-KEYS_MAX = 500_000  # remembered in one round, about 80 MB; more keys take more rounds
+KEYS_MAX = 500_000  # keys in memory in one round, about 80 MB; more keys take more rounds
 PRODUCERS_MAX = 100_000  # producers whose last batch is known; empty batches of others are kept
 STEP_BYTES = 256 * KIB  # bytes read in one step, some milliseconds of work
 STEP_RECORDS = 2_000  # records in one step, unless one batch has more: batches may be compressed
@@ -61,8 +61,6 @@ class Progress(Enum):
 
 
 class Unreadable(PenstockError):
-    """A damaged batch stopped the compaction. Reading the log there finds the damage's extent."""
-
     def __init__(self, path: Path, offset: int, reason: str) -> None:
         super().__init__(f"{path.name}: offset {offset}: {reason}")
         self.offset = offset
@@ -78,7 +76,7 @@ _decode = msgspec.msgpack.Decoder(Clean).decode
 
 
 def read_clean_offset(log: Log) -> int:
-    """Return the clean offset of the checkpoint. Without a valid one, everything is dirty."""
+    """Return the offset up to which the log is compacted; without a valid checkpoint, its start."""
     try:
         clean = _decode(log.read_checkpoint(CHECKPOINT_NAME) or b"")
     except msgspec.MsgspecError:
@@ -89,7 +87,7 @@ def read_clean_offset(log: Log) -> int:
 
 
 def forget_clean_beyond(log: Log, offset: int) -> None:
-    """Remove the checkpoint if it reaches past ``offset``, before a truncation, in a thread."""
+    """Remove the checkpoint if it reaches past ``offset``, before a truncation."""
     if read_clean_offset(log) > offset:
         log.remove_checkpoint(CHECKPOINT_NAME)
 
@@ -107,9 +105,9 @@ class Compaction:
         keys_max: int = KEYS_MAX,
         held_offset: int | None = None,
     ) -> None:
-        """``aborted``: the aborted transactions among these segments; their records supersede
-        nothing. ``held_offset``: what every replica has of this log, None without replicas.
-        Tombstones from there on are kept: a shorter replica may hold the deleted record."""
+        """Prepare a round over closed segments. Records of ``aborted`` transactions supersede
+        nothing. Tombstones from ``held_offset`` on, the offset that every replica has reached, are
+        kept, because a replica may still have the deleted record; None without replicas."""
         assert segments, "no segments to compact"
         assert segments[-1].end_offset <= log.sealed_offset, "only sealed segments are compacted"
         self.clean_offset = clean_offset  # advances when the round is done
@@ -125,19 +123,19 @@ class Compaction:
         for producer_id, first, marker in aborted:
             self._aborted.setdefault(producer_id, []).append((first, marker))
         # Results of the first pass:
-        self._end = segments[-1].end_offset  # records from here on are not touched
+        self._end = segments[-1].end_offset  # records from this offset on are not changed
         self._keys: dict[bytes, int] = {}
         self._last_batches: dict[int, int] = {}  # producer → base offset
         # The segment being written, and the state of its swap:
         self._made: Segment | None = None
-        self._held: list[int] = []  # descriptors of the segments to be replaced
+        self._held: list[int] = []  # file descriptors of the segments to be replaced
         self._is_changed = False
         self._is_announced = False
         self._is_swapped = False
         self._work: Generator[Progress, None, None] = self._run()
 
     def step(self) -> Progress:
-        """Do a little more. After SWAP the log's thread must call ``swap`` before the next step."""
+        """Do some milliseconds of work. If it returns SWAP, the log's thread must call ``swap``."""
         try:
             return next(self._work, Progress.DONE)
         except FileNotFoundError:
@@ -153,7 +151,7 @@ class Compaction:
         return freed or 0
 
     def close(self) -> None:
-        """Release all resources. Required after every round, finished or not; idempotent."""
+        """Release all resources. Required after every round, finished or not."""
         self._work.close()
         self._settle()
 
@@ -172,7 +170,6 @@ class Compaction:
         self.clean_offset = self._end
 
     def _settle(self) -> None:
-        """Finish the swap of the present segment, or remove the segment if it was not swapped."""
         while self._held:
             self._disk.close(self._held.pop())
         made = self._made
@@ -189,7 +186,7 @@ class Compaction:
         self._made = None
 
     def _survey(self) -> Iterator[Progress]:
-        """Note the last record of each dirty key, and each producer's last batch."""
+        """Note the last offset of each uncompacted key, and each producer's last batch."""
         for segment in self._segments:
             for batches in read_segment(self._folder, segment, self._disk):
                 for header, batch in batches:
@@ -199,7 +196,7 @@ class Compaction:
                 yield Progress.MORE
 
     def _note(self, header: BatchHeader, batch: bytes) -> bool:
-        """Note keys and producer. False if memory is full: the round ends before this batch."""
+        """Note keys and producer of a batch. Returns False if KEYS_MAX is reached."""
         if header.is_control:
             return True
         if header.base_offset >= self.clean_offset and not self._is_aborted(header):
@@ -272,7 +269,8 @@ class Compaction:
     def _announce(self, group: Sequence[SegmentInfo]) -> None:
         made = self._made
         assert made is not None
-        # The last close of a file frees its blocks: this thread does that, not the log's.
+        # Closing a deleted file frees its blocks, which is slow: keep the files open, so that this
+        # thread closes them and not the log's thread.
         for segment in group:
             path = segment_path(self._folder, segment.base_offset)
             self._held.append(self._disk.open_read(path))
@@ -288,8 +286,7 @@ def _hash(key: bytes) -> bytes:
 
 
 def read_segment(folder: Path, segment: SegmentInfo, disk: Disk) -> Iterator[list[Batch]]:
-    """Yield all batches of a closed segment, verified, some at a time, by separate descriptors: a
-    segment dropped meanwhile can still be read to its end."""
+    """Yield the verified batches of a closed segment, which may be deleted meanwhile."""
     path = segment_path(folder, segment.base_offset)
     checks_path = segment_path(folder, segment.base_offset, CHECK_SUFFIX)
     with ExitStack() as opened:

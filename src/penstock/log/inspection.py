@@ -1,4 +1,4 @@
-"""Read-only inspection of logs on disk, for ``penstock storage`` and the scrubber: nothing is
+"""Read-only inspection of logs on disk, for ``penstock storage`` and the scrubber. Nothing is
 created, cut or rebuilt. The end of a running server's log may be seen in the middle of a write."""
 
 from collections.abc import Iterator
@@ -57,7 +57,6 @@ class PartitionSummary:
 
 
 def summarize(place: PartitionFolder) -> PartitionSummary:
-    """Summarize a partition without reading all of it: only the last segment may need a scan."""
     disk = ReadOnlyDisk()
     segments = segments_of(place)
     point = read_point(place.folder, disk) or RecoveryPoint(0)
@@ -109,8 +108,9 @@ def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> Seg
 
 
 class Verification:
-    """A verification in steps. ``next_base``: None for the last segment, whose end may be torn.
-    ``bytes_max``: known to have been written, so a torn end before is damage."""
+    """A verification of a segment in steps. ``next_base`` is the next segment's base offset, or
+    None for the last segment, whose torn end is damage only within its first ``bytes_max``
+    bytes."""
 
     def __init__(
         self, folder: Path, base_offset: int, next_base: int | None, *, bytes_max: int | None = None
@@ -119,14 +119,15 @@ class Verification:
         self._next_base = next_base
         try:
             self._scanner = Scanner(segment, bytes_max=bytes_max)
-            # After the files were opened: without a mark now, all four belong together.
+            # This check comes after opening the files: if no replacement is in progress now, the
+            # four files belong together.
             self._is_swapped = is_being_replaced(segment.disk, folder, base_offset)
         except BaseException:
             segment.close()
             raise
 
     def advance(self, window_bytes: int = WINDOW_BYTES) -> int:
-        """Verify about ``window_bytes``. Returns the bytes verified; 0 if there are no more."""
+        """Verify about ``window_bytes``. Returns the number of bytes verified; 0 at the end."""
         if self._is_swapped:
             return 0
         position = self._scanner.scan.position
@@ -155,7 +156,7 @@ class Verification:
 
 
 def verify_checkpoints(folder: Path) -> list[str]:
-    """Return a remark for each checkpoint file that is not whole; replaying the log replaces it."""
+    """Return a remark for each corrupt checkpoint file. Replaying the log replaces the file."""
     disk = ReadOnlyDisk()
     return [
         f"{path.name} is corrupt or incomplete"
@@ -198,6 +199,6 @@ def _segment(folder: Path, base_offset: int) -> Segment:
 
 
 def segments_of(place: PartitionFolder) -> list[tuple[int, int | None]]:
-    """Return the base offset of each segment, and that of the next one."""
+    """Return the base offsets of each segment and of the next one (None at the end)."""
     bases = segment_bases(place.folder)
     return list(zip(bases, (*bases[1:], None), strict=True))

@@ -1,5 +1,5 @@
-"""Work that a log hands to a thread: syncing dirty files, unlinking removed segments. Both touch
-nothing that the log's thread may change meanwhile."""
+"""Work that a log hands to a thread: syncing dirty files and unlinking removed segments. Neither
+touches anything that the log's thread may change meanwhile."""
 
 from pathlib import Path
 from threading import Lock
@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
 
 class SyncJob:
-    """A sync of everything that was dirty at one moment, run once in any thread, between
-    ``Log.begin_sync`` and ``Log.finish_sync``."""
-
     def __init__(
         self,
         log: "Log",
@@ -35,8 +32,8 @@ class SyncJob:
         self.is_point_owed = False  # the disk was full: the next sync writes the point
 
     def run(self) -> None:
-        """Sync everything. An error is final: the kernel may mark lost pages as clean, so a second
-        sync would falsely succeed."""
+        """Sync everything. After an error the log refuses appends, because the kernel may mark lost
+        pages as clean, so that a second sync would falsely succeed."""
         try:
             for fd in self._fds:
                 self._disk.sync_data(fd)
@@ -59,8 +56,7 @@ class SyncJob:
 
 
 class Detached:
-    """Segments removed from a log, oldest first. If a crash comes before they are unlinked, they
-    are part of the log again; their records stay finished."""
+    """Segments removed from a log, oldest first. After a crash the log may have them again."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -70,8 +66,7 @@ class Detached:
         self.is_removed = False
 
     def remove(self) -> int:
-        """Unlink the files and return the bytes freed. Safe in a thread: a second caller waits, and
-        may then create a file of the same name."""
+        """Unlink the files and return the bytes freed. Thread-safe."""
         with self._lock:
             if not self.is_removed:
                 for path in self.paths:

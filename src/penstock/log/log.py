@@ -1,10 +1,9 @@
-"""One partition's log: append at the end, read from anywhere, sync many appends together.
+"""The log of one partition: append at the end, read from anywhere, sync many appends together.
 
-Synchronous and used by the thread of the event loop; only ``SyncJob.run`` runs elsewhere, with
-separate descriptors. Its owner decides what an offset means, when to sync, what to drop and what to
-cut off. A replica also appends what its leader sent (``append_copied``), cuts off what its leader
-does not have (``truncate``) and starts empty at another offset (``restart``).
-"""
+The log is used by the thread of the event loop; only ``SyncJob.run`` runs in another thread, with
+file descriptors of its own. The owner of the log assigns offsets and decides when to sync, what to
+delete and where to truncate. A replica also appends batches of its leader (``append_copied``), cuts
+off batches that its leader does not have (``truncate``) and can start empty (``restart``)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -58,7 +57,6 @@ class LogConfig:
 
 class Log(ReadableLog):
     def __init__(self, folder: Path, config: LogConfig, *, now_ms: int, disk: Disk) -> None:
-        """Call ``Log.open`` instead."""
         recovery = Recovery(folder, interval_bytes=config.index_interval_bytes, disk=disk)
         self.recovery: RecoveryReport = recovery.run()
         cache = BatchCache(config.tail_bytes_max, config.batch_cache_budget)
@@ -67,34 +65,31 @@ class Log(ReadableLog):
         self.config = config
         self._active = recovery.segments[-1]
         self._detached: list[Detached] = []
-        self._doubts = self.recovery.doubts  # until ``settle`` clears them
+        self._doubts = self.recovery.doubts  # DOUBT flags; ``settle`` clears them
         self.refusal: str | None = None  # why appends are refused until the log is reopened
         self._is_closed = False
 
         self.durable_offset = self.end_offset
-        # Segments below this offset are closed, synced and below the recovery point: they are not
-        # written to any more, and no opening of the log will cut them.
+        # Segments below this offset are closed and synced, and no recovery truncates them.
         self.sealed_offset = recovery.sealed_offset
         self.size_bytes = self._segments.size_bytes
         self.last_timestamp_ms = self._segments.max_timestamp
         first = self._active.first_timestamp
-        # A producer's timestamp can be arbitrary: it never makes the segment older than the limit.
+        # A producer's timestamp can be wrong, so it never makes a segment older than the limit.
         self._active_since_ms = min(now_ms, max(first, now_ms - config.segment_age_ms_max))
 
-        # What the next sync job must cover besides the dirty segments:
+        # Besides the dirty segments, the next sync job must sync:
         self._is_folder_dirty = not self._active.is_open  # ``make_files`` creates the files below
         self._is_rolled = False
-        self._job: SyncJob | None = None  # begun and not finished
+        self._job: SyncJob | None = None  # the job in progress
         self._active.make_files()
 
     @classmethod
     def open(cls, folder: Path, config: LogConfig, *, now_ms: int, disk: Disk = DISK) -> "Log":
-        """Create or recover a log. ``recovery`` reports what recovery did."""
         return cls(folder, config, now_ms=now_ms, disk=disk)
 
     @property
     def has_unsynced_sealed(self) -> bool:
-        """Return whether closed segments stay open because no sync has run since the roll."""
         return self._is_rolled
 
     def append(
@@ -137,10 +132,9 @@ class Log(ReadableLog):
         return header.base_offset
 
     def append_copied(self, data: bytes | memoryview, *, now_ms: int) -> Sequence[BatchHeader]:
-        """Append whole batches from a leader, which must follow the end of the log, with the
-        offsets and epochs they have. Returns the headers of those appended: not all if there is no
-        room for another segment. Raises Damaged, with nothing written, or DiskFull if there is no
-        room for any."""
+        """Append whole batches of a leader, which must follow the end of the log, with unchanged
+        offsets and epochs. Returns the headers of the appended batches; some are missing if the
+        disk had no room for another segment. Raises Damaged or DiskFull if nothing was appended."""
         if self.refusal is not None:
             raise AppendsRefused(self.refusal)
         end_offset = self.end_offset
@@ -162,7 +156,7 @@ class Log(ReadableLog):
     def _append_portion(
         self, headers: Sequence[BatchHeader], first: int, view: memoryview, now_ms: int
     ) -> tuple[int, int]:
-        """Append what one segment takes. Returns the index of the next batch, and the bytes."""
+        """Append what fits into one segment. Returns the next batch's index, and the bytes."""
         config, active, header = self.config, self._active, headers[first]
         size = header.total_bytes
         if active.bytes and (
@@ -198,7 +192,6 @@ class Log(ReadableLog):
             self.refusal = reason
 
     def roll(self, *, now_ms: int) -> None:
-        """Close the active segment and start the next. Does nothing if the active one is empty."""
         if self._active.bytes == 0:
             return
         segment = self._new_segment(self.end_offset)
@@ -220,8 +213,8 @@ class Log(ReadableLog):
 
     @contextmanager
     def _refusing(self, action: str, full: str | None = None) -> Iterator[None]:
-        """Refuse appends after an error in the block. ``full``: the text of DiskFull, after which
-        the log is unchanged; None: a full disk is an error like any other."""
+        """Refuse appends after an error in the block. If ``full`` is given, a full disk raises
+        DiskFull with this text instead and leaves the log unchanged."""
         try:
             yield
         except OSError as error:
@@ -231,8 +224,8 @@ class Log(ReadableLog):
             raise
 
     def begin_sync(self) -> SyncJob | None:
-        """Return a job that syncs what is dirty now, if anything. One at a time: the recovery point
-        of a later job would cover what an earlier one has not synced yet."""
+        """Return a job that syncs what is dirty now, or None. Only one job may be in progress,
+        because a later job's recovery point would cover what an earlier one has not synced."""
         if self.refusal is not None:
             raise AppendsRefused(self.refusal)
         assert self._job is None, "a sync job is still in progress"
@@ -269,10 +262,9 @@ class Log(ReadableLog):
             self.sealed_offset = max(self.sealed_offset, job.sealed_offset)
 
     def truncate(self, to: int) -> int:
-        """Cut off everything from the batch that holds ``to`` on, durably. Returns the new end
-        offset. A crash meanwhile leaves a log that ends between both ends. May run in a thread, if
-        nothing else uses the log, including compaction. The owner first removes later
-        checkpoints."""
+        """Cut off the batch that holds ``to`` and everything after it, durably. Returns the new end
+        offset. A crash meanwhile leaves a log that ends between the old and the new end. May run in
+        a thread if nothing else uses the log. The owner first removes later checkpoints."""
         self._assert_at_rest()
         assert to >= self.start_offset, "to drop the whole log, call restart"
         if to >= self.end_offset:
@@ -280,7 +272,7 @@ class Log(ReadableLog):
         segment, cut = self._find_cut(to)
         point = RecoveryPoint(min(self.sealed_offset, cut.end_offset), doubts=self._doubts)
         with self._refusing("truncation", "no space left to record the truncation of the log"):
-            # A pending rewrite would bring back what is cut off.
+            # A pending rewrite of segments would bring back the removed batches.
             if has_rewrite(self.disk, self.folder):
                 clear_rewritten(self.disk, self.folder)
             self.remove_checkpoint(EPOCHS_CHECKPOINT)
@@ -301,7 +293,6 @@ class Log(ReadableLog):
         return segment, cut
 
     def _cut(self, segment: Segment, cut: Cut) -> None:
-        """Remove segments newest first, each durably before the next: the log never has a hole."""
         taken = self._segments.take_after(segment)
         self._active = segment
         self._cache = self._cache.successor()
@@ -336,8 +327,8 @@ class Log(ReadableLog):
             save_damage(self.folder, left, self.disk)
 
     def restart(self, at: int) -> None:
-        """Drop everything, including checkpoints, and become an empty log at ``at``. A crash
-        meanwhile leaves the old log or the new one. May run in a thread, as ``truncate``."""
+        """Delete everything and become an empty log that begins at offset ``at``. A crash meanwhile
+        leaves the old log or the new one. May run in a thread, as ``truncate``."""
         self._assert_at_rest()
         assert at >= 0
         while self._detached:
@@ -378,7 +369,7 @@ class Log(ReadableLog):
         taken = self._segments.take_before(offset)
         for segment in taken:
             self._dirty.pop(segment.base_offset, None)
-            # Batches are removed first: orphaned side files are removed at the next opening.
+            # Batches are removed first; side files without batches are removed at the next opening.
             detached.paths += segment_paths(self.folder, segment.base_offset)
         detached.freed_bytes = sum(segment.bytes for segment in taken)
         if taken:
@@ -391,9 +382,8 @@ class Log(ReadableLog):
         return detached
 
     def replace_segments(self, made: Segment) -> int | None:
-        """Replace segments by the one that was rewritten from them (``log/replacement.py``).
-        Returns the bytes freed; None, with nothing changed, if some of the old segments are
-        gone."""
+        """Replace segments by ``made``, which was rewritten from them. Returns the bytes freed, or
+        None, with nothing changed, if some of the old segments are gone."""
         assert not made.is_open, "close the rewritten segment before its files are moved"
         old = self._segments.between(made.base_offset, made.end_offset)
         if self._is_closed or not old:
@@ -416,8 +406,7 @@ class Log(ReadableLog):
         return freed
 
     def settle(self) -> None:
-        """Clear the doubts that ``recovery`` reported, durably: the owner has dealt with them. Safe
-        in a thread while nothing is synced or cut."""
+        """Clear the DOUBT flags that ``recovery`` reported, durably."""
         assert self._job is None, "a sync is in progress"
         if self._doubts:
             point = read_point(self.folder, self.disk) or RecoveryPoint(self.sealed_offset)

@@ -1,8 +1,6 @@
-"""The half of a log that changes no batches: its segments, reading batches, finding timestamps and
-epochs; also checkpoints and the low watermark, files that do not affect segments. ``log/log.py``
-has the other half: appends, syncs and removal. Recent batches are in memory; older ones are read
-from disk and verified.
-"""
+"""The base class of a log, which changes no batches: it holds the segments, reads batches, finds
+timestamps and epochs, and writes checkpoints and the low watermark. Recent batches are in memory;
+older ones are read from disk and verified. ``log/log.py`` adds appends, syncs and removal."""
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
@@ -28,17 +26,17 @@ from penstock.log.storage.headers import Epochs, epochs_of
 from penstock.log.storage.segment import NO_EPOCH, Segment, SegmentInfo
 from penstock.model.errors import DiskFull, OffsetOutOfRange
 
-OPEN_SEGMENTS_MAX = 4  # closed segments whose files stay open for readers; four descriptors each
+OPEN_SEGMENTS_MAX = 4  # closed segments whose four files stay open for readers
 
 
 class Segments:
     """The segments of a log in order. The last one is active and stays open. Of the others, only
-    those read last are open, and unsynced ones, whose descriptors a sync needs."""
+    the most recently read ones are open, and unsynced ones, whose file descriptors a sync needs."""
 
     def __init__(self, segments: list[Segment]) -> None:
         self._all = segments
         self._bases = [segment.base_offset for segment in segments]
-        # Least recently used first; never the active or an unsynced one.
+        # Least recently used first, without the active segment.
         self._open: OrderedDict[int, Segment] = OrderedDict()
 
     def __len__(self) -> int:
@@ -90,27 +88,24 @@ class Segments:
                 candidate.close()
 
     def take_before(self, offset: int) -> list[Segment]:
-        """Remove, close and return the segments that end at or before ``offset``."""
         count = 0
         while count < len(self._all) - 1 and self._all[count].end_offset <= offset:
             count += 1
         return self._take(0, count)
 
     def take_after(self, segment: Segment) -> list[Segment]:
-        """Remove, close and return the segments after ``segment``, which becomes active."""
         first = bisect_right(self._bases, segment.base_offset)
         taken = self._take(first, len(self._all))
         self._open.pop(segment.base_offset, None)
         return taken
 
     def take_all(self, successor: Segment) -> list[Segment]:
-        """Remove, close and return all segments; ``successor`` replaces them."""
         taken = self._take(0, len(self._all))
         self.add(successor)
         return taken
 
     def between(self, base_offset: int, end_offset: int) -> list[Segment]:
-        """Return the segments that cover exactly this range of offsets, or none."""
+        """Return the segments that cover exactly this range of offsets, or an empty list."""
         first = bisect_left(self._bases, base_offset)
         after = bisect_left(self._bases, end_offset)
         found = self._all[first:after]
@@ -163,21 +158,17 @@ class ReadableLog:
 
     @property
     def low_watermark(self) -> int:
-        """The first offset that readers may see: the stored one, but at least the log's start."""
         return max(self.stored_low_watermark, self._segments.start_offset)
 
     @property
     def last_epoch(self) -> int:
-        """The epoch of the last batch; −1 if there has been none."""
         return self._segments.last.last_epoch
 
     @property
     def damage(self) -> Sequence[Damage]:
-        """Damage found at opening and since."""
         return self._damage
 
     def note_damage(self, found: Sequence[Damage]) -> None:
-        """Add damage that another reader of the files found."""
         self._damage = merge_damage(self._damage, list(found))
 
     def segments(self) -> Sequence[SegmentInfo]:
@@ -202,8 +193,8 @@ class ReadableLog:
     def read_buffers(
         self, start: int, *, bytes_max: int, up_to: int | None = None, as_slice: bool = False
     ) -> BatchBuffers:
-        """Like ``read``, for callers that forward the bytes: a few buffers of many batches each,
-        without empty ones (``batch_buffers.py``). ``as_slice``: perhaps a slice of the file."""
+        """Read batches like ``read``, but as a few buffers of many batches each, without empty
+        batches. With ``as_slice`` a buffer may be a slice of the file."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return BatchBuffers((), start, 0)
@@ -224,7 +215,6 @@ class ReadableLog:
             self._segments.touch(segment, self._dirty)
 
     def expire_recent(self) -> None:
-        """Drop the marks that existed at the last call. To be called periodically."""
         for segment in self._segments:
             if segment.recent:
                 segment.recent.age()
@@ -235,7 +225,6 @@ class ReadableLog:
         return self.end_offset if up_to is None else min(up_to, self.end_offset)
 
     def find_time(self, timestamp_ms: int) -> int:
-        """Return the first offset whose batch reaches the timestamp, or the end offset."""
         for segment in self._segments:
             if segment.max_timestamp >= timestamp_ms:
                 try:
@@ -245,7 +234,7 @@ class ReadableLog:
         return self.end_offset
 
     def epochs(self, start: int) -> Epochs:
-        """Return the epochs from an offset on, from a few headers. Incomplete if damaged."""
+        """Return the epochs from an offset on, with their first offsets."""
         found: Epochs = []
         for segment in self._segments.since(start):
             last_epoch = found[-1][0] if found else NO_EPOCH
@@ -260,18 +249,15 @@ class ReadableLog:
         return found
 
     def write_checkpoint(self, name: str, data: bytes) -> None:
-        """Write a checkpoint, durably. Safe in a thread, one at a time per name."""
         write_checkpoint(self.folder, name, data, self.disk)
 
     def read_checkpoint(self, name: str) -> bytes | None:
         return read_checkpoint(self.folder, name, self.disk)
 
     def remove_checkpoint(self, name: str) -> None:
-        """Remove a checkpoint, durably. Safe in a thread, one at a time per name."""
         remove_checkpoint(self.folder, name, self.disk)
 
     def store_low_watermark(self, offset: int) -> None:
-        """Write the low watermark, durably. Safe in a thread, one at a time."""
         try:
             write_low_watermark(self.folder, offset, self.disk)
         except OSError as error:
@@ -281,18 +267,17 @@ class ReadableLog:
         self.stored_low_watermark = offset
 
     def lower_low_watermark(self) -> None:
-        """Lower the low watermark to at most the log's end: new records must not be hidden."""
+        """Lower the low watermark to at most the log's end, or new records would be hidden."""
         if self.stored_low_watermark > self.end_offset:
             self.store_low_watermark(self.end_offset)
 
     def drop_batch_cache(self) -> None:
-        """Free recent batches, on the thread that appends: the budget is shared with other logs."""
         self._cache.clear()
 
 
-# ``Log.truncate`` and ``Log.restart`` remove this checkpoint. After a crash that took the end of a
-# log: no leader resumes an epoch, so if the log's last batch before the checkpoint's end has its
-# last epoch, both have the same history up to there.
+# A checkpoint of the epochs. ``Log.truncate`` and ``Log.restart`` remove it. A crash may cut off
+# the end of a log too. No leader continues an earlier leader's epoch, so the checkpoint is valid
+# if the batch before its end offset has the last epoch of the checkpoint.
 CHECKPOINT_VERSION = 1
 
 
@@ -307,13 +292,12 @@ _decode = msgspec.msgpack.Decoder(Saved).decode
 
 
 def write_epochs(log: ReadableLog, entries: Sequence[tuple[int, int]], offset: int) -> None:
-    """Save the epochs below ``offset``, durably. Safe in a thread, one at a time."""
     saved = Saved(CHECKPOINT_VERSION, offset, [entry for entry in entries if entry[1] < offset])
     log.write_checkpoint(EPOCHS_CHECKPOINT, _encode(saved))
 
 
 def read_epochs(log: ReadableLog) -> Epochs:
-    """Return (epoch, first offset) in order; the first epoch begins at the log's start."""
+    """Return all epochs with their first offsets; the first one begins at the log's start."""
     start, end = log.start_offset, log.end_offset
     if start == end:
         return []

@@ -1,8 +1,7 @@
-"""Opening a partition's folder. After a clean stop, only the last batch of each segment is checked.
-After any other stop, everything after the recovery point is scanned: the torn end of the last
-segment is cut off and reported; damage before whole records is reported and never cut off. Side
-files that are missing, short or wrong are rebuilt.
-"""
+"""Opens the log in a partition's folder. After a clean stop, only the last batch of each segment is
+checked. After any other stop, everything after the recovery point is scanned. The torn end of the
+last segment is cut off and reported. Damage that is followed by whole records is reported and never
+cut off. Side files that are missing, short or wrong are rebuilt."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +43,7 @@ from penstock.model.errors import Damaged, PenstockError
 from penstock.record.batch import HEADER_BYTES, parse_header
 
 
-class FormatUnsupported(PenstockError):
-    """The log was written by a newer version, or is not a Penstock log."""
+class FormatUnsupported(PenstockError): ...
 
 
 @dataclass(slots=True)
@@ -54,11 +52,11 @@ class RecoveryReport:
     scanned_bytes: int = 0
     truncated_bytes: int = 0
     position: int = 0  # where the last segment was cut; its end if it was not
-    reason: str | None = None  # why it was cut
+    reason: str | None = None  # why the last segment was cut
     end_offset: int = 0
     recovery_point: int = 0  # records below this offset were synced before the stop
     damage: tuple[Damage, ...] = ()
-    doubts: int = 0  # DOUBT flags since the log was last settled
+    doubts: int = 0  # DOUBT flags (``storage/checkpoint.py``)
     is_low_watermark_damaged: bool = False
 
     @property
@@ -68,7 +66,6 @@ class RecoveryReport:
 
     @property
     def has_garbage(self) -> bool:
-        """Non-zero bytes followed the last whole batch: an unfinished write, or a changed batch."""
         return self.doubts & DOUBT_GARBAGE != 0
 
     @property
@@ -82,8 +79,6 @@ class RecoveryReport:
 
 
 class Recovery:
-    """One opening of a log. ``run`` stores the segments, oldest first, in ``segments``."""
-
     def __init__(self, folder: Path, *, interval_bytes: int, disk: Disk) -> None:
         self.folder = folder
         self.disk = disk
@@ -93,7 +88,7 @@ class Recovery:
         self._point = RecoveryPoint(0)
         self._damage: list[Damage] = []
         self.report = RecoveryReport()
-        self._epoch = NO_EPOCH  # of the last batch so far
+        self._epoch = NO_EPOCH  # epoch of the last batch so far
         self.low_watermark = 0
         self._has_stale_checks = False  # checks of the last segment were removed but not synced
 
@@ -142,8 +137,7 @@ class Recovery:
         return report
 
     def _read_low_watermark(self, end_offset: int) -> None:
-        """Read the low watermark, and lower it to the log's end: later records must not be hidden.
-        A damaged file is a doubt: other replicas have the value."""
+        """Read the low watermark, and lower it to the log's end, or new records would be hidden."""
         try:
             self.low_watermark = read_low_watermark(self.folder, self.disk)
         except Damaged:
@@ -154,7 +148,6 @@ class Recovery:
             self.low_watermark = end_offset
 
     def _is_there(self, damage: Damage) -> bool:
-        """Return whether the damaged bytes still exist; the end of the last file may be cut off."""
         last = self.segments[-1]
         if damage.file == last.path.name:
             return damage.position < last.bytes
@@ -171,11 +164,11 @@ class Recovery:
         if version is None or version > FORMAT_VERSION:
             shown = "unknown" if version is None else str(version)
             raise FormatUnsupported(
-                f"{folder}: log format {shown}; this version reads up to {FORMAT_VERSION}"
+                f"{folder} has log format {shown}; this version reads up to {FORMAT_VERSION}"
             )
 
     def _bases(self) -> list[int]:
-        """Return the segments' base offsets. Temporary and orphaned files are removed."""
+        """Return the segments' base offsets. Removes temporary files and orphaned side files."""
         disk, folder = self.disk, self.folder
         names = disk.names(folder)
         bases = {base_offset_of(name) for name in names if name.endswith(LOG_SUFFIX)} - {None}
@@ -196,7 +189,6 @@ class Recovery:
             self.disk.close(fd)
 
     def _remove(self, bases: list[int]) -> None:
-        """Remove the segments after a torn one. They were never synced: see ``_open_segment``."""
         for base_offset in reversed(bases):
             fd = self.disk.open_read(segment_path(self.folder, base_offset))
             try:
@@ -209,13 +201,13 @@ class Recovery:
             remove_segments(self.disk, self.folder, [base_offset])
 
     def _doubt(self, doubt: int) -> None:
-        """Record a doubt on disk, before the repair removes its cause."""
+        """Store a DOUBT flag on disk, before the repair removes its cause."""
         if not self.report.doubts & doubt:
             self.report.doubts |= doubt
             self._write_point(self._point._replace(is_clean=False, doubts=self.report.doubts))
 
     def _write_point(self, point: RecoveryPoint) -> bool:
-        """Return False if the disk is full: the log still opens, and this is tried again later."""
+        """Write the recovery point. Returns False if the disk is full; it is written later."""
         try:
             write_point(self.folder, point, self.disk)
         except OSError as error:
@@ -228,12 +220,12 @@ class Recovery:
         return Segment(self.folder, base_offset, interval_bytes=self.interval_bytes, disk=self.disk)
 
     def _open_segment(self, base_offset: int, next_base: int | None, *, was_clean: bool) -> bool:
-        """Open and if necessary scan a segment. False if the log ends here, even if files follow.
+        """Open a segment, and scan it if necessary. Returns False if the log ends in it.
 
-        A sync covers closed segments before the active one and moves the recovery point past them
-        before it reports success. So what follows a segment that is not below the recovery point
-        was never acknowledged, and a torn end there is the end of the log. A torn end below the
-        recovery point is damage: bytes that were on disk have changed."""
+        A sync moves the recovery point past closed segments before it reports success. So nothing
+        after a segment that is not below the recovery point was ever acknowledged, and a torn end
+        there is the end of the log. A torn end below the recovery point is damage: bytes that were
+        on disk have changed."""
         segment = self._segment(base_offset)
         self.segments.append(segment)
         is_synced = was_clean or (next_base is not None and next_base <= self._point.offset)
@@ -248,7 +240,7 @@ class Recovery:
         return is_whole
 
     def _resume(self, segment: Segment) -> tuple[BatchStart, int, int]:
-        """Return the last indexed batch up to the recovery point: nothing before it can be torn."""
+        """Return the last indexed batch up to the recovery point, where a scan may begin."""
         index, checks = segment.files.index, segment.files.checks
         number = index.offsets.last_at_most(self._point.offset - segment.base_offset)
         if number is None or number <= 0:
@@ -267,7 +259,6 @@ class Recovery:
         *,
         may_cut: bool,
     ) -> bool:
-        """Scan a segment and rebuild its side files. False if a torn end has been cut off."""
         start, number, timestamp = resume
         scan = Scanner(segment, start, epoch=self._epoch, max_timestamp=timestamp).run()
         if start is not START and scan.last is None:
@@ -307,12 +298,11 @@ class Recovery:
         return is_whole or next_base is None
 
     def _make_durable(self, last: Segment) -> None:
-        """Sync what was read, which may be only in the page cache, and move the recovery point."""
         for segment in self.segments:
             if segment.end_offset > self._point.offset or segment is last:
                 self.disk.sync_data(segment.files.log_fd)
-                # A check of a cut batch that reappeared after a power cut would make the batch that
-                # has replaced it look damaged.
+                # If the header check of a removed batch reappeared after a power cut, its successor
+                # would look damaged.
                 if segment is not last or self._has_stale_checks:
                     for fd in segment.files.fds()[1:]:
                         self.disk.sync_data(fd)
@@ -324,8 +314,8 @@ class Recovery:
 
 
 def open_quickly(segment: Segment, next_base: int | None, *, epoch: int = NO_EPOCH) -> bool:
-    """Accept a segment that was closed properly, after a check of its last batch. False: scan it.
-    ``epoch``: the last one before the segment."""
+    """Accept a segment that was closed properly, after a check of its last batch. Returns False if
+    it must be scanned. ``epoch`` is the last epoch before the segment."""
     files = segment.files
     size = segment.disk.size(files.log_fd)
     index, checks = files.index, files.checks

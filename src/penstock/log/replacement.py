@@ -1,22 +1,22 @@
-"""Replacing segments by a rewritten one, and restarting a log empty at another offset. A crash at
-any point leaves the old or the new segments: an empty file, the mark, is created first, and from
-then on opening the log finishes the change.
+"""Replaces segments by a rewritten one, and restarts a log empty at another offset. A crash at any
+point leaves the old or the new segments: an empty file, the mark, is created first, and once it
+exists, opening the log finishes the change.
 
     rewritten/<base>.log .index .time .check     written and synced
-    <base>-<end>.swap                            made, folder synced: the decision
+    <base>-<end>.swap                            created, folder synced: the decision
     rewritten/<base>.* renamed over <base>.*     in any order, nothing synced in between
-    segments that start after base and before end are removed, likewise; folder synced
+    segments that start after base and before end are removed, then the folder is synced
     <base>-<end>.swap                            removed, folder synced: done
 
-    <at>.restart                    made, folder synced: the decision
+    <at>.restart                    created, folder synced: the decision
     segments, side files, rewritten segments, checkpoints, list of damage    removed
-    <at>.log                        made, empty; folder synced
-    recovery-point                  replaced: this offset
+    <at>.log                        created empty, folder synced
+    recovery-point                  replaced by one at this offset
     <at>.restart                    removed, folder synced: done
 
-Until the swap's mark is gone, the side files of the segment may belong to the batches before or
-after it: opening the log rebuilds them. While the restart's mark exists, each opening performs the
-restart from its beginning: nothing is appended before the mark is gone.
+While the mark of a swap exists, the side files of the segment may belong to the old or the new
+batches, so opening the log rebuilds them. While the mark of a restart exists, nothing is appended,
+and each opening performs the restart from its beginning.
 """
 
 import re
@@ -56,12 +56,11 @@ def is_being_replaced(disk: Disk, folder: Path, base_offset: int) -> bool:
 
 
 def has_rewrite(disk: Disk, folder: Path) -> bool:
-    """Return whether any file of a rewrite exists, decided or not."""
     return any(name == REWRITTEN_FOLDER or _NAME.match(name) for name in disk.names(folder))
 
 
 def clear_rewritten(disk: Disk, folder: Path) -> None:
-    """Make room for the next rewrite. A leftover mark must not apply to its files."""
+    """Empty the folder for the next rewrite, and remove leftover mark files."""
     for name in disk.names(folder):
         match = _NAME.match(name)
         if match is not None:
@@ -73,7 +72,7 @@ def clear_rewritten(disk: Disk, folder: Path) -> None:
 
 
 def begin_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Create the mark: the new files are whole and synced, and will replace the old ones."""
+    """Create the mark file, after which the new files will replace the old ones."""
     disk.sync_folder(rewritten_folder(folder))
     replace_durably(disk, mark_path(folder, base_offset, end_offset), b"")
 
@@ -90,21 +89,19 @@ def remove_segments(disk: Disk, folder: Path, bases: Iterable[int]) -> None:
 
 
 def end_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Remove the mark after all files are in place, durably: a mark that reappeared would apply to
-    the next rewrite's files."""
+    """Remove the mark file, durably: if it reappeared, it would apply to the next rewrite."""
     disk.sync_folder(folder)
     disk.unlink(mark_path(folder, base_offset, end_offset))
     disk.sync_folder(folder)
 
 
 def cancel_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Cancel a swap of which nothing has been moved. The mark is removed first."""
     end_replacement(disk, folder, base_offset, end_offset)
     clear_rewritten(disk, folder)
 
 
 def finish_replacements(disk: Disk, folder: Path) -> None:
-    """Finish the swaps that were decided and remove other rewrites. Called at opening."""
+    """Finish replacements that have a mark file, and delete other rewritten segments."""
     names = set(disk.names(folder))
     for name in sorted(names):
         match = _NAME.match(name)
@@ -152,7 +149,7 @@ def restart_path(folder: Path, at: int) -> Path:
 
 
 def announce_restart(disk: Disk, folder: Path, at: int) -> None:
-    """Create the mark: from here on the restart will happen, even after a crash."""
+    """Create the mark file, after which the restart will happen, even after a crash."""
     replace_durably(disk, restart_path(folder, at), b"")
 
 
@@ -173,7 +170,6 @@ def carry_out_restart(disk: Disk, folder: Path, at: int) -> None:
 
 
 def finish_restart(disk: Disk, folder: Path) -> None:
-    """Perform a pending restart. Called at opening, before any other file is read."""
     for name in disk.names(folder):
         stem = name.removesuffix(RESTART_SUFFIX)
         if stem != name and stem.isdigit():

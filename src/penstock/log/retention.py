@@ -1,4 +1,4 @@
-"""Pure decisions over whole segments, oldest first: which to drop, to compact and to merge."""
+"""Functions that decide which segments of a log to drop, to compact and to merge."""
 
 from collections.abc import Sequence
 
@@ -75,7 +75,7 @@ def cleanable(
 
 
 def grouped(segments: Sequence[SegmentInfo], *, bytes_max: int) -> list[list[SegmentInfo]]:
-    """Group neighbouring segments that fit into one: emptied ones would stay as files."""
+    """Group neighbouring segments that fit into one, so that no tiny files are left."""
     groups: list[list[SegmentInfo]] = []
     size = 0
     for segment in segments:

@@ -1,12 +1,11 @@
-"""Kafka's access rules (ACLs), and what the rules of one tenant say about a request. Pure.
+"""Kafka's access rules (ACLs), and the decision of one tenant's rules on a request.
 
-A rule is text: a principal such as ``User:ann``, whether or not that user exists, a host, an
+A rule consists of a principal such as ``User:ann``, whether or not that user exists, a host, an
 operation, a resource and whether that is allowed or denied. As in Kafka, a matching deny wins over
 every allow, ``User:*`` is every user, the literal resource name ``*`` is every resource of its
 type, and an allowed read, write, delete or alter allows describe as well.
 
-Rules are indexed: a check is a few dict lookups, and one for each length that prefixes have.
-"""
+Rules are indexed: a check takes a few dict lookups, and one for each length that prefixes have."""
 
 import ipaddress
 from collections.abc import Iterator, Mapping
@@ -17,9 +16,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-ANY: Final = 1  # in filters
-ALL: Final = 2  # operations
-EVERY: Final = "*"  # hosts, and literal names of resources
+ANY: Final = 1  # any value, in filters
+ALL: Final = 2  # all operations
+EVERY: Final = "*"  # every host, or every resource
 EVERY_USER: Final = "User:*"
 CLUSTER_NAME: Final = "kafka-cluster"
 
@@ -60,21 +59,21 @@ class Permission(IntEnum):
     ALLOW = 3
 
 
-# An operation that is allowed if one of its values is allowed, unless a rule denies it itself.
+# Operations that are also allowed if one of the other operations is, unless a rule denies them.
 IMPLYING: Final[Mapping[Operation, tuple[Operation, ...]]] = MappingProxyType(
     {
         Operation.DESCRIBE: (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER),
         Operation.DESCRIBE_CONFIGS: (Operation.ALTER_CONFIGS,),
     }
 )
-# The operations of rules that decide on an operation.
+# For each operation, the operations of the rules that decide on it.
 _OPERATIONS: Final[Mapping[Permission, Mapping[Operation, tuple[int, ...]]]] = {
     Permission.DENY: {each: (ALL, each) for each in Operation},
     Permission.ALLOW: {each: (ALL, each, *IMPLYING.get(each, ())) for each in Operation},
 }
 
 T = TypeVar("T")
-_Hosts = dict[str, int]  # number of rules by host: an address can be written in several ways
+_Hosts = dict[str, int]  # number of rules by host, in its canonical form
 
 
 class Acl(msgspec.Struct, frozen=True):
@@ -88,20 +87,17 @@ class Acl(msgspec.Struct, frozen=True):
 
 
 class _Patterns:
-    """Names, prefixes and hosts of all rules of one key of ``AclIndex``."""
-
     __slots__ = ("lengths", "literal", "prefixed")
 
     def __init__(self) -> None:
         self.literal: dict[str, _Hosts] = {}
         self.prefixed: dict[str, _Hosts] = {}
-        self.lengths: dict[int, int] = {}  # of prefixes: the number of prefixes
+        self.lengths: dict[int, int] = {}  # number of prefixes by length
 
     def __bool__(self) -> bool:
         return bool(self.literal or self.prefixed)
 
     def count(self, rule: Acl, change: int) -> None:
-        """Add a rule (1) or remove one (-1)."""
         is_prefix, name = rule.pattern_type == PatternType.PREFIXED, rule.resource_name
         named = self.prefixed if is_prefix else self.literal
         if is_prefix and change > 0 and name not in named:
@@ -128,7 +124,7 @@ class _Patterns:
 
 class AclIndex:
     def __init__(self) -> None:
-        self._rules: dict[Acl, None] = {}  # in the order in which they were added
+        self._rules: dict[Acl, None] = {}  # in the order of their creation
         # By permission, operation, principal and resource type:
         self._patterns: dict[tuple[int, int, str, int], _Patterns] = {}
 
@@ -157,7 +153,7 @@ class AclIndex:
     def decide(
         self, operation: Operation, resource_type: int, *, name: str, principal: str, host: str
     ) -> Permission | None:
-        """Return None if no rule matches. ``host``: the client's address, made by ``host_of``."""
+        """Return the decision of the rules, or None. ``host`` is a result of ``host_of``."""
         for permission in (Permission.DENY, Permission.ALLOW):
             for patterns in self._of(permission, operation, resource_type, principal):
                 if patterns.match(name, host):
@@ -167,7 +163,8 @@ class AclIndex:
     def decide_somewhere(
         self, operation: Operation, resource_type: int, *, principal: str, host: str
     ) -> Permission | None:
-        """DENY: denied on every resource of the type. ALLOW: allowed on any of them."""
+        """Return DENY if the operation is denied on every resource of the type, ALLOW if it is
+        allowed on at least one, else None."""
         for patterns in self._of(Permission.DENY, operation, resource_type, principal):
             if _has(patterns.literal.get(EVERY), host):
                 return Permission.DENY

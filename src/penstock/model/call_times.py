@@ -1,22 +1,22 @@
-"""All times and numbers of retries of calls to a broker, a coordinator or the metadata."""
+"""Timeouts and retry limits of all calls to a broker, a coordinator or the metadata."""
 
 from typing import Final
 
 # ── At another node ──────────────────────────────────────────────────────────────────────────
 
 CALL_MS: Final = 12_000  # longer than a commit that waits for a follower to leave the in-sync set
-WAIT_MARGIN_MS: Final = 5_000  # added to the wait of a call
+WAIT_MARGIN_MS: Final = 5_000  # added to the time that a call may wait for messages
 GIVE_BACK_MS: Final = 5_000
-COORDINATOR_CALL_MS: Final = 5_000  # between coordinators; clients retry
-FETCH_HERE_SECONDS_MAX: Final = 3.0  # for offsets that another node fetches; it retries after that
+COORDINATOR_CALL_MS: Final = 5_000  # for calls between coordinators; clients retry
+FETCH_HERE_SECONDS_MAX: Final = 3.0  # for a fetch of offsets by another node, which then retries
 
 # ── In a bulkhead of this frontend ───────────────────────────────────────────────────────────
 
-# Shorter than the store waits for a lock of its file, and than any client waits for a reply.
+# Shorter than the store's wait for a file lock, and than any client's wait for a reply.
 METADATA_DEADLINE_MS: Final = 4_000
 # A disk may stall for seconds and recover. Clients wait for a minute, proxies for half a minute.
 BACKEND_DEADLINE_MS: Final = 15_000
-PARKED_MARGIN_MS: Final = 10_000  # added to the wait of a parked call
+PARKED_MARGIN_MS: Final = 10_000  # added to the time that a call may wait for messages
 
 # ── Retries ──────────────────────────────────────────────────────────────────────────────────
 
@@ -24,7 +24,7 @@ RETRY_SECONDS_MAX: Final = 5.0  # from the first attempt; then the last error is
 PAUSE_SECONDS_MIN: Final = 0.01  # doubled with each attempt
 PAUSE_SECONDS_MAX: Final = 0.25  # also the delay until a missed change of leaders is noticed
 HINTS_MAX: Final = 3  # NotLeader hints followed without a pause: two nodes may name each other
-CLOSE_SECONDS_MAX: Final = 5.0  # for background calls of a frontend that stops
+CLOSE_SECONDS_MAX: Final = 5.0  # for background calls when a frontend stops
 
 # ── A listener at another node: repeated calls that wait ─────────────────────────────────────
 

@@ -1,12 +1,11 @@
 """The calls of a broker as values: one frozen struct per call, with the type of its reply.
 
-``BrokerPort.call`` makes a call. ``wire/internal/broker_calls.py`` has the table of their rules:
-where a call goes, how long it may take and when it is retried. Reasons are in
-``docs/adr/0040-calls-are-values.md``. Calls raise errors of ``model.errors``.
+``BrokerPort.call`` makes a call. ``wire/internal/broker_calls.py`` says where each call goes, how
+long it may take and when it is retried. ``docs/adr/0040-calls-are-values.md`` explains why. Calls
+raise errors of ``model.errors``.
 
 The fields after the topic and the partition are sent to other nodes in this order. A new field goes
-to the end and has a default, because an older node does not send it.
-"""
+to the end and has a default, because an older node does not send it."""
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeAlias, TypeVar
@@ -20,16 +19,14 @@ from penstock.model.topic import QueueSettings, QueueStats, Topic
 R = TypeVar("R")  # the reply of a call
 Reply = TypeVar("Reply", covariant=True)
 
-ALL_PARTITIONS: Final = -1  # in place of a partition: the call concerns several
+ALL_PARTITIONS: Final = -1  # used as the partition of a call that concerns several
 
 # One result per claim: None, or the error of this claim.
 Results: TypeAlias = Sequence[Exception | None]
 
 
 class BrokerCall(msgspec.Struct, Generic[Reply], frozen=True, gc=False):
-    """A request to a broker. ``Reply`` is the type of its reply."""
-
-    # What the call concerns, for limits and circuit breakers. Fields of calls about a topic.
+    # For limits and circuit breakers. Calls about a topic override these with fields.
     topic: ClassVar[Topic | None] = None
     partition: ClassVar[int] = ALL_PARTITIONS
     wait_ms: ClassVar[int] = 0  # how long the call may wait at the broker for messages
@@ -45,8 +42,8 @@ class TopicCall(BrokerCall[Reply], Generic[Reply], frozen=True):
 class LeadersCall(TopicCall[Reply], Generic[Reply], frozen=True):
     """A call that every leader of the topic serves for the partitions it leads."""
 
-    # Partitions and epochs that the reply must cover, filled in for each node: a broker that does
-    # not lead one of them raises NotLeader.
+    # The partitions and epochs that the called node is expected to lead. If it does not lead one of
+    # them, it raises NotLeader.
     counted_on: Sequence[tuple[int, int]] = ()
 
 
@@ -59,39 +56,39 @@ class Calls(Protocol):
 
 
 class BrokerPort(Calls, Protocol):
-    # Served from memory, which is the same on every node:
+    # These two are served from the memory of any node.
 
     def moves(self, source_arn: str) -> Sequence[ports.MoveTask]:
-        """Return the move tasks of a queue, newest first, with a bounded number of ended ones."""
+        """Return the move tasks of a queue, newest first; old ones are deleted."""
 
     def find_share(self, source: Topic, group: str) -> Topic | None: ...
 
     def on_advance(
         self, topic: Topic, partition: int, listener: Callable[[], None]
     ) -> Callable[[], None]:
-        """Call ``listener`` whenever the start or end offsets of a partition change. Returns the
+        """Call ``listener`` whenever the start or end offsets of a partition change. Returns a
         function that removes the listener. An earlier call must have opened the partition."""
 
     def on_available(
         self, share: Topic, partition: int, listener: Callable[[], None]
     ) -> Callable[[], None]:
         """Call ``listener`` whenever ``Acquire`` may return records again: after new records, a
-        release or an expired lease. Returns the function that removes the listener."""
+        release or an expired lease. Returns a function that removes the listener."""
 
 
 # ── Queues ───────────────────────────────────────────────────────────────────────────────────
 
 
 class Append(PartitionCall[Sequence[Appended]], frozen=True):
-    """Replies when the messages are durable, as Ack, Extend and Purge do."""
+    """Append messages to a queue. The reply comes when they are durable."""
 
     messages: Sequence[Message]
 
 
 class Lease(TopicCall[Sequence[Delivery]], frozen=True):
-    """Lease messages from any partition of the topic; wait up to ``wait_ms`` for them. Raises
-    InFlightLimit on a standard queue with too many leases if wait_ms is 0. A cancelled call leases
-    nothing."""
+    """Lease messages from any partition of the topic, and wait up to ``wait_ms`` for them. Raises
+    InFlightLimit if a standard queue has too many leases and ``wait_ms`` is 0. A cancelled call
+    leases nothing."""
 
     request: ports.LeaseRequest
 
@@ -105,21 +102,20 @@ class Lease(TopicCall[Sequence[Delivery]], frozen=True):
 
 
 class Ack(PartitionCall[Results], frozen=True):
-    """Results: None, or ExpiredReceipt (FIFO). A record that is deleted already is a success."""
+    """Delete leased messages. An expired lease is an error only for FIFO queues."""
 
     claims: Sequence[Claim]
 
 
 class Extend(PartitionCall[Results], frozen=True):
-    """Set the time left of each lease (ms; 0 releases). Results: None or the error of the lease."""
+    """Set the remaining time of each lease in ms; 0 releases the message."""
 
     claims: Sequence[tuple[Claim, int]]
-    is_strict: bool = False  # only a lease that still runs
+    is_strict: bool = False  # fail for a lease that has expired
 
 
 def releases(topic: Topic, claims: Sequence[Claim]) -> Sequence[Extend]:
-    """Return the calls that release leases whose messages were not delivered. Strict: the lease may
-    have expired, and another consumer may have the message."""
+    """Return the calls that release leases, unless they have expired."""
     partitions: dict[int, list[tuple[Claim, int]]] = {}
     for claim in claims:
         partitions.setdefault(claim.partition, []).append((claim, 0))
@@ -131,8 +127,7 @@ class Purge(LeadersCall[None], frozen=True):
 
 
 class Stats(LeadersCall[QueueStats], frozen=True):
-    # With ``obstacles``, which scans every message that is in flight or was passed over. An older
-    # node replies without them.
+    # Whether to fill in ``obstacles``, which needs a scan. An older node replies without them.
     is_detailed: bool = False
 
 
@@ -148,19 +143,19 @@ class StartMove(BrokerCall[None], frozen=True):
 
 
 class CancelMove(BrokerCall[ports.MoveTask | None], frozen=True):
-    """Return the cancelled task; None if it does not run at this broker."""
+    """Cancel a move task and return it; None if it does not run at this broker."""
 
     task_id: str
 
 
 # ── Streams ──────────────────────────────────────────────────────────────────────────────────
-# For readers by offset and producers of whole batches. A topic that is a queue is a stream as well;
-# its control batches are returned as they are, because clients skip them.
+# For readers by offset and producers of whole batches. A queue is a stream as well; its control
+# batches are returned unchanged, because clients skip them.
 
 
 class AppendBatches(PartitionCall[ports.BatchAppended], frozen=True):
-    """Append the checked batches of one produce request. Returns once they are committed (acks 1
-    and -1) or written (0). Raises ProducerRefused, DiskFull, Overloaded, TopicNotFound."""
+    """Append the checked batches of one produce request. The reply comes when they are committed
+    (``acks`` 1 and -1) or written (0)."""
 
     acks: int
     batches: Sequence[bytes | memoryview]
@@ -183,17 +178,14 @@ class Producers(PartitionCall[Sequence[ports.ProducerSeen]], frozen=True):
     """Return the known producers that have an id, the longest inactive first."""
 
 
-class Ends(PartitionCall[ports.StreamEnds], frozen=True):
-    """Return the start and end offsets of a partition."""
+class Ends(PartitionCall[ports.StreamEnds], frozen=True): ...
 
 
 class Fetch(PartitionCall[ports.Fetched], frozen=True):
-    """Return the batches from an offset on, without waiting. Raises OffsetOutOfRange, Damaged."""
-
     offset: int
     bytes_max: int
     is_committed: bool
-    # Slices of files will do. Never sent: another node has no use for them.
+    # Whether slices of files may be returned. Never sent to other nodes.
     as_slices: bool = False
 
 
@@ -208,13 +200,12 @@ class MaxTimestamp(PartitionCall[tuple[int, int]], frozen=True):
 
 
 class DeleteRecords(PartitionCall[int], frozen=True):
-    """Delete everything below ``before`` (-1: the high watermark); returns the new start."""
+    """Delete records below ``before`` (-1: all committed ones). Returns the start offset."""
 
     before: int
 
 
-class LogBytes(PartitionCall[int], frozen=True):
-    """Return the size of the log of a partition."""
+class LogBytes(PartitionCall[int], frozen=True): ...
 
 
 # ── Shares ───────────────────────────────────────────────────────────────────────────────────
@@ -223,43 +214,43 @@ class LogBytes(PartitionCall[int], frozen=True):
 
 
 class OpenShare(PartitionCall[Topic], frozen=True):
-    """Return the share of a group; create it if it is missing. ``topic`` is the source. The leader
-    of partition 0 creates shares. Raises InvalidRequest for a source that cannot be shared."""
+    """Return the share of a group over the source ``topic``; create it if it is missing. The leader
+    of partition 0 creates shares."""
 
     group: str
     start: int  # where a new share begins in every partition: EARLIEST or LATEST
     settings: QueueSettings = ports.SETTINGS_DEFAULT
     tags: Mapping[str, str] = ports.NO_TAGS
-    # Deliveries after which a record is finished, unless the settings have a dead-letter rule.
+    # Deliveries after which a record is finished, unless there is a dead-letter queue.
     attempts_max: int | None = None
 
 
 class CloseShare(TopicCall[bool], frozen=True):
-    """Delete a share; returns False if there was none. ``topic`` is the source."""
+    """Delete a share of the source ``topic``, and return whether it existed."""
 
     group: str
 
 
 class Acquire(PartitionCall[ports.Acquired], frozen=True):
     """Lease up to ``count`` records of one partition of a share, without waiting for more. Records
-    out of attempts are dead-lettered if the share has a rule for that, else finished. A cancelled
-    call leases nothing."""
+    with too many attempts go to the dead-letter queue if the share has one, else they are finished.
+    A cancelled call leases nothing."""
 
     count: int
-    bytes_max: int  # of the batches that hold the records; a larger first batch comes alone
+    bytes_max: int  # size of the batches that hold the records; a larger first batch comes alone
     lease_ms: int
-    is_strict: bool = False  # a larger first batch does not come at all
+    is_strict: bool = False  # do not return a first batch above ``bytes_max``
 
 
 class Finish(PartitionCall[Results], frozen=True):
-    """Acknowledge records of a share, or reject them for good. Results: None or NotLeased."""
+    """Acknowledge records of a share, or reject them for good. May return NotLeased."""
 
     claims: Sequence[Claim]
     is_rejected: bool = False
 
 
 class Prolong(Extend, frozen=True):
-    """Extend leases of a share that still run. Results: None or NotLeased."""
+    """Extend leases of a share that have not expired. May return NotLeased."""
 
 
 class ShareStart(PartitionCall[int], frozen=True):
@@ -267,10 +258,10 @@ class ShareStart(PartitionCall[int], frozen=True):
 
 
 class ShareLag(PartitionCall[int], frozen=True):
-    """Return the number of records that are not finished, those in flight included."""
+    """Return the number of records that are not finished, including those in flight."""
 
 
 class RestartShare(PartitionCall[None], frozen=True):
-    """Move a share to an offset, EARLIEST or LATEST: leases and attempts are forgotten."""
+    """Move a share to an offset, EARLIEST or LATEST, and forget its leases and attempts."""
 
     offset: int

@@ -1,10 +1,8 @@
-"""The error tree. Each protocol maps it to its own errors in one table."""
+"""The base classes of errors. Each protocol maps them to its own errors in one table."""
 
 
 class PenstockError(Exception):
-    """Base of all errors that reach a client or an operator."""
-
-    public = ""  # the text for clients, if the text of the error contains addresses
+    public = ""  # the text for clients, if the error's own text contains addresses
 
 
 def client_text(error: PenstockError) -> str:
@@ -28,7 +26,7 @@ class SetupError(PenstockError):
 
 
 class InvalidRequest(PenstockError):
-    """An error of the caller: a retry does not help."""
+    """The request is invalid, and a retry does not help."""
 
 
 class MissingParameter(InvalidRequest):
@@ -37,20 +35,18 @@ class MissingParameter(InvalidRequest):
         self.name = name
 
 
-class InvalidMessage(InvalidRequest):
-    """The body has characters that are not allowed."""
+class InvalidMessage(InvalidRequest): ...
 
 
 class InvalidReceipt(InvalidRequest):
-    """Not a receipt of this queue."""
+    """The receipt handle does not belong to this queue."""
 
 
 class ExpiredReceipt(InvalidRequest):
-    """The lease of a FIFO receipt has ended."""
+    """The lease of a FIFO message has ended."""
 
 
-class NotLeased(InvalidRequest):
-    """The record is deleted or not leased."""
+class NotLeased(InvalidRequest): ...
 
 
 class OffsetOutOfRange(InvalidRequest):
@@ -62,15 +58,14 @@ class OffsetOutOfRange(InvalidRequest):
 
 
 class ProducerRefused(InvalidRequest):
-    """Wrong sequence or epoch of a producer, with Kafka's code."""
+    """The sequence number or epoch of a producer is wrong; ``code`` is Kafka's error code."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code = code
 
 
-class QuotaExceeded(InvalidRequest):
-    """The limit of this tenant or node is reached."""
+class QuotaExceeded(InvalidRequest): ...
 
 
 class NotFound(PenstockError): ...
@@ -86,7 +81,7 @@ class Conflict(PenstockError): ...
 
 
 class TopicExists(Conflict):
-    """Same name, other settings."""
+    """A topic of the same name exists with other settings."""
 
 
 class TopicDeletedRecently(Conflict): ...
@@ -95,39 +90,35 @@ class TopicDeletedRecently(Conflict): ...
 class PurgeInProgress(Conflict): ...
 
 
-class VersionConflict(Conflict):
-    """A store entry changed between read and write."""
+class VersionConflict(Conflict): ...
 
 
-class AccessDenied(PenstockError):
-    """The principal is known, but not allowed."""
+class AccessDenied(PenstockError): ...
 
 
 class Overloaded(PenstockError):
-    """A later retry may help."""
+    """The request cannot be served now; a later retry may succeed."""
 
 
 class Throttled(Overloaded):
     def __init__(self, message: str, *, retry_after_ms: int = 1_000, held_ms: int = 0) -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
-        self.held_ms = held_ms  # the reply is delayed: there are very many of these errors
+        self.held_ms = held_ms  # delay of the reply, for clients with very many of these errors
 
 
-class InFlightLimit(Overloaded):
-    """Too many leased records."""
+class InFlightLimit(Overloaded): ...
 
 
 class DiskFull(Overloaded):
-    """Appends are rejected; leases and acks still work."""
+    """The disk is full: appends are rejected, leases and acks still work."""
 
 
-class Draining(Overloaded):
-    """This node is stopping."""
+class Draining(Overloaded): ...
 
 
 class NotLeader(Overloaded):
-    """Nothing was done, so that the call may be sent to the leader at once."""
+    """This node does not lead the partition, and has done nothing."""
 
     def __init__(self, place: str, *, leader: int = -1, epoch: int = -1) -> None:
         super().__init__(
@@ -141,11 +132,10 @@ class NotLeader(Overloaded):
 
 
 class LeaderMoved(Overloaded):
-    """Another node leads now; outcome unknown."""
+    """Another node leads the partition now, and the outcome of the call is unknown."""
 
 
-class NotEnoughReplicas(Overloaded):
-    """Fewer replicas in sync than the topic requires."""
+class NotEnoughReplicas(Overloaded): ...
 
 
 class Damaged(PenstockError):

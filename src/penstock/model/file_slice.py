@@ -26,7 +26,9 @@ class FileSlice:
     def read(self) -> bytes:
         data = self.file.pread(self.size, self.position)
         if len(data) < self.size:
-            raise OSError(f"the slice has {self.size} bytes, the file has {len(data)} left")
+            raise OSError(
+                f"the slice has {self.size} bytes, but the file has only {len(data)} left"
+            )
         return data
 
 

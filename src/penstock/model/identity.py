@@ -1,8 +1,7 @@
-"""Tenants, users and keys, as the metadata store has them.
+"""Tenants, users and keys, as they are stored in the metadata store.
 
 A tenant is an account of twelve digits with its own queues, topics, groups and users. A user
-belongs to one tenant and signs with access keys. Policies of AWS's form say what a user may do.
-"""
+belongs to one tenant and signs requests with access keys. Policies have AWS's format."""
 
 from enum import StrEnum
 
@@ -14,14 +13,14 @@ ADMIN_POLICY = (
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """A leaky bucket: ``per_s`` on average, ``burst`` at once. Zero: no limit."""
+    """A rate limit: ``per_s`` on average, ``burst`` at once. Zero means no limit."""
 
     per_s: float = 0.0
     burst: float = 0.0
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Rates. Bytes are those of messages that are sent and received."""
+    """Rate limits for the requests and bytes of a tenant, a user or a queue."""
 
     tenant_requests: Rate | None = None  # None: not set, the default applies
     tenant_bytes: Rate = Rate()
@@ -31,8 +30,8 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Amounts. None: not set, the default applies (``model/quotas.py``). Zero: no limit for the
-    tenant. An older version reads a missing quota as zero, and stores no zeros."""
+    """Limits on how much a tenant may have. None: the default applies (``model/quotas.py``). Zero:
+    no limit. An older version reads a missing quota as zero, and stores no zeros."""
 
     queues_max: int | None = None
     stored_bytes_max: int | None = None
@@ -58,7 +57,7 @@ class User(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     created_at_ms: int
     is_operator: bool = False  # may use the admin API for every tenant
-    policies: dict[str, str] = {}  # JSON text by name, checked when set
+    policies: dict[str, str] = {}  # JSON text by policy name
 
 
 class KeyStatus(StrEnum):
@@ -77,7 +76,7 @@ class AccessKey(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ScramCredential(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The values by which a server checks a password without knowing it."""
+    """The values with which a server checks a password without knowing it."""
 
     account: str
     user: str
@@ -89,7 +88,7 @@ class ScramCredential(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DelegationToken(msgspec.Struct, frozen=True):
-    """Logs in to Kafka as its owner. The secret is derived from the id and not stored."""
+    """A token that logs in to Kafka as its owner. Its secret is derived from the id."""
 
     token_id: str
     account: str
@@ -99,7 +98,7 @@ class DelegationToken(msgspec.Struct, frozen=True):
     renewers: tuple[str, ...]  # other users who may renew and expire the token
     issued_at_ms: int
     expires_at_ms: int
-    max_at_ms: int  # end of the longest renewal
+    max_at_ms: int  # no renewal lasts beyond this time
 
     def is_expired(self, *, now_ms: int) -> bool:
         return now_ms > self.expires_at_ms

@@ -1,4 +1,4 @@
-"""Feature levels: what the nodes of a cluster may send to each other and store.
+"""Feature levels, which determine what the nodes of a cluster may send to each other and store.
 
 A version of Penstock supports a range of levels. The cluster is at one level, which an operator
 raises when every node supports it (``penstock cluster upgrade``); it is never lowered. Until then
@@ -7,7 +7,7 @@ downgraded again, node by node.
 
 | level | adds |
 | --- | --- |
-| 1 | everything before there were levels |
+| 1 | everything that older versions support |
 | 2 | a leader sends its followers the end offsets of its logs: they know their lag |
 | 3 | configs of groups are in the metadata store, no longer rows in ``__groups`` |
 | 4 | the low watermark of a stream is a file of each replica, no longer an event in the log |
@@ -15,13 +15,13 @@ downgraded again, node by node.
 | 6 | access rules (ACLs) and delegation tokens of Kafka are in the metadata store |
 | 7 | configs of brokers, client metrics and client quotas are in the metadata store |
 
-For a new level: raise LEVEL_MAX, add a row here, and check the level where the new thing is sent
-or stored. LEVEL_MIN follows in the release after next.
+To add a level, raise LEVEL_MAX, add a row here, and check the level where the new data is sent or
+stored. LEVEL_MIN is raised in the release after next.
 """
 
 from typing import Final, NamedTuple
 
-LEVEL_FIRST: Final = 1  # of nodes from before there were levels
+LEVEL_FIRST: Final = 1  # level of nodes that do not know levels
 LEVEL_MIN: Final = 1
 LEVEL_MAX: Final = 7
 

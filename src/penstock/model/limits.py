@@ -1,4 +1,4 @@
-"""All limits, with their reasons. Everything that grows has one."""
+"""All limits, with their reasons. Everything that can grow has a limit."""
 
 KIB = 1_024
 MIB = 1_048_576
@@ -15,7 +15,7 @@ ATTEMPTS_MAX = 2**31 - 1  # SDKs read receive counts as 32-bit numbers
 WAIT_MS_MAX = 20 * SECOND_MS
 DEDUP_WINDOW_MS = 5 * MINUTE_MS
 ATTEMPT_WINDOW_MS = 5 * MINUTE_MS  # how long the same attempt id gets the same reply
-QUEUE_PARTITIONS_MAX = 64  # opened together: each costs files and a cursor
+QUEUE_PARTITIONS_MAX = 64  # all are opened together, and each needs files and a cursor
 PURGE_INTERVAL_MS = MINUTE_MS
 DELETED_NAME_MS = MINUTE_MS
 IN_FLIGHT_MAX = 120_000  # per queue; also limits the memory of a cursor
@@ -25,59 +25,57 @@ TAGS_MAX = 50
 # Records that were passed over (delayed, group locked, unfair) are remembered by offset. Beyond
 # this limit the cursor stops reading ahead.
 DEFERRED_MAX = 120_000
-DEDUP_ENTRIES_MAX = 1_000_000  # per partition, about 180 MB at worst; more is throttled
+DEDUP_ENTRIES_MAX = 1_000_000  # per partition, up to 180 MB; then messages are throttled
 ATTEMPT_IDS_MAX = 10_000
-LOCKS_SHOWN_MAX = 10  # locked message groups in one explanation
-# Messages of a group before the one in flight that peek scans, usually none. 10 peeked messages
-# with this many each take about a millisecond.
+LOCKS_SHOWN_MAX = 10  # locked message groups listed in the statistics of a queue
+# Earlier messages of a group that peek scans to find the one in flight. With this many, ten peeked
+# messages take about a millisecond.
 LOCK_STEPS_MAX = 1_000
 WINDOW_RECORDS_MAX = 512  # decoded records ahead of the cursor
 WINDOW_BYTES_MAX = MIB
 READ_BYTES_MAX = 256 * KIB  # one read-ahead from the log
-# Of ``__groups``, decoded by one fetch of a partition of ``__consumer_offsets``: about 600 rows in
-# 10 ms.
+# Bytes of ``__groups`` that one fetch of ``__consumer_offsets`` decodes: about 600 rows in 10 ms.
 OFFSETS_VIEW_BYTES_MAX = 64 * KIB
 
 # ── Log ──────────────────────────────────────────────────────────────────────────────────────
 SEGMENT_BYTES_MAX = 64 * MIB
 SEGMENT_AGE_MS_MAX = 7 * 24 * 3_600 * SECOND_MS
-SCRUB_BYTES_PER_SECOND = 4 * MIB  # of logs, read again to find damage
+SCRUB_BYTES_PER_SECOND = 4 * MIB  # speed at which logs are read again to find damage
 SCRUB_INTERVAL_MS = 24 * 3_600 * SECOND_MS
 INDEX_INTERVAL_BYTES = 4 * KIB
 TAIL_BYTES_MAX = 4 * MIB  # recent batches kept in memory, per partition
-TAILS_BYTES_MAX = 64 * MIB  # for all partitions of a node
-BATCH_BYTES_MAX = 16 * MIB  # a stored batch; larger lengths are damage, not data
+TAILS_BYTES_MAX = 64 * MIB  # recent batches of all partitions of a node
+BATCH_BYTES_MAX = 16 * MIB  # a stored batch; a header with a larger length is damaged
 # A producer's batch for a topic whose records the server opens: a queue, or an encrypted topic.
 OPENED_BATCH_RECORDS_MAX = 10_000  # the default of librdkafka
-OPENED_BATCH_BYTES_MAX = 16 * MIB  # decompressed
+OPENED_BATCH_BYTES_MAX = 16 * MIB  # after decompression
 # One record of such a batch for a queue: a message of 1 MiB and the overhead of a record. Streams
 # accept larger records; those above 4 MiB are not delivered if the stream becomes a queue.
 OPENED_RECORD_BYTES_MAX = MIB + 64 * KIB
 DELIVERED_RECORD_BYTES_MAX = 4 * MIB
-# Of such batches that all queues of a node keep decompressed for receives
+# Bytes of such batches that all queues of a node together keep decompressed for receives.
 OPENED_BYTES_MAX = 64 * MIB
 FLUSH_RECORDS_MAX = 1_000  # records coalesced into one batch
 # Rows of one coordinator topic that operators have skipped, one by one: 100 KB in the catalog.
 SKIPPED_ROWS_MAX = 1_000
 DISK_RESERVE_BYTES = 64 * MIB  # kept free for leases and acks
-DISK_RESERVE_SHARE = 0.05  # of the space of small disks
+DISK_RESERVE_SHARE = 0.05  # fraction of a small disk
 
 # ── Configs of groups and other resources, in the metadata store ─────────────────────────────
 # In the memory of every node: a group with all 17 configs takes about 2 KB.
 RESOURCE_CONFIGS_MAX = 100_000
-RESOURCE_CONFIGS_BYTES_MAX = 64 * KIB  # of one resource, as JSON
-# Users and client ids with quotas, of one tenant except the nodes' own: all tenants together have
-# RESOURCE_CONFIGS_MAX.
+RESOURCE_CONFIGS_BYTES_MAX = 64 * KIB  # configs of one resource as JSON
+# Users and client ids with quotas in one tenant other than the nodes' own.
 CLIENT_QUOTAS_PER_TENANT_MAX = 1_000
-# Of a user or client id with quotas. Clients choose ids of up to 32 KiB, and a node remembers
-# thousands: a longer id counts as its first characters.
+# Characters of a user or client id with quotas. Clients may choose ids of up to 32 KiB, and a node
+# remembers thousands, so only the first characters of a longer id count.
 CLIENT_NAME_CHARS_MAX = 256
 
 # ── Access rules of Kafka (ACLs), in the metadata store ──────────────────────────────────────
 # In the memory of every node, about 1 KB each; DescribeAcls shows all of a tenant in one reply.
 ACLS_PER_TENANT_MAX = 10_000
 ACLS_MAX = 100_000
-ACL_TEXT_CHARS_MAX = 1_024  # of a principal, a host and the name of a resource each
+ACL_TEXT_CHARS_MAX = 1_024  # for each of principal, host and resource name
 
 # ── Delegation tokens of Kafka, in the metadata store ────────────────────────────────────────
 # In the memory of every node, about 1 KB each; all of a tenant are shown in one reply.
@@ -92,8 +90,8 @@ TOKEN_RENEWAL_MS_MAX = 24 * 3_600 * SECOND_MS  # as in Kafka
 # a request is decoded in less than 10 ms; the action then works in slices (net/slices.py).
 KAFKA_PARTITIONS_MAX = 10_000  # partitions, topics that are read, and tagged fields
 KAFKA_ENTRIES_MAX = 1_000  # groups, configs, ACLs, topics to change
-# Bad records named in one Produce reply, about 100 bytes each: a few kilobytes of compressed
-# records could otherwise make a reply of gigabytes.
+# Bad records listed in one Produce reply, about 100 bytes each. Without a limit, a few kilobytes of
+# compressed records could cause a reply of gigabytes.
 RECORD_ERRORS_MAX = 10_000
 # A topic pattern (RE2 syntax). At these sizes it is compiled in less than 15 ms.
 PATTERN_CHARS_MAX = 2_048
@@ -102,8 +100,8 @@ PATTERN_STATES_MAX = 5_000  # enough for x{0,1000}; also bounds the time of one 
 # States of compiled patterns that one tenant's groups keep, about 150 bytes each. Beyond this,
 # patterns are compiled again when a topic is created.
 PATTERN_STATES_KEPT_MAX = 200_000
-KAFKA_USERS_MAX = 100  # whose passwords change in one request
-KAFKA_ENTRIES_PER_REQUEST = 100  # counted as one request against a tenant's rate
+KAFKA_USERS_MAX = 100  # users whose passwords one request changes
+KAFKA_ENTRIES_PER_REQUEST = 100  # entries that count as one request in a tenant's rate
 
 # ── Streams groups ───────────────────────────────────────────────────────────────────────────
 # Tasks of one group, standby tasks not counted. At this size one heartbeat of a member that has all
@@ -112,8 +110,8 @@ STREAMS_TASKS_MAX = 2_000
 # Tasks that the event loop assigns itself, standby tasks and members counted: about 4 ms. A thread
 # assigns more: the largest group takes about 80 ms.
 STREAMS_TASKS_AT_ONCE_MAX = 500
-STREAMS_TOPICS_MAX = 1_000  # of one topology, internal ones as well: checked in about 5 ms
-# Of a topology or a member as a row of the group's log. Topologies have about 1 KB for each topic.
+STREAMS_TOPICS_MAX = 1_000  # topics in a topology, including internal ones: checked in 5 ms
+# Size of a topology or a member in the group's log. A topology has about 1 KB for each topic.
 STREAMS_TOPOLOGY_BYTES_MAX = 1024 * 1024
 STREAMS_MEMBER_BYTES_MAX = 16 * 1024
 
@@ -125,25 +123,25 @@ REQUEST_BYTES_MAX = 8 * MIB
 # about 10 ms to decode.
 WHOLE_BODY_BYTES_MAX = 64 * KIB
 FORM_BYTES_MAX = 4 * MIB  # 1 MiB of messages with every byte escaped is 3 MiB
-# A JSON body above WHOLE_BODY_BYTES_MAX: names and values in quotes, and all bytes outside of them.
-# The largest honest body, a batch of ten messages with ten attributes each, has 1,200 and 20 KiB.
+# Strings in a JSON body above WHOLE_BODY_BYTES_MAX, and bytes outside of strings. The largest valid
+# body, ten messages with ten attributes each, has 1,200 strings and 20 KiB outside.
 JSON_STRINGS_MAX = 8_000
 JSON_STRUCTURE_BYTES_MAX = 64 * KIB
-JSON_STRING_CHARS_MAX = 2 * MIB  # of one value: the largest message in base64 has 1.4 million
-JSON_ENTRIES_MAX = 1_000  # of one list or map
+JSON_STRING_CHARS_MAX = 2 * MIB  # in one value; the largest message in base64 has 1.4 million
+JSON_ENTRIES_MAX = 1_000  # in one list or map
 CONNECTIONS_MAX = 20_000
-BODIES_BYTES_MAX = 256 * MIB  # of incomplete request bodies
-# Of a password, as Kafka's tools allow. The server computes as many for each PLAIN login: 16,384
-# take 10 to 20 ms. Larger numbers that were stored earlier still work.
+BODIES_BYTES_MAX = 256 * MIB  # in incomplete request bodies
+# Iterations of a password's hash, as Kafka's tools allow. The server computes them for each PLAIN
+# login: 16,384 take 10 to 20 ms. Larger numbers that were stored earlier still work.
 SCRAM_ITERATIONS_MIN = 4_096  # RFC 7677
 SCRAM_ITERATIONS_MAX = 16_384
-DERIVATIONS_MAX = 4  # at once, in threads: more would delay other requests
+DERIVATIONS_MAX = 4  # password hashes computed at once, in threads
 HEADER_SECONDS_MAX = 10.0
 BODY_SECONDS_MAX = 30.0
 IDLE_SECONDS_MAX = 75.0
-WRITE_STALL_SECONDS_MAX = 30.0  # for a client that does not read
+WRITE_STALL_SECONDS_MAX = 30.0  # then the connection to a client that does not read is closed
 WAITS_PER_PARTITION_MAX = 20_000
-# Per callee, with one circuit breaker each: about 3 MiB.
+# Partitions per callee that have a circuit breaker, together about 3 MiB.
 FAILING_PARTITIONS_MAX = 10_000
 
 # ── One tenant ───────────────────────────────────────────────────────────────────────────────
@@ -156,12 +154,12 @@ TENANT_TRANSACTIONAL_IDS_MAX = 1_000
 TENANT_STORED_BYTES_MAX = 10_240 * MIB
 TENANT_CONNECTIONS_MAX = 1_000  # SQS and Kafka together, divided among the frontends
 # Percent of a common limit that one tenant may use, where there is no quota.
-TENANT_BODIES_PERCENT = 25  # of incomplete request bodies, by address: the tenant is not known yet
+TENANT_BODIES_PERCENT = 25  # of incomplete request bodies, for one client address
 TENANT_CALLS_PERCENT = 50  # of calls in progress to one callee
 TENANT_HELD_PERCENT = 10  # of delayed error replies
 TENANT_SESSIONS_PERCENT = 10  # of fetch sessions and share sessions
-TENANT_FACTS_PERCENT = 10  # of denials in the audit trail, of rows of usage and telemetry
-TENANT_TAILS_PERCENT = 12.5  # of waiting tails: eight of 64
+TENANT_FACTS_PERCENT = 10  # of denials in the audit log, and of usage and telemetry rows
+TENANT_TAILS_PERCENT = 12.5  # of waiting tail commands: eight of 64
 TENANT_REQUESTS_PER_SECOND = 2_000.0  # divided among the frontends
 TENANT_REQUESTS_BURST = 4_000.0
 TENANT_WAITS_MAX = 2_000  # parked long polls, divided among the frontends

@@ -1,4 +1,4 @@
-"""Identifiers and their grammar, and the form in which ids of Kafka clients carry an account.
+"""Names and ids with their allowed characters, and how ids of Kafka clients carry an account.
 
 Groups and transactions of all tenants are kept together, so inside the server their ids carry the
 account of the tenant:
@@ -8,14 +8,13 @@ account of the tenant:
     the node's     123456789012/orders   000000000000/123456789012/orders
     another        orders                123456789012/orders
 
-The second line keeps the node's own tenant from using the ids of the third. Empty ids stay empty.
-"""
+The second line prevents the node's own tenant from using the ids of another tenant."""
 
 import re
 from typing import Final, NewType
 from urllib.parse import quote, unquote
 
-AccountId = NewType("AccountId", str)  # twelve digits; who pays
+AccountId = NewType("AccountId", str)  # twelve digits that identify a tenant
 Region = NewType("Region", str)  # a namespace of names, as AWS clients know it
 TopicName = NewType("TopicName", str)  # never becomes a path
 TopicId = NewType("TopicId", str)  # 32 hex digits, new for each creation; the name of the folder
@@ -26,8 +25,7 @@ REGION_DEFAULT = Region("us-east-1")
 FIFO_SUFFIX = ".fifo"
 SHARE_MARK = ":"  # not allowed in names of topics and queues
 OFFSETS_TOPIC = "__consumer_offsets"  # a view of the offsets that groups have committed
-# Streams of the server itself, and names of Kafka's own topics. Not a prefix: other tools have
-# names that begin with two underscores as well.
+# The server's own topics and Kafka's own topics. Other tools also use names with two underscores.
 INTERNAL_NAMES = frozenset(
     {
         "__groups",
@@ -43,13 +41,13 @@ INTERNAL_NAMES = frozenset(
 OPERATOR_NAMES = frozenset({"__plans"})
 
 _ACCOUNT_CHARS: Final = 12
-PREFIX_CHARS: Final = _ACCOUNT_CHARS + 1  # of an id that carries an account
+PREFIX_CHARS: Final = _ACCOUNT_CHARS + 1  # length of the account and the slash in an id
 
 _ACCOUNT = re.compile(r"[0-9]{12}\Z")
 _REGION = re.compile(r"[a-z0-9-]{1,32}\Z")
 _SHARE_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}:[A-Za-z0-9._~%-]{1,262}\Z")
-# Groups in which the Spark sink and the job `replay` record what they have written: one row for
-# each query (Spark names it by a UUID), and for each partition of a replay. They have no readers.
+# Groups in which the Spark sink and the job `replay` record what they have written. They have no
+# consumers.
 _BOOKKEEPING_GROUP = re.compile(
     r"(?:spark-sink-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
     r"|penstock-replay\.[A-Za-z0-9_-]{1,64}\.[0-9]{1,10})\Z"
@@ -66,7 +64,7 @@ def is_region(text: str) -> bool:
 
 
 def is_queue_name(text: str) -> bool:
-    """1 to 80 characters, ``.fifo`` of a FIFO queue included."""
+    """Return whether the text is a queue name: 1 to 80 characters, including ``.fifo``."""
     return len(text) <= 80 and _QUEUE_NAME.match(text.removesuffix(FIFO_SUFFIX)) is not None
 
 
@@ -75,7 +73,7 @@ def is_share_name(text: str) -> bool:
 
 
 def share_name(topic: str, group: str) -> str:
-    """Return ``topic:group``, with the group percent-encoded: it may contain any character."""
+    """Return ``topic:group``, with the group percent-encoded."""
     return f"{topic}{SHARE_MARK}{quote(group, safe='')}"
 
 
@@ -102,20 +100,18 @@ def queue_arn(account: str, region: str, name: str) -> str:
 
 
 def arn_partition(region: str) -> str:
-    """Return the AWS partition of a region, which is part of its resource names."""
     if region.startswith("cn-"):
         return "aws-cn"
     return "aws-us-gov" if region.startswith("us-gov-") else "aws"
 
 
 def uuid_text(raw: bytes) -> str:
-    """Return sixteen bytes in the form of message ids, 8-4-4-4-12. Cheaper than uuid.UUID."""
     text = raw.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def scoped_id(account: str, plain_id: str, *, own_account: str) -> str:
-    """Return the id in the server for the id of a client. ``own_account``: the node's."""
+    """Return the server's id for a client's id. ``own_account`` is the node's account."""
     if not plain_id or (account == own_account and not _has_account(plain_id)):
         return plain_id
     return f"{account}/{plain_id}"

@@ -15,10 +15,10 @@ from penstock.model.topic import PeekState, QueueSettings, Topic
 
 class Clock(Protocol):
     def wall_ms(self) -> int:
-        """Milliseconds since 1970; may jump. For timestamps and retention."""
+        """Return the milliseconds since 1970, which may jump. For timestamps and retention."""
 
     def mono_ms(self) -> int:
-        """Milliseconds of a monotonic clock. For leases and delays."""
+        """Return the milliseconds of a monotonic clock. For leases and delays."""
 
 
 class LeaseRequest(msgspec.Struct, frozen=True):
@@ -32,14 +32,12 @@ class Peeked(msgspec.Struct, frozen=True):
     partition: int
     record: Record
     state: PeekState
-    attempts: int = 0  # in all queues that the message has been in
-    until_ms: int | None = None  # end of the lease or delay, or of the lease that blocks it
+    attempts: int = 0  # leases in all queues that the message has been in
+    until_ms: int | None = None  # end of the lease or delay, or of the blocking lease
     blocked_by: int | None = None  # FIFO: offset of the message in flight that locks the group
 
 
 class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A task that moves dead letters back. It is stored, so that it survives a restart."""
-
     task_id: str
     source_arn: str
     destination_arn: str | None
@@ -49,8 +47,8 @@ class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
     moved: int = 0
     to_move: int = 0
     failure_reason: str | None = None
-    # Without a destination: the queues that the caller may send to. None: the task is of an older
-    # version; then the queues that send their dead letters to the source.
+    # Without a destination, the queues that the caller may send to. None for a task of an older
+    # version: then all queues that send their dead letters to the source.
     origin_arns: tuple[str, ...] | None = None
 
 
@@ -62,8 +60,6 @@ class Marker(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProducerSeen(msgspec.Struct, frozen=True, gc=False):
-    """A producer as a partition knows it; -1 means none."""
-
     producer_id: int
     producer_epoch: int
     last_sequence: int
@@ -73,7 +69,7 @@ class ProducerSeen(msgspec.Struct, frozen=True, gc=False):
 
 
 class StreamEnds(msgspec.Struct, frozen=True, gc=False):
-    """The start of a partition, and how far its readers may read."""
+    """The start offset of a partition, and the offsets up to which consumers may read."""
 
     start_offset: int
     high_watermark: int
@@ -90,13 +86,11 @@ class BatchAppended(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fetched(msgspec.Struct, frozen=True, gc=False):
-    """Batches as they were read; ``record.batch.split_batches`` returns single ones."""
-
     ends: StreamEnds
-    # Whole batches in order; the first may begin before the requested offset. File slices only if
-    # the request accepts them.
+    # Whole batches in order, as file slices if requested; the first may begin before the requested
+    # offset.
     buffers: Sequence[Piece] = ()
-    next_offset: int = -1  # after the last batch; -1 if there is none
+    next_offset: int = -1  # the offset after the last batch; -1 if there is none
     record_count: int = 0  # without control batches
     aborted: Sequence[tuple[int, int]] = ()  # (producer id, first offset), for committed reads
 
@@ -108,67 +102,58 @@ LATEST = -1  # instead of an offset: after the last record
 
 
 class Acquired(msgspec.Struct, frozen=True, gc=False):
-    """Records of one partition that are leased to a member of a share group."""
-
     start_offset: int  # all records below are finished for this group
-    batches: Sequence[bytes]  # whole batches in order, perhaps with other records too
+    batches: Sequence[bytes]  # whole batches in order, which may contain other records too
     picks: Sequence[tuple[int, int, int]] = ()  # (offset, lease_seq, attempt), ascending
 
 
 class Catalog(Protocol):
-    """Topics, in memory. A change is stored first, and visible when the call returns."""
+    """The topics, in memory. A change is stored first, and visible when the call returns."""
 
     def find(self, account: str, region: str, name: str) -> Topic | None: ...
 
     def find_arn(self, arn: str) -> Topic | None: ...
 
-    def find_id(self, topic_id: str) -> Topic | None:
-        """In any account and region."""
+    def find_id(self, topic_id: str) -> Topic | None: ...
 
-    def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
-        """Sorted by name."""
+    def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]: ...
 
     def all_topics(self) -> Sequence[Topic]: ...
 
     def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool: ...
 
     def tombstone(self, topic_id: str) -> Topic | None:
-        """The deleted topic of this id, for some minutes."""
+        """Return a deleted topic, which is remembered for some minutes."""
 
-    async def create(self, topic: Topic) -> Topic:
-        """Raises TopicExists if the name is used."""
+    async def create(self, topic: Topic) -> Topic: ...
 
     async def change(
         self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
     ) -> Topic:
-        """Apply a pure function to the newest value, again if need be. Raises TopicNotFound."""
+        """Apply a function to the newest value of a topic, again if another change came first."""
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic: ...
 
     def on_change(self, listener: Callable[[Topic | None, Topic | None], None]) -> None:
-        """Call ``listener`` with (before, after) for each change, of this node or another."""
+        """Call ``listener`` with (before, after) for each change by any node."""
 
 
 Sleep = Callable[[float], Awaitable[None]]
 
 
 class KeyRing(Protocol):
-    """The master keys, which wrap small secrets and data keys."""
+    """The master keys, which encrypt small secrets and data keys."""
 
     @property
-    def master_id(self) -> str:
-        """The id of the current master key, stored with each wrapped secret."""
+    def master_id(self) -> str: ...
 
     def wrap(self, secret: bytes, *, context: bytes) -> bytes:
-        """``context`` must be the same to unwrap, so that no other entry can use the secret."""
+        """Encrypt a secret, which only the same ``context`` can decrypt."""
 
-    def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
-        """Unwrap with any known master key. Raises Damaged."""
+    def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes: ...
 
 
 class Identities(Protocol):
-    """Tenants, users, keys and policies, in memory; a watch keeps them current."""
-
     def tenant(self, account: str) -> Tenant | None: ...
 
     def tenants(self) -> Sequence[Tenant]: ...
@@ -181,8 +166,7 @@ class Identities(Protocol):
 
     def keys(self, account: str, user: str) -> Sequence[AccessKey]: ...
 
-    def secret(self, key: AccessKey) -> bytes:
-        """Return the secret of an access key as plain text."""
+    def secret(self, key: AccessKey) -> bytes: ...
 
     def scram(self, account: str, user: str, mechanism: str) -> ScramCredential | None: ...
 
@@ -190,12 +174,10 @@ class Identities(Protocol):
         """Return the number of users by account and by the iterations of their password, without
         iterations above SCRAM_ITERATIONS_MAX, which older versions stored."""
 
-    def acls(self, account: str) -> AclIndex | None:
-        """Return the access rules of a tenant; None if it has none."""
+    def acls(self, account: str) -> AclIndex | None: ...
 
     @property
     def epoch(self) -> int:
-        """Raised by every change: cached decisions of an earlier epoch are invalid."""
+        """A number that every change raises, so that decisions cached earlier become invalid."""
 
-    def note_used(self, key: AccessKey, *, now_ms: int) -> None:
-        """Note that the key was used; stored now and then, to the minute."""
+    def note_used(self, key: AccessKey, *, now_ms: int) -> None: ...

@@ -1,7 +1,7 @@
 """Quotas of one tenant: their defaults, and the part of a common limit that one tenant may use.
 
 A quota that an operator sets (``penstock quota set``) replaces both. Zero means no limit. The
-node's own tenant has no defaults: a server with a single tenant can use all of each limit."""
+node's own tenant has no defaults, so a server with a single tenant can use all of each limit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ NO_LIMIT: Final = 1 << 62
 
 
 class Quota(NamedTuple):
-    field: str  # of ``model.identity.Quotas``
+    field: str  # field name in ``model.identity.Quotas``
     what: str
     default: int
     percent: int  # largest part of the limit that all tenants have in common
@@ -69,12 +69,11 @@ def requests_of(tenant: Tenant, *, own_account: str) -> Rate:
 
 
 def share_of(bound: int, percent: float) -> int:
-    """Return the part of a limit that one tenant may use, at least 1."""
     return max(1, int(bound * percent / 100))
 
 
 def most_of(tenant: Tenant | None, quota: Quota, *, own_account: str, bound: int = NO_LIMIT) -> int:
-    """``bound``: the limit of all tenants. An account without a tenant has no quotas."""
+    """Return the quota of a tenant. ``bound`` is the common limit of all tenants."""
     if tenant is None:
         return NO_LIMIT
     value: int | None = getattr(tenant.quotas, quota.field)
@@ -86,11 +85,10 @@ def most_of(tenant: Tenant | None, quota: Quota, *, own_account: str, bound: int
 
 
 class SharedLimit:
-    """A limit that holders have in common, counted by holder: the account of a tenant, or the
-    address of an unknown client. A holder may use ``percent`` of it, the node's own tenant all."""
+    """A common limit, counted by holder: the account of a tenant, or the address of an unknown
+    client. A holder may use ``percent`` of it, the node's own tenant all of it."""
 
     def __init__(self, bound: int, percent: float, *, own_account: str | None) -> None:
-        """``own_account`` None: every holder may use all."""
         self.bound = bound
         self.most = bound if own_account is None else share_of(bound, percent)
         self.total = 0
@@ -118,7 +116,7 @@ class SharedLimit:
 
     @contextmanager
     def holding(self, holder: str, what: str) -> Iterator[None]:
-        """Count one more while the block runs. Raises Throttled beyond the part of the holder."""
+        """Count one use while the block runs. Raises Throttled if the holder's part is used up."""
         if self.is_used_up(holder):
             raise Throttled(f"This tenant has {self.of(holder):,} of {self.most:,} {what}.")
         self.add(holder)

@@ -1,13 +1,12 @@
 """The settings of a topic as a stream: ``Topic.configs``, which are Kafka's names and texts checked
 by ``frontend/kafka/configs/topic_configs.py``, as numbers and flags.
 
-Values that a topic does not set come from ``TopicDefaults``, which operators may change while the
-node runs. The server's own topics keep the built-in defaults, so that a changed retention does not
-delete rows of coordinators.
+Settings that a topic does not have come from ``TopicDefaults``, which operators may change while
+the node runs. The server's own topics keep the built-in defaults, so that a changed retention does
+not delete rows of coordinators.
 
-In a queue, records have the timestamp of the leader, which never decreases (a lease cursor counts
-ages by it); the retention is that of the queue, and only age deletes a message that is not acked.
-"""
+In a queue, records have the timestamp of the leader, which never decreases, because a lease cursor
+computes ages from it. The queue's retention applies, and only age deletes an unacked message."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -23,7 +22,7 @@ LONG_MAX = 2**63 - 1  # "no limit" in other configs
 
 RETENTION_MS_DEFAULT = 7 * 24 * 3_600_000
 MESSAGE_BYTES_DEFAULT = 1_048_588  # 1 MiB of records and the header of a batch, as in Kafka
-# A clock that is an hour ahead is wrong; a producer may replay records of years ago.
+# A clock that is an hour ahead is wrong, but a producer may send old records again.
 TIMESTAMP_AFTER_MS_DEFAULT = 3_600_000
 TIMESTAMP_BEFORE_MS_DEFAULT = LONG_MAX
 TOMBSTONE_MS_DEFAULT = 24 * 3_600_000
@@ -37,13 +36,13 @@ CREATE_TIME = "CreateTime"
 
 class StreamSettings(msgspec.Struct, frozen=True):
     retention_ms: int | None = RETENTION_MS_DEFAULT  # None: no limit
-    retention_bytes: int | None = None  # of one partition
-    is_deleted: bool = True  # by retention; False: only by compaction
+    retention_bytes: int | None = None  # for one partition
+    is_deleted: bool = True  # whether retention deletes records
     is_compacted: bool = False
-    message_bytes_max: int = MESSAGE_BYTES_DEFAULT  # of one stored batch
+    message_bytes_max: int = MESSAGE_BYTES_DEFAULT  # size of one stored batch
     is_append_time: bool = False  # records get the leader's timestamp instead of the producer's
     timestamp_before_ms_max: int = TIMESTAMP_BEFORE_MS_DEFAULT  # age of a producer's timestamp
-    timestamp_after_ms_max: int = TIMESTAMP_AFTER_MS_DEFAULT  # how far in the future it may be
+    timestamp_after_ms_max: int = TIMESTAMP_AFTER_MS_DEFAULT  # how far it may be in the future
     segment_bytes: int = SEGMENT_BYTES_MAX
     segment_ms: int = SEGMENT_AGE_MS_MAX
     # Compaction:
@@ -61,14 +60,11 @@ def policies_of(text: str) -> frozenset[str]:
 
 
 class TopicDefaults:
-    """The default settings of topics. Changed in place when an operator changes a default."""
-
     def __init__(self, configs: Mapping[str, str] | None = None) -> None:
         self._listeners: list[Callable[[], None]] = []
         self.replace(configs or {})
 
     def replace(self, configs: Mapping[str, str]) -> None:
-        """``configs``: the defaults that an operator has set, by config name."""
         self.configs: Mapping[str, str] = MappingProxyType(dict(configs))
         self.settings = _stream_settings(self.configs) if configs else DEFAULTS
         for listener in self._listeners:
@@ -82,7 +78,6 @@ BUILT_IN = TopicDefaults()  # never replaced
 
 
 def settings_of(topic: Topic, defaults: TopicDefaults = BUILT_IN) -> StreamSettings:
-    """Return the settings of a topic. Cheap only for a topic without configs."""
     configs = topic.configs
     if not topic.is_queue:
         if defaults.configs and is_internal(topic.name):

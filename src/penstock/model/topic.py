@@ -1,4 +1,4 @@
-"""A topic and the settings of the queue view on it: one frozen value, kept in the catalog."""
+"""A topic and the settings of its queue view: one immutable value, kept in the catalog."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -17,11 +17,11 @@ S = TypeVar("S", bound=msgspec.Struct)
 class Kind(StrEnum):
     STANDARD = "standard"
     FIFO = "fifo"
-    STREAM = "stream"  # read by offsets only, until it is opened as a queue
+    STREAM = "stream"  # read by offset only, until it is opened as a queue
 
 
 class Fsync(StrEnum):
-    """When an append is durable: after fdatasync, within an interval, or once written."""
+    """When an append counts as durable: after fdatasync, within an interval, or once written."""
 
     ALWAYS = "always"
     INTERVAL = "interval"
@@ -34,7 +34,7 @@ class DedupScope(StrEnum):
 
 
 class Redrive(msgspec.Struct, frozen=True):
-    """After ``attempts_max`` leases a message moves to the dead-letter queue ``target_arn``."""
+    """A rule that moves a message to the queue ``target_arn`` after ``attempts_max`` leases."""
 
     target_arn: str
     attempts_max: int
@@ -53,14 +53,14 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     kms_reuse_s: int = 300
     is_sse_managed: bool | None = None  # None: not set, reported as true; the node default applies
     is_content_dedup: bool = False
-    dedup_scope: DedupScope = DedupScope.QUEUE  # as reported; ``Topic.dedup_scope`` is in force
+    dedup_scope: DedupScope = DedupScope.QUEUE  # only reported; ``Topic.dedup_scope`` is used
     throughput_limit: str = "perQueue"
 
 
 class SkippedRow(msgspec.Struct, frozen=True):
     partition: int
     offset: int
-    digest: str  # of the row, so that another row at this offset is not skipped
+    digest: str  # hash of the row, so that another row at this offset is not skipped
 
 
 class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,12 +75,12 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
     receipt_key: bytes  # signs this queue's receipts
     fsync: Fsync | None = None  # None: the node's default
     settings: QueueSettings = QueueSettings()
-    dedup_scope: DedupScope = DedupScope.QUEUE  # as given at creation
+    dedup_scope: DedupScope = DedupScope.QUEUE  # set at creation
     tags: dict[str, str] = {}
     configs: dict[str, str] = {}  # Kafka topic configs that differ from their defaults
-    source_id: str | None = None  # of a share: the topic that this lease cursor reads
+    source_id: str | None = None  # for a share, the id of the topic that it reads
     deleted_at_ms: int | None = None  # set on a tombstone, which reserves the name for a minute
-    skipped_rows: tuple[SkippedRow, ...] = ()  # of the topics of coordinators
+    skipped_rows: tuple[SkippedRow, ...] = ()  # only in topics of coordinators
 
     @property
     def is_fifo(self) -> bool:
@@ -99,7 +99,6 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
         return queue_arn(self.account, self.region, self.name)
 
     def may_pass_messages_to(self, other: "Topic") -> bool:
-        """Whether it takes messages and has the same tenant, region and kind."""
         return (
             other.is_queue
             and not other.is_share
@@ -116,23 +115,23 @@ class GroupLock(msgspec.Struct, frozen=True):
 
     partition: int
     group: str
-    offset: int  # of the message in flight
-    until_ms: int  # the end of its lease, on the wall clock
+    offset: int  # offset of the message in flight
+    until_ms: int  # end of that message's lease, on the wall clock
     blocked: int  # messages of the group that wait
 
 
 class Obstacles(msgspec.Struct, frozen=True):
-    """What keeps messages from being delivered, of those that the cursor has read so far."""
+    """Reasons why messages that the cursor has read are not delivered."""
 
-    available: int = 0  # nothing keeps them
+    available: int = 0  # messages that can be delivered
     blocked: int = 0  # FIFO: an earlier message of the group is in flight
     locked_groups: int = 0  # groups with blocked messages
     locks: Sequence[GroupLock] = ()  # the groups with the most blocked messages
-    exhausted: int = 0  # leased as often as the redrive policy allows
+    exhausted: int = 0  # messages leased as often as the redrive policy allows
     expired: int = 0  # past the retention period
     lease_ends_ms: int | None = None  # the first lease to end, on the wall clock
     delay_ends_ms: int | None = None  # the first delay to end
-    is_read_ahead_full: bool = False  # the cursor passes over no more messages
+    is_read_ahead_full: bool = False  # the cursor reads no further messages
     uncommitted: int = 0  # appended and not yet replicated
     in_flight_max: int = 0
 
@@ -160,18 +159,15 @@ def _first(times_ms: Iterable[int | None]) -> int | None:
 
 
 def _sum(kind: type[S], parts: Sequence[S], **values: Any) -> S:
-    """Return a struct of these values and, in all other fields, the sums over the parts."""
     summed = [name for name in kind.__struct_fields__ if name not in values]
     return kind(**values, **{name: sum(getattr(p, name) for p in parts) for name in summed})
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """Counts of one queue, summed over its partitions. Only ``obstacles`` needs a scan."""
-
     visible: int = 0
     in_flight: int = 0
     delayed: int = 0
-    oldest_sent_at_ms: int | None = None  # of the oldest message that is not acked
+    oldest_sent_at_ms: int | None = None  # send time of the oldest message that is not acked
     log_bytes: int = 0
     sent: int = 0  # since the partition was opened by this process
     received: int = 0
@@ -196,7 +192,7 @@ def join_stats(parts: Sequence[QueueStats]) -> QueueStats:
 
 
 def partition_of_group(group: str, partition_count: int) -> int:
-    """The hash must never change: messages on disk must stay in their partition."""
+    """Return the partition of a message group. The hash must never change."""
     return crc32(group.encode()) % partition_count if partition_count > 1 else 0
 
 

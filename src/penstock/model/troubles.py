@@ -1,11 +1,9 @@
-"""Every trouble that a node or a cluster can report: the sentence that operators read, and what to
-do about it.
+"""Every problem (trouble) that a node or a cluster can report, and what to do about it.
 
 The log, ``/readyz``, the metric ``penstock_trouble``, ``penstock doctor`` and ``penstock cluster
 status`` use these sentences, so an operator who has read one can search for it in the others.
 ``/readyz`` needs no credentials, so no sentence contains an address or a path: those are in
-``facts``, which only the log shows.
-"""
+``facts``, which only the log shows."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,8 +14,6 @@ from penstock.model.units import counted, size
 
 
 class Kind(StrEnum):
-    """The label of the metric, and the value of the log field ``trouble``."""
-
     DISK_FULL = "disk_full"
     DISK_LOW = "disk_low"
     NO_OPERATOR = "no_operator"
@@ -43,7 +39,7 @@ Facts = Callable[[], Mapping[str, Any]]
 
 # Troubles that do not reject any request yet.
 WARNINGS: Final = frozenset({Kind.DISK_LOW, Kind.CERTIFICATE_ENDING})
-# Troubles between nodes. ``cluster status`` computes them itself.
+# Troubles between nodes, which the command ``cluster status`` finds itself.
 CLUSTER_WIDE: Final = frozenset(
     {
         Kind.NODE_DEAD,
@@ -79,7 +75,6 @@ DISK_DO: Final = "receive and delete messages, or free space on the disk of the 
 
 
 def disk_full_text(free_bytes: int, reserve_bytes: int) -> str:
-    """Return the sentence, which is also the error text that SQS and Kafka clients get."""
     return (
         f"the disk is full: {size(free_bytes)} free, {size(reserve_bytes)} reserved for deletes;"
         " new messages are rejected, receiving and deleting still work"
@@ -177,7 +172,6 @@ def _see(state: str) -> str:
 
 
 def partition_troubles(counts: Mapping[str, int]) -> Iterable[Trouble]:
-    """Return the troubles that the numbers of partitions by state mean, worst first."""
     lost, leaderless, below = (
         counts.get(state, 0) for state in ("lost", "leaderless", "below_minimum")
     )
@@ -258,7 +252,6 @@ def clock_skew_text(one: str, other: str, skew_ms: int) -> str:
 
 
 def clock_skew(skew_ms: int) -> Trouble:
-    """A node does not know whose clock it has seen; commands ask several nodes and compare."""
     return Trouble(
         Kind.CLOCK_SKEW,
         "clock",
@@ -272,7 +265,6 @@ def clock_skew(skew_ms: int) -> Trouble:
 
 
 def log_damaged(place: str, reason: str, *, is_replicated: bool) -> Trouble:
-    """``place``: topic and partition. ``reason`` may name a file: only the log shows it."""
     return Trouble(
         Kind.LOG_DAMAGED,
         f"partition {place}",
@@ -297,7 +289,7 @@ def replica_halted(place: str, reason: str) -> Trouble:
 
 
 def coordinator_down(reason: str) -> Trouble:
-    """``reason`` begins with topic and partition."""
+    """Return the trouble; ``reason`` begins with the coordinator's topic and partition."""
     place = reason.partition(":")[0]
     return Trouble(
         Kind.COORDINATOR_DOWN,

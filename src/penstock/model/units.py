@@ -9,9 +9,9 @@ _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\Z")
 
 class Kind(NamedTuple):
     noun: str
-    units: Mapping[str, int]  # those that ``written`` uses first
-    plain: int  # the number of units that ``written`` uses
-    below: str  # for a value below its minimum
+    units: Mapping[str, int]  # value by unit; the first ``plain`` units are used by ``written``
+    plain: int
+    below: str  # what to say of a value below its minimum
     above: str
 
 
@@ -45,7 +45,7 @@ SIZE: Final = Kind(
 
 
 def parsed(text: str, kind: Kind, *, base: int = 1) -> float | None:
-    """A number without a unit counts ``base``. None if the text is not of this kind."""
+    """Return the value of a text like ``90s``, or None. A number alone is in units of ``base``."""
     match = _NUMBER.match(text.strip())
     if match is None:
         return None

@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG: Final = 1
 def start_child(
     command: Sequence[str], *, env: Mapping[str, str], end: signal.Signals | None, **streams: Any
 ) -> "subprocess.Popen[bytes]":
-    """``end``: the signal that the kernel sends when this process ends; None: it lives on."""
+    """Start a child process, which gets the signal ``end`` when this process ends."""
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # loaded before the fork
 
     def end_with_parent() -> None:

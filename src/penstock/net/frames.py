@@ -9,18 +9,18 @@ incomplete frame is moved to the front of a chunk that has room for it.
     └─────┴─────────────┴─────┴─────────────┴─────┴──────┴─ ─ ─ ─ ─ ─
                                             └─ moved ────┘
 
-Room for a whole frame is allocated ahead only while all connections together hold less than
-HELD_BYTES_MAX; otherwise room grows as the bytes arrive, because a length is only a claim. A
+Memory for a whole frame is allocated at once only while all connections together hold less than
+HELD_BYTES_MAX; otherwise it grows as bytes arrive, because a client may state a wrong length. A
 connection without an incomplete frame holds no memory.
 """
 
 import struct
 
 LENGTH_BYTES = 4
-CHUNK_BYTES = 262_144  # received at once: several frames of a producer that sends ahead
+CHUNK_BYTES = 262_144  # received at once: several frames of a producer that pipelines
 LARGE_FROM = CHUNK_BYTES // 2  # a frame of this size gets its own chunk
 SPARE_ROOM_BYTES = 65_536  # after a large frame, for the beginning of the next
-PART_BYTES_MIN = 4_096  # first room for an incomplete frame
+PART_BYTES_MIN = 4_096  # first allocation for an incomplete frame
 GROWTH = 4
 HELD_BYTES_MAX = 32 * 1_048_576  # allocated ahead for incomplete frames, over all connections
 AHEAD_BYTES_MAX = 2 * 1_048_576  # allocated ahead for one frame: about the largest produce request
@@ -29,8 +29,7 @@ SPARE_BYTES_MAX = 16 * 1_048_576  # kept for reuse: used memory is cheaper than 
 _LENGTH = struct.Struct(">i")
 
 
-class FrameRejected(Exception):
-    """A frame has a forbidden length."""
+class FrameRejected(Exception): ...
 
 
 class Chunk:
@@ -39,7 +38,7 @@ class Chunk:
     def __init__(self, size: int) -> None:
         self.size = size
         self.view = memoryview(bytearray(size))
-        self.is_kept = False  # still read by a handler: nothing more is received into it
+        self.is_kept = False  # a handler still reads the chunk: nothing more is received into it
 
 
 class Chunks:
@@ -50,7 +49,6 @@ class Chunks:
         self._spare_bytes = 0
 
     def landing(self) -> Chunk:
-        """Return the chunk for new bytes of any connection."""
         if self._landing.is_kept:
             self._landing = self._reuse(CHUNK_BYTES) or Chunk(CHUNK_BYTES)
         return self._landing
@@ -80,7 +78,6 @@ class Chunks:
             self._spare_bytes += chunk.size
 
     def _reuse(self, size: int) -> Chunk | None:
-        """Return the most recently used spare chunk that fits: it may be in the CPU cache."""
         spare = self._spare
         for at in range(len(spare) - 1, -1, -1):
             if size <= spare[at].size <= 2 * size:
@@ -91,15 +88,16 @@ class Chunks:
 
 
 class FrameReader:
-    """Call ``room``, ``received``, ``next_frame`` until it returns None, then ``settle``."""
+    """Splits received bytes into frames. Call ``room``, ``received``, ``next_frame`` until it
+    returns None, then ``settle``."""
 
     __slots__ = ("_at", "_chunk", "_chunks", "_end", "_own", "_whole", "frame_bytes_max")
 
     def __init__(self, chunks: Chunks, *, frame_bytes_max: int) -> None:
         self._chunks = chunks
         self.frame_bytes_max = frame_bytes_max  # may be raised at any time
-        self._own: Chunk | None = None  # begins with an incomplete frame
-        self._chunk: Chunk | None = None  # received into last
+        self._own: Chunk | None = None  # this connection's chunk, which begins with a partial frame
+        self._chunk: Chunk | None = None  # the chunk that received the last bytes
         self._at = 0  # end of the last frame in the chunk
         self._end = 0  # end of the received bytes in the chunk
         self._whole = LENGTH_BYTES  # size of the next frame, as far as it is known
@@ -127,7 +125,9 @@ class FrameReader:
         view = chunk.view
         (length,) = _LENGTH.unpack_from(view, at)
         if not 0 < length <= self.frame_bytes_max:
-            raise FrameRejected(f"a frame of {length} bytes, {self.frame_bytes_max} are allowed")
+            raise FrameRejected(
+                f"the frame has {length} bytes, at most {self.frame_bytes_max} are allowed"
+            )
         start = at + LENGTH_BYTES
         stop = start + length
         if stop > end:
@@ -137,7 +137,6 @@ class FrameReader:
         return view[start:stop]
 
     def keep(self) -> None:
-        """Keep the last frame valid for as long as there is a reference to it."""
         assert self._chunk is not None, "frames come from chunks"
         self._chunk.is_kept = True
 
@@ -154,7 +153,7 @@ class FrameReader:
             return
         if chunk is own and at == 0 and end < own.size:
             return
-        # Taken before the old one is given back: they must not be the same.
+        # The new chunk is taken before the old one is given back, so that they differ.
         new = self._chunks.take(self._whole, part)
         new.view[:part] = chunk.view[at:end]
         if own is not None:

@@ -1,8 +1,7 @@
-"""The base of all listeners: binds, counts connections, checks deadlines, drains.
+"""The base class of all listeners, which counts connections, checks deadlines and drains.
 
-One periodic sweep checks the deadlines of all connections instead of a timer per request. A
-connection notes when its phase began, by the coarse clock of the sweep.
-"""
+One periodic sweep checks the deadlines of all connections, instead of a timer per request. A
+connection notes when its phase (such as reading a header) began, by the clock of the sweep."""
 
 import asyncio
 import ipaddress
@@ -18,13 +17,10 @@ NO_LIMIT = 2**31 - 1
 
 
 class Peer(asyncio.BaseProtocol):
-    """A connection of a client."""
-
-    counted_for: object = None  # the tenant for which ``quotas.claim`` was called last
+    counted_for: object = None  # the tenant whose quota counts the connection
     _lost: tuple[Callable[[], None], ...] = ()
 
     def when_lost(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` once, when the connection has ended."""
         self._lost = (*self._lost, listener)
 
     def notify_lost(self) -> None:
@@ -32,8 +28,7 @@ class Peer(asyncio.BaseProtocol):
         for listener in listeners:
             listener()
 
-    def close_after_reply(self) -> None:
-        """Close the connection after the reply to the request in progress."""
+    def close_after_reply(self) -> None: ...
 
     @abstractmethod
     def check_deadline(self, now: float) -> None:
@@ -41,7 +36,7 @@ class Peer(asyncio.BaseProtocol):
 
     @abstractmethod
     def close_if_idle(self) -> None:
-        """Close the connection, after the reply to a request in progress."""
+        """Close the connection, but not before the reply to a request in progress."""
 
     @abstractmethod
     def abort(self) -> None: ...
@@ -49,7 +44,7 @@ class Peer(asyncio.BaseProtocol):
 
 class Listener:
     def __init__(self, *, connections_max: int, per_address_max: int = 0) -> None:
-        """``per_address_max``: connections of one client address; 0: no limit."""
+        """Create a listener. ``per_address_max`` limits connections per address; 0: no limit."""
         self.connections: set[Peer] = set()
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time()  # set by the sweep, so up to half a second old
@@ -76,7 +71,7 @@ class Listener:
         handshake_seconds_max: float = HANDSHAKE_SECONDS_MAX,
         reuse_port: bool = False,
     ) -> str:
-        """Returns the bound ``host:port``. ``reuse_port``: several processes may share the port."""
+        """Bind a port, which ``reuse_port`` shares between processes. Returns ``host:port``."""
         self.is_tls = tls is not None
         self._server = await self.loop.create_server(
             self.make_connection,
@@ -93,7 +88,6 @@ class Listener:
         return f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
 
     async def drain(self, *, seconds_max: float) -> None:
-        """Stop accepting, let requests in progress finish, then close the rest."""
         self.is_draining = True
         if self._server is not None:
             self._server.close()
@@ -110,7 +104,7 @@ class Listener:
             self._sweeper.cancel()
 
     def opened(self, connection: Peer, address: str = "") -> bool:
-        """Return False if there are too many connections, or if the node is stopping."""
+        """Count a new connection. Returns False if it must be rejected."""
         if len(self.connections) >= self._connections_max or self.is_draining:
             return False
         if self.admits is not None and address and not self.admits(address):
@@ -129,9 +123,8 @@ class Listener:
     def limit(
         self, *, connections_max: int, per_address_max: int, addresses: Mapping[str, int]
     ) -> None:
-        """Set other limits; open connections stay, and the first ``connections_max`` is never
-        exceeded. The listener must have had a limit per address from the start, or it has not
-        counted addresses."""
+        """Set new limits, which do not close connections. The listener must have had a limit per
+        address from the start, or it has not counted addresses."""
         assert self._per_address_max > 0, "addresses are not counted"
         self._connections_max = min(connections_max, self._most)
         self._per_address_max = per_address_max
@@ -160,7 +153,7 @@ class Listener:
 
 
 def source_of(address: str) -> str:
-    """Return the address to count: of an IPv6 address its /64 network, which one client has."""
+    """Return the address to count: for IPv6 its /64 network, which one client usually owns."""
     if ":" not in address:
         return address
     try:

@@ -1,15 +1,14 @@
-"""Long work in slices, so that one request never keeps the event loop busy for long.
+"""Runs long work in slices, so that one request never keeps the event loop busy for long.
 
-A request with many entries checks after each entry whether its slice is over, and then lets the
-event loop do other work:
+A request with many entries checks after each entry whether its slice (a few milliseconds) is over,
+and then lets the event loop do other work:
 
     async for each in slices.each(request.topics): ...
 
-Usually no slice is over and nothing is awaited. ``Turns`` is shared by all requests: only one of
-the requests that use slices runs in each turn of the loop, so that many large requests delay others
-no more than one does. ``each`` costs 3 µs per entry; frequent requests test ``is_over`` themselves
-or use ``map``. Work that is written as a generator runs in slices by ``in_slices``.
-"""
+Usually no slice is over and nothing is awaited. All requests share one ``Turns``: only one of the
+requests that use slices runs in each iteration of the event loop, so many large requests delay
+others no more than one does. ``each`` costs 3 µs per entry; frequent requests check ``is_over``
+themselves or use ``map``. Work that is written as a generator runs with ``in_slices``."""
 
 import asyncio
 import hashlib
@@ -20,17 +19,16 @@ from typing import Final, Generic, TypeVar
 # Well below the 20 ms for which a request may keep the event loop busy, with the work before the
 # first slice (decoding) and after the last.
 SLICE_SECONDS: Final = 0.005
-LONG_AFTER: Final = 2  # slices
-FEW: Final = 32  # entries that ``map`` converts between two looks at the clock
-PORTION: Final = 500  # entries of one decision, which cannot be interrupted
-HASHED_BYTES: Final = 256 * 1_024  # in one step: about a millisecond
+LONG_AFTER: Final = 2  # slices, then a request counts as long
+FEW: Final = 32  # entries that ``map`` converts before it checks the clock
+PORTION: Final = 500  # entries of one call that cannot be interrupted
+HASHED_BYTES: Final = 256 * 1_024  # bytes hashed in one step, about a millisecond
 
 T = TypeVar("T")
 Made = TypeVar("Made")
 
 
 def portions(entries: Sequence[T]) -> list[tuple[T, ...]]:
-    """Return the entries in parts of at most PORTION."""
     return [tuple(entries[at : at + PORTION]) for at in range(0, len(entries), PORTION)]
 
 
@@ -49,7 +47,6 @@ async def in_slices(steps: Generator[None, None, T]) -> T:
 
 
 def hash_in_steps(data: bytes) -> Generator[None, None, str]:
-    """Return the SHA-256 of ``data`` as hexadecimal digits."""
     digest = hashlib.sha256()
     with memoryview(data) as view:
         for start in range(0, len(data), HASHED_BYTES):
@@ -60,7 +57,6 @@ def hash_in_steps(data: bytes) -> Generator[None, None, str]:
 
 class Turns:
     def __init__(self, perf: Callable[[], float] = time.perf_counter) -> None:
-        """``perf``: a monotonic clock in seconds."""
         self.perf = perf
         self._lock = asyncio.Lock()  # first come, first served
 
@@ -70,8 +66,6 @@ class Turns:
 
 
 class Slices:
-    """The slices of one request."""
-
     __slots__ = ("_since", "_turns", "_used")
 
     def __init__(self, turns: Turns) -> None:
@@ -85,11 +79,9 @@ class Slices:
 
     @property
     def is_long(self) -> bool:
-        """One slice is no sign of long work: the time in which a request waits counts too."""
         return self._used >= LONG_AFTER
 
     def expect_long(self) -> None:
-        """Note that the request is known to have many entries."""
         self._used = LONG_AFTER
 
     async def next(self) -> None:
@@ -98,11 +90,9 @@ class Slices:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a new slice after a wait."""
         self._since = self._turns.perf()
 
     async def map(self, make: Callable[[T], Made], entries: Collection[T]) -> list[Made]:
-        """Return ``make(entry)`` for each entry."""
         if self.is_over:
             await self.next()
         if len(entries) <= FEW:
@@ -119,8 +109,6 @@ class Slices:
 
 
 class Each(Generic[T]):
-    """An iterator over entries that begins a new slice whenever one is over."""
-
     __slots__ = ("_entries", "_slices")
 
     def __init__(self, slices: Slices, entries: Iterator[T]) -> None:

@@ -1,8 +1,7 @@
-"""Certificates of a listener: one context for all its connections, renewed in place.
+"""The certificate of a listener, in one TLS context for all connections that is renewed in place.
 
 A new certificate is loaded into a separate context first, so that an unusable one never replaces
-the current one. Open connections keep the old certificate.
-"""
+the current one. Open connections keep the old certificate."""
 
 import ssl
 from pathlib import Path
@@ -15,7 +14,7 @@ from penstock.model.errors import USAGE, SetupError
 
 class CertificateUnusable(SetupError):
     def __init__(self, what: str, reason: str, do: str = "") -> None:
-        do = do or "give PEM files that fit, or make new ones: `penstock generate certs`"
+        do = do or "use matching PEM files, or create new ones: `penstock generate certs`"
         super().__init__(reason, do, what=what, code=USAGE)
 
     def __str__(self) -> str:
@@ -30,14 +29,14 @@ class TlsFiles(NamedTuple):
 
 class Certificates:
     def __init__(self, files: TlsFiles) -> None:
-        """Raises CertificateUnusable."""
         self._files = files
         self._stamps = self._read_stamps()
         self.context = _context(files)
         self.expires_at_ms = _expiry_ms(files.certificate)
 
     def renew(self) -> bool:
-        """Return whether files have changed. Raises CertificateUnusable: the old one stays."""
+        """Load changed files, and return whether there were any. If they are unusable, raises
+        CertificateUnusable and keeps the old certificate."""
         stamps = self._read_stamps()
         if stamps == self._stamps:
             return False
@@ -82,13 +81,12 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 
 def unusable(error: OSError, certificate: Path, key: Path) -> CertificateUnusable:
-    """Return the error for a certificate and key that could not be loaded."""
     reason = getattr(error, "reason", None) or ""
     if reason == "KEY_VALUES_MISMATCH":
         return CertificateUnusable(
             f"{key} is not the private key of {certificate}",
             "the certificate was made for another key",
-            f"give the key that belongs to {certificate}, or make both: `penstock generate certs`",
+            f"use the key that belongs to {certificate}, or create both: `penstock generate certs`",
         )
     if key == certificate and b"PRIVATE KEY" not in certificate.read_bytes():
         return CertificateUnusable(

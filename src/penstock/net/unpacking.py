@@ -13,16 +13,16 @@ from penstock.record.batch import BatchHeader
 from penstock.record.compression import Codec, TooLarge
 from penstock.record.record import RECORDS_BYTES_MAX, records_blob, records_view
 
-QUICK_BYTES_MAX: Final = MIB  # decompressed
+QUICK_BYTES_MAX: Final = MIB  # after decompression
 QUICK_PACKED_BYTES_MAX: Final = 256 * KIB
 THREADS_MAX: Final = 2
-# The threads in use, and the turns of tenants, by event loop.
+# A semaphore for the threads and a lock for each tenant, by event loop.
 _Waits = tuple[asyncio.Semaphore, WeakValueDictionary[str, asyncio.Lock]]
 _LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Waits] = WeakKeyDictionary()
 
 
 def unpacked_now(batch: bytes, header: BatchHeader) -> bytes | None:
-    """None if that would take more than about a millisecond. Raises MalformedBatch."""
+    """Return the decompressed records, or None if that would take more than about a millisecond."""
     if header.codec == Codec.NONE:
         return records_blob(batch, header)
     if len(batch) > QUICK_PACKED_BYTES_MAX:
@@ -36,7 +36,6 @@ def unpacked_now(batch: bytes, header: BatchHeader) -> bytes | None:
 async def unpacked(
     batch: bytes, header: BatchHeader, *, tenant: str, bytes_max: int = RECORDS_BYTES_MAX
 ) -> bytes | memoryview:
-    """Raises MalformedBatch, or TooLarge for more than ``bytes_max`` bytes."""
     blob = unpacked_now(batch, header)
     if blob is not None:
         if len(blob) > bytes_max:

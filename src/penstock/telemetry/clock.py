@@ -1,9 +1,9 @@
-"""The clock of a running node, and a check after a restart whether it can be trusted.
+"""The clock of a node, and a check whether it ran evenly during a restart of the process.
 
 Leases and delays use CLOCK_BOOTTIME: unlike CLOCK_MONOTONIC it continues while a laptop sleeps, so
-a lease does not last longer because the lid was closed. Both clocks restart with the machine. A
-node that restarts therefore checks: is it the same boot, and did the wall clock run evenly? Only
-then may the elapsed time be subtracted from the rest of a lease.
+a lease does not last longer because the lid was closed. Both clocks restart with the machine. So a
+node that restarts subtracts the elapsed time from its leases only if the machine has not rebooted
+and the wall clock was not set.
 """
 
 import time
@@ -16,7 +16,7 @@ JUMP_MS_MAX = 1_000  # slewing by a time daemon stays below this; a step does no
 
 
 class ClockAnchor(msgspec.Struct, frozen=True):
-    boot_id: str  # empty if the kernel has none: then never trusted
+    boot_id: str  # empty if the kernel has none; then the clock is never trusted
     offset_ms: int  # wall clock minus boot clock: constant unless the wall clock is set
 
 
@@ -28,7 +28,7 @@ class SystemClock:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
     def anchor(self) -> ClockAnchor:
-        """Return an anchor, to be stored at a clean stop and compared at the next start."""
+        """Return the clock's state, to be stored at a clean stop and compared at the next start."""
         try:
             boot_id = BOOT_ID.read_text("ascii").strip()
         except OSError:

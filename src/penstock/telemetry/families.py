@@ -32,7 +32,7 @@ _FAMILIES: dict[str, Family] = {}
 
 
 def _declare(kind: MetricKind, text: str) -> Family:
-    """``text``: the name with its labels in braces, a colon, and the help text."""
+    """Declare a metric, given as ``name{labels}: help text``."""
     series, _, help_text = text.partition(": ")
     name, _, labels = series.rstrip("}").partition("{")
     assert name not in _FAMILIES, "metric declared twice"

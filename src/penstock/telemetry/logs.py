@@ -1,13 +1,12 @@
-"""Structured logs on the standard library's logging: one fact, one line, on standard error.
+"""Structured logs with the standard library's logging, one event per line on standard error.
 
-Code calls ``log.info("lease expired", extra={"topic": ..., "offset": ...})``: a fixed event and
-fields. The output is one JSON object per line, or a short readable line at a terminal. Standard
-output is not used: ``serve`` promises exactly one line there.
+Code calls ``log.info("lease expired", extra={"topic": ..., "offset": ...})``, with a fixed event
+and fields. The output is one JSON object per line, or a short readable line at a terminal. Standard
+output is not used, because ``serve`` promises exactly one line there.
 
 No input from outside can forge a line or control a terminal: control characters are escaped in both
-formats. Fields that may hold a message's body or a secret are withheld by name, and the text after
-a word that announces a credential is withheld anywhere.
-"""
+formats. Fields that may hold a message's body or a secret are hidden by name, and so is any text
+after a word that announces a credential."""
 
 import logging
 import re
@@ -35,7 +34,7 @@ _RESERVED = frozenset({"ts", "level", "event", "node"})
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-# As headers and query strings spell them, which errors of libraries often quote.
+# Credentials as in headers and query strings, which errors of libraries often quote.
 _CREDENTIAL = re.compile(
     r"(?i)\b(signature=|security-token[=:]\s*|bearer\s+|basic\s+|secret[=:]\s*|password[=:]\s*)"
     r"[^\s,;&\"']+"
@@ -60,7 +59,6 @@ def printable(text: str) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a field for JSON: numbers and booleans as they are, the rest as safe text."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -126,10 +124,8 @@ def _quoted(value: object) -> str:
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """The handler that ``configure`` replaces when it is called again."""
-
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Ignore errors: a closed pipe must not stop the node or print a traceback."""
+        """Ignore errors, because a closed pipe must not stop the node or print a traceback."""
 
 
 def configure(

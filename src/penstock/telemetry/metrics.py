@@ -1,9 +1,8 @@
 """The counters of a node. Counting happens for every request and message, so it is one attribute or
 list addition; everything expensive (labels, text, gauges) waits for the scrape.
 
-Use it only in the event loop's thread: additions are not atomic. Gauges are not stored: their owner
-registers a collector, which must return their values from memory and at once.
-"""
+Use it only in the event loop's thread, because additions are not atomic. Gauges are not stored:
+their owner registers a collector, which must return their values from memory and at once."""
 
 import platform
 from bisect import bisect_left
@@ -18,7 +17,7 @@ from penstock.telemetry.families import BUCKETS_SECONDS, Family, MetricKind
 # names, those beyond the maximum count as the series "other".
 SERIES_MAX = 1_000
 OTHER = "other"
-RENDERED_SAMPLES = 1_000  # at a time: about 2 ms
+RENDERED_SAMPLES = 1_000  # rendered at a time, in about 2 ms
 
 Collector = Callable[[], Iterable[tuple[Family, Sample]]]
 
@@ -40,8 +39,6 @@ class Histogram:
 
 
 class _Requests:
-    """The count of one result of an API call; all results of the call share the durations."""
-
     __slots__ = ("count", "durations")
 
     def __init__(self, durations: Histogram) -> None:
@@ -106,7 +103,6 @@ class Meter:
         self.dedup_hits += count
 
     def appended(self, size_bytes: int, seconds: float) -> None:
-        """Count one append to a log; ``seconds``: from the call to its durability."""
         self.log_written_bytes += size_bytes
         self.appends.observe(seconds)
 
@@ -124,18 +120,16 @@ class Meter:
         return self._requests.setdefault((api, protocol, code), _Requests(durations))
 
     def register_collector(self, collector: Collector) -> None:
-        """Each scrape calls it for gauges: ``(families.DISK_FREE, ((), 12345))``."""
+        """Add a function that returns samples of gauges at each scrape."""
         self._collectors.append(collector)
 
     def register_histogram(
         self, family: Family, labels: tuple[str, ...], histogram: Histogram
     ) -> None:
-        """Add a series that the caller keeps, once; the kinds of series must be few."""
         assert len(self._more_histograms) < SERIES_MAX, "too many histogram series"
         self._more_histograms.append((family, labels, histogram))
 
     def render(self, extra: Iterable[tuple[Family, Sample]] = ()) -> bytes:
-        """Return the node's totals as Prometheus text; ``extra``: samples that the caller has."""
         gauges: dict[str, list[Sample]] = {}
         for collector in self._collectors:
             for family, sample in collector():
@@ -192,8 +186,7 @@ class Meter:
 def render_samples(
     by_family: Mapping[Family, Sequence[Sample]],
 ) -> Generator[None, None, list[bytes]]:
-    """Return samples alone, without the node's totals: the pieces of ``/metrics/objects``. Yields
-    None after every few milliseconds of work."""
+    """Return samples as pieces of text. Yields None after every few milliseconds of work."""
     pieces: list[bytes] = []
     for family, samples in by_family.items():
         for start in range(0, len(samples), RENDERED_SAMPLES):

@@ -103,7 +103,7 @@ def test_a_password_is_not_sent_when_the_mechanism_is_not_offered() -> None:
             ErrorCode.UNSUPPORTED_SASL_MECHANISM, ["SCRAM-SHA-256", "SCRAM-SHA-512"]
         )
 
-    with pytest.raises(KafkaRefused, match="supported: SCRAM-SHA-256, SCRAM-SHA-512"):
+    with pytest.raises(KafkaRefused, match="it supports: SCRAM-SHA-256, SCRAM-SHA-512"):
         log_in(Security("SASL_PLAINTEXT", "PLAIN", "u", "p"), call)
     assert asked == [17]
 

@@ -1,12 +1,11 @@
-"""Makes calls to another node: one connection, many calls in progress, replies in any order.
+"""Makes calls to another node, over one connection with many calls in progress.
 
-The first call connects. After a failure or a lost connection the client connects again after a
-pause that grows with each failure and has a random part, so that the callers of a node that comes
-back do not all connect at once. A call during the pause fails at once with Unreachable.
+The first call connects. After a failure the client connects again after a pause that grows with
+each failure and has a random part, so that the callers of a node that comes back do not all connect
+at once. A call during the pause fails at once with Unreachable.
 
 A call whose connection was lost is made once more if it is idempotent, and raises OutcomeUnknown
-otherwise. A call that is cancelled here is cancelled at the other node.
-"""
+otherwise. A call that is cancelled here is cancelled at the other node."""
 
 import asyncio
 import random
@@ -42,7 +41,7 @@ class _Calling(NodeConnection):
 
     def __init__(self, client: "InternalClient") -> None:
         super().__init__(client.end, client.chunks)
-        self.ready: asyncio.Future[None] = self._loop.create_future()  # hello accepted or not
+        self.ready: asyncio.Future[None] = self._loop.create_future()  # done after the hello
         self._client = client
         self._pending: dict[int, _Pending] = {}
         self._in_flight_max = 1
@@ -62,8 +61,7 @@ class _Calling(NodeConnection):
             raise faults.HelloRefused(str(faults.decode_failure(frame[HEADER_BYTES:], more={})))
         return super().read_first(frame)
 
-    def refuse(self, error: faults.HelloRefused) -> None:
-        """Send nothing: the other node does not wait for a reason."""
+    def refuse(self, error: faults.HelloRefused) -> None: ...
 
     def greeted(self, hello: Hello) -> None:
         wanted = self._client.node_id
@@ -83,7 +81,7 @@ class _Calling(NodeConnection):
                 # TLS does not say why it rejects a client: a wrong certificate looks like this.
                 reason += "; perhaps it needs TLS, or another certificate"
             self.ready.set_exception(faults.Unreachable(f"{where}: {reason}."))
-            self.ready.exception()  # retrieved: no warning if nothing awaits the future
+            self.ready.exception()  # so that asyncio does not warn if nothing awaits the future
         pending, self._pending = self._pending, {}
         for one in pending.values():
             if not one.future.done():
@@ -100,12 +98,14 @@ class _Calling(NodeConnection):
     async def ask(self, call: Call[Q, R], payload: bytes, *, deadline: float) -> R:
         if not self.fits(payload):
             raise InvalidRequest(
-                f"{call.name}: {len(payload):,} bytes are more than {self._client.place} accepts."
+                f"A {call.name} of {len(payload):,} bytes is too large for {self._client.place}."
             )
         if self._waiting or not self._has_room:
             await self._wait(deadline, len(payload))
             if self.is_ending:
-                raise faults.Unreachable(f"{self._client.place}: lost before the call was sent.")
+                raise faults.Unreachable(
+                    f"{self._client.place}: the connection was lost before the call was sent."
+                )
         request_id = self._next_id
         self._next_id += 1
         future: asyncio.Future[R] = self._loop.create_future()
@@ -122,7 +122,7 @@ class _Calling(NodeConnection):
                     self.send(Kind.CANCEL, call.number, request_id, b"")
                 self._admit()
             elif future.done() and not future.cancelled():
-                future.exception()  # retrieved: no warning about a reply that came too late
+                future.exception()  # so that asyncio does not warn about a late reply
             raise
 
     @property
@@ -168,7 +168,7 @@ class _Calling(NodeConnection):
     def arrived(self, header: Header, payload: memoryview) -> None:
         kind = header.kind
         if kind is not Kind.REPLY and kind is not Kind.ERROR:
-            raise faults.MalformedFrame(f"a {kind.name} frame from a node that was called")
+            raise faults.MalformedFrame(f"the called node sent a {kind.name} frame")
         one = self._pending.pop(header.request_id, None)
         if one is None:
             return  # the call was cancelled, or its time is over
@@ -199,13 +199,13 @@ class _Calling(NodeConnection):
             if not one.future.done():
                 one.future.set_exception(
                     faults.DeadlineExceeded(
-                        f"{self._client.place}: no reply to {one.call.name} in time."
+                        f"{self._client.place} did not reply to {one.call.name} in time."
                     )
                 )
         for waits in self._waiting:
             if now >= waits.deadline and not waits.room.done():
                 waits.room.set_exception(
-                    faults.Unreachable(f"{self._client.place}: too many calls in progress.")
+                    faults.Unreachable(f"{self._client.place} has too many calls in progress.")
                 )
         if late or self._waiting:
             self._waiting = deque(waits for waits in self._waiting if not waits.room.done())
@@ -241,7 +241,7 @@ class InternalClient:
         tls: ssl.SSLContext | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """``node_id``: the expected id of the other node. Its certificate needs no host name."""
+        """Create a client. ``node_id`` is the expected id of the other node."""
         self.place = f"Node {node_id} at {host}:{port}" if node_id else f"The node at {host}:{port}"
         self.node_id = node_id
         self.end = end
@@ -294,7 +294,7 @@ class InternalClient:
     async def _connected(self, deadline: float) -> _Calling:
         now = self._loop.time()
         if self._is_closed:
-            raise faults.Unreachable(f"{self.place}: this node is stopping.")
+            raise faults.Unreachable(f"{self.place} was not called: this node is stopping.")
         if self.is_connected:
             assert self._wire is not None
             return self._wire
@@ -348,7 +348,7 @@ class InternalClient:
 
 
 class FirstReachable:
-    """Calls one of equivalent nodes until that is unreachable or stopping, then the next."""
+    """Calls one of several equivalent nodes until it is unreachable or stopping, then the next."""
 
     def __init__(
         self,

@@ -1,16 +1,15 @@
-"""A connection between two nodes, as both ends see it: greeting, frames in, frames out, and limits.
+"""A connection between two nodes, as both ends see it: hello, frames and limits.
 
-All frames of one turn of the event loop go out in one write, because the system call would be the
-largest cost of a call. A peer that does not read gets no more calls once the write buffer is above
-a mark; the connection is closed if that lasts, or if the unsent bytes exceed a limit.
+All frames of one iteration of the event loop go out in one write, because the system call would be
+the largest cost of a call. A peer that does not read gets no more calls once the write buffer
+exceeds ``write_bytes_high``; the connection is closed if that lasts or the buffer grows further.
 
 One timer checks the deadlines of all calls in progress (a timer per call would add a tenth to its
 cost), so a deadline is noticed up to TICK_SECONDS late. Idle connections have no timer.
 
-Both ends require a certificate signed by the nodes' own authority, which only says that a node
-belongs to the cluster. So the id of the node must be in it too: as a DNS name or URI among the
-alternative names, or as the common name.
-"""
+Both ends require a certificate signed by the cluster's own authority. This proves only that the
+peer belongs to the cluster, so the certificate must also contain the id of the node: as a DNS name
+or URI among the alternative names, or as the common name."""
 
 import asyncio
 import secrets
@@ -32,7 +31,7 @@ from penstock.wire.internal import frame as wire
 from penstock.wire.internal.faults import HelloRefused, MalformedFrame, encode_failure
 from penstock.wire.internal.frame import Header, Hello, Kind, Side
 
-NO_LEVELS = Levels(LEVEL_FIRST, LEVEL_FIRST)  # of a process that is not a node of a cluster
+NO_LEVELS = Levels(LEVEL_FIRST, LEVEL_FIRST)  # for a process that is not a node of a cluster
 TICK_SECONDS = 0.05
 JOINED_BYTES_MAX = 262_144  # up to this size one copy is cheaper than several writes
 
@@ -56,8 +55,6 @@ def name_in_certificate(node_id: str, certificate: Certificate | None) -> None:
 
 
 class NodeCertificates(Certificates):
-    """The certificate of a node, for both ends of a connection: two contexts of the same files."""
-
     def __init__(self, certificate: Path, key: Path, ca: Path) -> None:
         super().__init__(TlsFiles(certificate, key, ca))
         self.listening = self.context
@@ -94,16 +91,16 @@ class InternalConfig:
     hello_seconds_max: float = 5.0  # for the hello of a caller, TLS included
     connect_seconds_max: float = 2.0  # for a caller to connect and get the hello of the other node
     frame_seconds_max: float = 30.0  # from a frame's first byte to its last
-    ping_seconds: float = 5.0  # of silence, then the caller sends a ping
-    silence_seconds_max: float = 20.0  # then the connection is closed
+    ping_seconds: float = 5.0  # without a byte from the peer, then the caller sends a ping
+    silence_seconds_max: float = 20.0  # without a byte from the peer, then the connection is closed
     retry_seconds_min: float = 0.05  # between attempts to connect, growing twofold
     retry_seconds_max: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeEnd:
-    """This end of connections to other nodes. ``check_hello`` raises HelloRefused for an unsuitable
-    peer. ``secret``: both ends must prove it before any call; None: no proof."""
+    """This end of the connections to other nodes. ``check_hello`` raises HelloRefused for an
+    unsuitable peer. Both ends must prove that they know ``secret``, if it is set."""
 
     node_id: str
     cluster_id: str
@@ -146,7 +143,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         self._part_since: float | None = None  # when an incomplete frame began to arrive
         self._version = wire.VERSION_OF_HELLO
         self._payload_bytes_max = 0  # the limit of the peer
-        self._parts: list[bytes] = []  # to be sent at the end of this turn
+        self._parts: list[bytes] = []  # sent in the next iteration of the event loop
         self._parts_bytes = 0
         self._is_flush_due = False
         self._stalled_since: float | None = None
@@ -155,12 +152,11 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
     # ── Implemented by each end ──────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def greeted(self, hello: Hello) -> None:
-        """Called when ``other`` is known and the version is agreed."""
+    def greeted(self, hello: Hello) -> None: ...
 
     @abstractmethod
     def arrived(self, header: Header, payload: memoryview) -> None:
-        """Handle a frame. The payload is valid until this returns. Raises MalformedFrame."""
+        """Handle a frame. The payload is valid until this method returns."""
 
     @abstractmethod
     def expire(self, now: float) -> bool:
@@ -181,7 +177,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         if self._tick is not None:
             self._tick.cancel()
             self._tick = None
-        self.lost(self.end_reason or str(exc or "it closed the connection"))
+        self.lost(self.end_reason or str(exc or "the other node closed the connection"))
 
     def get_buffer(self, _size_hint: int) -> memoryview:
         return self._reader.room()
@@ -199,7 +195,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
                 frames += 1
                 header = wire.read_header(frame)
                 if header.version != self._version:
-                    raise MalformedFrame(f"a frame of version {header.version}")
+                    raise MalformedFrame(f"the frame has the unexpected version {header.version}")
                 self.arrived(header, frame[wire.HEADER_BYTES :])
         except (FrameRejected, MalformedFrame, HelloRefused) as error:
             self.end(str(error))
@@ -222,7 +218,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         hello = self.read_first(frame)
         reader.settle()
         if reader.part_bytes:
-            raise MalformedFrame("frames before the reply to the hello")
+            raise MalformedFrame("the peer sent frames before the reply to its hello")
         try:
             if self._transport.get_extra_info("ssl_object") is not None:
                 name_in_certificate(hello.node_id, self._transport.get_extra_info("peercert"))
@@ -243,14 +239,15 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         return wire.decode_hello(frame)
 
     def _has_proved(self, hello: Hello, secret: bytes) -> bool:
-        """Reply to a valid first hello and return False. Raises HelloRefused."""
+        """Return whether the peer has proved the secret with its second hello. The first hello is
+        answered with this node's proof. Raises HelloRefused if a proof is wrong."""
         is_caller, first = self.side is Side.CALLER, self._first
         if first is not None and msgspec.structs.replace(hello, proof=b"") != first:
             raise HelloRefused(f"The second hello of node {hello.node_id} differs from its first.")
         caller, answerer = (self._own, hello) if is_caller else (hello, self._own)
         address = self._transport.get_extra_info("peername" if is_caller else "sockname")
         port = int(address[1])
-        if is_caller == (first is None):  # an answerer proves first, a caller second
+        if is_caller == (first is None):  # the called node proves the secret first
             other = Side.ANSWERER if is_caller else Side.CALLER
             wire.check_proof(secret, other, caller=caller, answerer=answerer, port=port)
         if first is not None:
@@ -280,7 +277,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
     def send(
         self, kind: Kind, call: int, request_id: int, payload: bytes, *, deadline_ms: int = 0
     ) -> None:
-        """Send a frame at the end of this turn. The payload is within the limit of the peer."""
+        """Send a frame in the next iteration of the event loop. ``fits`` was checked before."""
         header = wire.pack_header(
             self._version,
             kind,
@@ -299,7 +296,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         if self._parts_bytes > self._config.write_bytes_high:
             unsent = self._parts_bytes + self._transport.get_write_buffer_size()
             if unsent > self._config.unsent_bytes_max:
-                self.end("it does not read what it is sent")
+                self.end("the peer does not read what this node sends")
 
     def fits(self, payload: bytes) -> bool:
         return len(payload) <= self._payload_bytes_max
@@ -317,7 +314,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         self.flushed()
 
     def flushed(self) -> None:
-        """Called when the frames of this turn are written to the transport."""
+        """Called when the queued frames have been written to the transport."""
 
     def pause_writing(self) -> None:
         self._stalled_since = self._loop.time()
@@ -328,7 +325,6 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
     # ── Deadlines ────────────────────────────────────────────────────────────────────────────
 
     def arm(self) -> None:
-        """Start the timer: there is a call with a deadline."""
         if self._tick is None:
             self._tick = self._loop.call_later(TICK_SECONDS, self._ticked)
 
@@ -341,16 +337,16 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         config = self._config
         if self.other is None:
             if now - self._opened_at > config.hello_seconds_max:
-                self.end("it sent no hello")
+                self.end("the peer sent no hello in time")
         elif (
             self._stalled_since is not None
             and now - self._stalled_since > config.write_stall_seconds_max
         ):
-            self.end("it does not read what it is sent")
+            self.end("the peer does not read what this node sends")
         elif self._part_since is not None and now - self._part_since > config.frame_seconds_max:
-            self.end("it sends a frame too slowly")
+            self.end("the peer sends a frame too slowly")
         elif now - self._heard_at > config.silence_seconds_max:
-            self.end("it has fallen silent")
+            self.end("the peer has sent nothing for too long")
 
     # ── Ending ───────────────────────────────────────────────────────────────────────────────
 
@@ -359,12 +355,11 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         return self._transport.is_closing()
 
     def end(self, reason: str) -> None:
-        """Close the connection at once, even with calls in progress."""
         if self.end_reason is None:
             self.end_reason = reason
         if not self._transport.is_closing():
             if self.other is None:
-                self._transport.close()  # sends the reason of a rejected hello first
+                self._transport.close()  # after sending why the hello was rejected
             else:
                 self._transport.abort()
 

@@ -1,9 +1,8 @@
 """Serves the calls of other nodes.
 
 Replies are sent in the order in which they are ready. A call that is served from memory never
-becomes a task. Calls beyond the number that the hello allows are rejected one by one: the queue is
-at the caller. When a connection is lost, its calls are cancelled.
-"""
+becomes a task. Calls beyond the number that the hello allows are rejected, because the caller
+should queue them. When a connection is lost, its calls are cancelled."""
 
 import asyncio
 import logging
@@ -24,13 +23,13 @@ log = logging.getLogger(__name__)
 
 _PONG = encode(Nothing())
 RETRY_MS = 50  # for a caller with too many calls in progress
-# A cancelled call counts here until its task has ended; its caller no longer counts it.
+# A cancelled call counts on this node until its task has ended, but no longer at its caller.
 IN_FLIGHT_SLACK = 1.25
 REFUSAL_SECONDS = 10.0
 
 
 class InternalListener(Listener):
-    """For TLS, give ``start`` a context that requires client certificates."""
+    """A listener for other nodes. With TLS, client certificates are required."""
 
     def __init__(self, answers: CallHandlers, end: NodeEnd) -> None:
         super().__init__(connections_max=end.config.connections_max)
@@ -43,7 +42,7 @@ class InternalListener(Listener):
         return _Served(self)
 
     def note_refusal(self, error: faults.HelloRefused) -> None:
-        """Log a rejected hello, at most once in REFUSAL_SECONDS: the caller tries again."""
+        """Log a rejected hello, at most once in REFUSAL_SECONDS because the caller retries."""
         if self.now - self._refusal_logged_at >= REFUSAL_SECONDS:
             self._refusal_logged_at = self.now
             log.warning("hello of another node rejected", extra={"reason": str(error)})
@@ -99,19 +98,21 @@ class _Served(NodeConnection):
                 one.has_caller = False
                 one.task.cancel()
         else:
-            raise faults.MalformedFrame(f"a {kind.name} frame from a caller")
+            raise faults.MalformedFrame(f"the caller sent a {kind.name} frame")
 
     def _begin(self, header: Header, payload: memoryview) -> None:
         request_id = header.request_id
         if request_id in self._running:
-            raise faults.MalformedFrame(f"request id {request_id} is in use")
+            raise faults.MalformedFrame(f"the request id {request_id} is already in use")
         try:
             if self._listener.is_draining:
                 raise Draining("The node is stopping.")
             if len(self._running) >= self._in_flight_max:
-                raise Throttled("Too many calls in progress.", retry_after_ms=RETRY_MS)
+                raise Throttled(
+                    "This node has too many calls in progress.", retry_after_ms=RETRY_MS
+                )
             if header.deadline_ms == 0:
-                raise faults.DeadlineExceeded("No time was left when the call arrived.")
+                raise faults.DeadlineExceeded("The deadline had passed when the call arrived.")
             found = self._answers.find(header.call)
             if found is None:
                 raise InvalidRequest(f"This node does not serve call {header.call:#06x}.")
@@ -158,14 +159,14 @@ class _Served(NodeConnection):
             return
         try:
             payload = encode(reply)
-        except Exception as error:  # a bug: a reply of another type than the call's
+        except Exception as error:  # a bug: the reply has another type than the call declares
             self._fail(call.number, request_id, error)
             return
         if self.fits(payload):
             self.send(Kind.REPLY, call.number, request_id, payload)
         else:
             too_long = InvalidRequest(
-                f"{call.name}: the reply of {len(payload):,} bytes is more than the caller accepts."
+                f"The {call.name} reply of {len(payload):,} bytes is too large for the caller."
             )
             self._fail(call.number, request_id, too_long)
 

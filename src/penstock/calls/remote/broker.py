@@ -1,16 +1,15 @@
 """The broker of another node: a ``BrokerPort`` over calls between nodes.
 
-A call raises what the other node raises, Unreachable (it was not made), OutcomeUnknown or
-DeadlineExceeded (it may have been carried out), and NotLeader with the node that leads.
+A call raises the error that the other node raised, Unreachable (the call was not made), or
+OutcomeUnknown or DeadlineExceeded (the call may have been carried out).
 
 If the reply of a lease is lost, late or no longer wanted, GIVE_BACK releases the leases. It is sent
 on the same connection, so it cannot overtake the lease, and names a ticket that is used only once.
 
-For the listeners on all partitions of a topic, one call waits at the other node. It sends what is
-known, and gets a reply when that is no longer true or the time is over; then it is made again. If
-the node does not reply or no longer leads a partition, the listeners are called as well, and the
-call is made again after a pause.
-"""
+For the listeners on all partitions of a topic, one call waits at the other node. It sends the known
+state of each partition, and gets a reply when a state has changed or the time is over; then it is
+made again. If the node does not reply or no longer leads a partition, the listeners are called as
+well, and the call is made again after a pause."""
 
 import asyncio
 import random
@@ -37,7 +36,7 @@ _UNREAD = (faults.OutcomeUnknown, faults.DeadlineExceeded, faults.MalformedFrame
 K = TypeVar("K")
 
 Known = Sequence[tuple[int, K]]
-# What is new, by partition, and the partitions that the node does not lead.
+# The new states by partition, and the partitions that the node does not lead.
 News = tuple[Known[K], Sequence[int]]
 Wait = Callable[[Topic, Known[K], int], Awaitable[News[K]]]
 
@@ -57,9 +56,10 @@ class RemoteBroker:
         outcomes: dict[str, int] | None = None,
         chance: Callable[[int], int] = random.getrandbits,
     ) -> None:
-        """``caller``: returns the connection to the node; raises Unreachable. ``parked``: returns
-        the connection for calls that wait, because thousands of long polls would fill the one of
-        short calls. ``epoch_of``: the known epoch of a leader there. ``outcomes`` counts calls."""
+        """Create a broker. ``caller`` returns the connection to the node or raises Unreachable.
+        ``parked`` returns the connection for calls that wait, because long polls would fill the
+        other one. ``epoch_of`` returns the known epoch of a leader. ``outcomes`` counts the
+        calls."""
         self._caller = caller
         self._parked = parked or caller
         self._epoch_of = epoch_of
@@ -77,7 +77,6 @@ class RemoteBroker:
         self._giving_back: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Remove the listeners, and wait a moment for GIVE_BACK calls."""
         await self._ends.close()
         await self._availability.close()
         if self._giving_back:
@@ -149,7 +148,6 @@ def _outcome(error: PenstockError) -> str:
 
 class Watches(Generic[K]):
     def __init__(self, wait: Wait[K], unknown: K) -> None:
-        """``unknown``: sent for a partition without a reply so far."""
         self._wait = wait
         self._unknown = unknown
         self._topics: dict[str, _Watched[K]] = {}
@@ -194,7 +192,7 @@ class _Watched(Generic[K]):
             listeners = self._listeners[partition] = {}
             self._changed.set()
         else:
-            # The call in progress has no reply for what is new to this listener only.
+            # The call in progress gets no reply for a state that is new to this listener only.
             self._loop.call_soon(self._call_one, partition, token)
         listeners[token] = listener
 
@@ -229,7 +227,7 @@ class _Watched(Generic[K]):
         try:
             await asyncio.wait((call, changed), return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
-                return  # to be made again, for other partitions
+                return  # the call is made again, for other partitions
             news, gone = call.result()
         except PenstockError:
             self._call_listeners([partition for partition, _ in known])

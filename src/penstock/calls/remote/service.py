@@ -1,17 +1,16 @@
 """Serves the broker calls of other nodes (``wire/internal/broker_calls.py``).
 
-The service adds three things. It waits a little for a topic that the caller knows before this node.
-It rejects a call for another epoch than the current one, with a hint, because one of the two nodes
-does not know of an election yet. And it remembers the leases of each ticket for a while, so that
-they can be released when the reply was lost.
+The service waits a little for a topic that the caller knows but this node does not know yet. It
+rejects a call whose epoch differs from the current one and names the leader, because one of the two
+nodes does not know of an election yet. And it remembers the leases of each ticket for a while, so
+that they can be released if the reply was lost.
 
-A listener cannot be sent to another node, so a call says what its node knows, and is repeated from
-there. For ends these are the ends themselves, and nothing is kept here between two calls. That
-records of a share are available again is not a state to compare: it is counted here, from the first
-call until a while after the last, so that nothing between two calls is missed. A counter that was
-dropped begins with a number that was never sent, which the other node considers news: one check too
-many is safe. So does a counter of another epoch, whose cursor is gone.
-"""
+A listener cannot be sent to another node. Instead the other node repeats a call that states what it
+knows, and the call waits here until that has changed. For the end offsets of a partition the call
+contains the offsets themselves, and nothing is kept here between two calls. For the records of a
+share that became available again there is no state to compare, so these events are counted here,
+from the first call until a while after the last. A new counter, also after an election, begins with
+a number that was never sent, so the other node checks once more than needed, which is safe."""
 
 import asyncio
 import secrets
@@ -32,7 +31,7 @@ from penstock.wire.internal import broker_calls as wire
 from penstock.wire.internal.calls import CallerInfo, CallHandlers, Nothing
 
 CATCH_UP_SECONDS: Final = 1.0  # for a topic that the caller already knows
-REMEMBERED_MAX: Final = 20_000  # last leases of all callers; a forgotten lease expires by itself
+REMEMBERED_MAX: Final = 20_000  # lease replies; a lease that is forgotten expires by itself
 
 COUNTERS_MAX: Final = 10_000  # partitions of shares; the least recently used is dropped first
 IDLE_SECONDS_MAX: Final = 60.0  # three times the longest pause of a node between two calls
@@ -51,7 +50,6 @@ class BrokerService:
         led: Led = lambda _topic, _partition: None,
         catch_up_seconds: float = CATCH_UP_SECONDS,
     ) -> None:
-        """``led``: the known node and epoch of a leader, used for epochs only."""
         self._broker = broker
         self._catalog = catalog
         self._node = node
@@ -83,7 +81,7 @@ class BrokerService:
         return None if topic is None or topic.modified_at_ms < request.modified_at_ms else topic
 
     async def _catch_up(self, request: wire.OfTopic) -> Topic:
-        """Wait for the caller's version of the topic; after a while an older one is used."""
+        """Wait for the caller's version of the topic; after a while return an older one."""
         topic_id = request.topic_id
         until = self._loop.time() + self._catch_up_seconds
         while (left := until - self._loop.time()) > 0:
@@ -122,11 +120,11 @@ class BrokerService:
             raise NotLeader(place, leader=leader, epoch=led[1])
 
     def _is_added(self, topic: Topic, partition: int) -> bool:
-        """Return whether the source of a share has got this partition since."""
+        """Return whether a share's source topic has got this partition meanwhile."""
         source = None if topic.source_id is None else self._catalog.find_id(topic.source_id)
         return source is not None and 0 <= partition < source.partition_count
 
-    # ── The calls of the table ───────────────────────────────────────────────────────────────
+    # ── Broker calls ─────────────────────────────────────────────────────────────────────────
 
     async def _serve(self, form: wire.BrokerWire, request: Any, _caller: CallerInfo) -> object:
         topic = None
@@ -205,8 +203,6 @@ def _claims_of(call: calls.BrokerCall[Any], reply: Any) -> Sequence[Claim]:
 
 @dataclass(slots=True, eq=False)
 class _Counter:
-    """Counts how often records of one partition of a share became available."""
-
     number: int
     led: tuple[int, int] | None
     used_at: float = 0.0
@@ -219,7 +215,7 @@ class RemoteListeners:
         self._broker = broker
         self._led = led
         self._loop = asyncio.get_running_loop()
-        self._serial = secrets.randbits(48)  # differs from that of an earlier process
+        self._serial = secrets.randbits(48)  # differs from the numbers of an earlier process
         self._counters: OrderedDict[tuple[str, int], _Counter] = OrderedDict()
 
     def close(self) -> None:
@@ -332,7 +328,6 @@ class RemoteListeners:
         return self._serial
 
     def _drop_idle(self, now: float) -> None:
-        """A counter with a waiting call is dropped only if there are too many."""
         counters = self._counters
         while counters:
             key, oldest = next(iter(counters.items()))

@@ -1,5 +1,4 @@
-"""Sends every call to the node that leads what it concerns.
+"""Sends every call to the node that leads the partition or topic of the call.
 
 ``router`` chooses the route of a call, ``leaders`` sends and retries it. ``appending`` sends to one
-or all of several nodes, ``leasing`` receives from all of them.
-"""
+of several nodes or to all of them, ``leasing`` receives from all of them."""

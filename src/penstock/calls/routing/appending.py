@@ -1,11 +1,10 @@
-"""Calls that concern several leaders: a message to a standard queue, which one of them takes, and
-a call to all of them, whose replies are joined.
+"""Calls that concern several leaders: a message to a standard queue, which any of them may store,
+and a call to all of them, whose replies are joined.
 
-Any partition may take the message, and sending to another node costs about twice as much. So a node
-uses the partitions it leads, in turn; a node that leads none uses the partition that the caller
-chose, or the next one whose leader is reachable. After a local partition has rejected a message
-(full disk, damage, too few replicas), the node uses the caller's choice for a while.
-"""
+Sending to another node costs about twice as much as storing a message locally. So a node stores a
+message in one of the partitions that it leads, round robin. A node that leads none uses the
+partition that the caller chose, or the next one whose leader is reachable. For a second after a
+local partition has rejected a message (full disk, damage), the node uses the caller's choice."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from penstock.model.message import Appended
 from penstock.model.topic import Topic
 from penstock.wire.internal.broker_calls import RULES
 
-TURNS_MAX: Final = 10_000  # queues with a remembered position; then all start again
+TURNS_MAX: Final = 10_000  # queues whose next partition is remembered; with more, all restart
 REFUSED_MAX: Final = 10_000  # queues whose local partitions are avoided; then all are used again
 REFUSED_SECONDS: Final = 1.0
 
@@ -81,8 +80,6 @@ def _at(call: Append, partition: int) -> Append:
 
 
 class LocalPartitions:
-    """The partitions of standard queues that this node leads, in turn."""
-
     def __init__(self, own_node: int, routes: Routes, now: Callable[[], float]) -> None:
         self._own = own_node
         self._leader = routes.leader
@@ -123,7 +120,7 @@ class LocalPartitions:
 
 
 class Joining:
-    """One such call. The replies of an attempt are kept for the next attempts."""
+    """A call to all leaders of a topic. Replies of an attempt are kept for the next one."""
 
     def __init__(self, leaders: Leaders, call: LeadersCall[Any]) -> None:
         rule = RULES[type(call)]
@@ -165,7 +162,7 @@ class Joining:
         return self._joined([self._replies[node] for node in nodes])
 
     async def _ask(self, node: int, led: Led) -> Any:
-        """Return the reply, the error that the node raised, or AttemptFailed."""
+        """Return the node's reply or error; AttemptFailed if the call may be retried."""
         is_repeated = node in self._asked
         self._asked.add(node)
         counted_on = [

@@ -1,16 +1,15 @@
 """Sends a call to a node, and retries it.
 
-A call that was not carried out is retried until the time is over: the node does not lead (and
-usually knows which node does), the connection is closed, or the partition has no leader. A call
-with an unknown outcome is retried only if it is idempotent; otherwise OutcomeUnknown is raised.
+A call that was not carried out is retried until a time limit: the node does not lead the partition
+(and usually knows which node does), the connection is closed, or the partition has no leader. A
+call with an unknown outcome is retried only if it is idempotent, and else raises OutcomeUnknown.
 
 A call to another node uses the bulkhead of that node. An open circuit breaker counts as a closed
-connection. The local broker has its own guard (``calls/callees.py``).
+connection. The local broker has its own bulkhead (``calls/callees.py``).
 
-Listeners learn when the leaders of a topic change, or stay with the leader. One task waits for
-changes for all of them. It looks at each topic once, not once per listener, and at most a hundred
-times a second: when a node dies, thousands of partitions get new leaders.
-"""
+Listeners are called when the leaders of a topic change (``LeaderChanges``), or follow the leader of
+a partition (``FollowingListener``). One task waits for changes for all of them. It checks each
+topic once, and at most a hundred times a second: when a node dies, thousands of leaders change."""
 
 import asyncio
 import logging
@@ -31,7 +30,7 @@ from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown, Unre
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS_MIN: Final = 0.01
-WAIT_SECONDS: Final = 60.0  # then the task looks again, in case it missed a change
+WAIT_SECONDS: Final = 60.0  # then the task checks again, in case it missed a change
 
 Listener = Callable[[], None]
 Remove = Callable[[], None]
@@ -41,30 +40,29 @@ C = TypeVar("C", bound=BrokerCall[Any])
 
 
 class Routes(Protocol):
-    """The leaders as far as this node knows. A share has the leaders of its source topic."""
+    """The leaders that this node knows. A share has the leaders of its source topic."""
 
     def leader(self, topic: Topic, partition: int) -> tuple[int, int] | None:
-        """Return the node and the epoch; None if there is no leader, or it is not known."""
+        """Return the leader's node and epoch, or None if no leader is known."""
 
     def leaders(self, topic: Topic) -> Mapping[int, int]:
-        """Return the node of each partition that has a leader."""
+        """Return the leader's node by partition, without partitions that have no leader."""
 
-    def nodes(self) -> Sequence[int]:
-        """Return all nodes that are alive, this one included."""
+    def nodes(self) -> Sequence[int]: ...
 
     async def wait_changed(self, timeout_s: float) -> None:
-        """Wait for the next change. A change after the call of this method is not missed."""
+        """Wait for the next change of a leader. No change after the call is missed."""
 
     def note_leader(self, place: str, leader: int, epoch: int) -> None:
-        """Note what another node reports of ``topic id/partition``, if its epoch is later."""
+        """Note a reported leader of ``topic id/partition``, unless a later epoch is known."""
 
 
-# The node and the epoch that lead each partition.
+# The leader's node and epoch, by partition.
 Led = Mapping[int, tuple[int, int] | None]
 
 
 class AttemptFailed(Exception):
-    """An attempt failed, and the call may be retried: not carried out, or idempotent."""
+    """A call failed and may be retried, because it was not carried out or is idempotent."""
 
     def __init__(self, error: PenstockError, topic: Topic, tried: Led) -> None:
         super().__init__(str(error))
@@ -84,13 +82,10 @@ class Leaders:
         bulkhead: Callable[[int], Bulkhead],
         retry_seconds_max: float = call_times.RETRY_SECONDS_MAX,
     ) -> None:
-        """``local``: the broker of this node. ``remote``: returns the broker of another node; may
-        raise Unreachable. ``bulkhead``: returns that of another node, which counts Unreachable and
-        DeadlineExceeded as failures."""
         self.local = local
         self.own_node = own_node
         self.routes = routes
-        self.bulkhead = cache(bulkhead)  # each node has one, the same each time
+        self.bulkhead = cache(bulkhead)
         self._retry_seconds_max = retry_seconds_max
         self._remote = remote
         self._loop = asyncio.get_running_loop()
@@ -107,7 +102,7 @@ class Leaders:
     # ── Retries ──────────────────────────────────────────────────────────────────────────────
 
     async def retry(self, call: C, attempt: Callable[[C], Coroutine[Any, Any, R]]) -> R:
-        """Raises the error of the last attempt when the time is over."""
+        """Call ``attempt`` until it succeeds. After a time limit, raises the last error."""
         until = self._loop.time() + self._retry_seconds_max
         tries = 0
         while True:
@@ -119,7 +114,7 @@ class Leaders:
             await self._pause(last, tries, until)
 
     async def at_leader(self, topic: Topic, partition: int, call: BrokerCall[R]) -> R:
-        """As ``retry`` does. On the path of every message, so in one coroutine."""
+        """Send a call to the leader of a partition, with the same retries as ``retry``."""
         until = self._loop.time() + self._retry_seconds_max
         tries = 0
         while True:
@@ -137,7 +132,7 @@ class Leaders:
             await self._pause(last, tries, until)
 
     async def _pause(self, last: AttemptFailed, tries: int, until: float) -> None:
-        """Wait until a leader changes. Raises the last error when the time is over."""
+        """Wait until a leader changes or a pause is over. Raises the error after ``until``."""
         topic, tried, now = last.topic, last.tried, self._loop.time()
         if now >= until:
             raise last.error
@@ -222,7 +217,7 @@ class LeaderChanges:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, topic: Topic, listener: Listener) -> Remove:
-        """Call ``listener`` when a leader or an epoch changes. Returns its removal."""
+        """Call ``listener`` when a leader or epoch changes. Returns a function that removes it."""
         watched = self._topics.get(topic.topic_id)
         if watched is None:
             watched = self._topics[topic.topic_id] = _Watched(topic, self._look(topic))
@@ -246,7 +241,6 @@ class LeaderChanges:
         return [leader(topic, partition) for partition in range(topic.partition_count)]
 
     async def _run(self) -> None:
-        """Runs until ``close``: long polls come and go all the time."""
         while True:
             for watched in tuple(self._topics.values()):
                 seen = self._look(watched.topic)
@@ -254,9 +248,9 @@ class LeaderChanges:
                     watched.seen = seen
                     for listener in tuple(watched.listeners.values()):
                         listener()
-            # No await between the look and this wait, so that no change is missed.
+            # There is no await between ``_look`` and this wait, so no change is missed.
             await self._routes.wait_changed(WAIT_SECONDS)
-            await asyncio.sleep(LOOK_SECONDS_MIN)  # to look once at changes that come together
+            await asyncio.sleep(LOOK_SECONDS_MIN)  # several changes often come together
 
     async def close(self) -> None:
         task, self._task = self._task, None
@@ -266,9 +260,9 @@ class LeaderChanges:
 
 
 class FollowingListener:
-    """A listener at the leader of a partition. It moves to each new leader, and is called at every
-    move, because a caller that waits for the partition has to look who leads. If the new leader has
-    not opened the partition yet, the listener is added after a short pause."""
+    """A listener at the leader of a partition. It moves to each new leader, and is also called
+    then, because a caller that waits must find the new leader. If the new leader has not opened the
+    partition yet, the listener is added after a short pause."""
 
     def __init__(
         self,
@@ -279,7 +273,6 @@ class FollowingListener:
         listener: Listener,
         add: Callable[[BrokerPort], Remove],
     ) -> None:
-        """``add`` adds the listener at one broker. Raises what ``add`` raises at the leader."""
         self._leaders = leaders
         self._topic = topic
         self._partition = partition

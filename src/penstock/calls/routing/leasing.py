@@ -1,15 +1,15 @@
 """Receives from a queue with several leaders.
 
-First the nodes are called one after the other, so that no more is leased than requested. This node
-usually comes first (``NodeOrder``). If no node has a message and the caller waits, the receive
-is parked at all nodes. The first reply ends it, and the other calls are cancelled. Messages that
-another node has leased by then are returned too if they fit, else released in the background.
+First the nodes are called one after the other, so that no more messages are leased than requested.
+This node usually comes first (``NodeOrder``). If no node has a message and the caller waits, the
+receive is parked at all nodes. The first reply with messages ends the wait, and the other calls are
+cancelled. Messages that another node has leased by then are returned too if the request has room
+for them, else released in the background.
 
-A parked receive moves with the leaders. A node that fails is called again after a pause.
+When leaders change, a parked receive moves along. A node that fails is called again after a pause.
 
-The nodes keep the limit on leased records together (``broker/partition/queue.py``). A queue is full
-if one node says so and no node has a message.
-"""
+The limit on leased messages counts those of all nodes (``broker/partition/queue.py``). It is
+reached if one node reports it and no node has a message."""
 
 import asyncio
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ SECONDS_MAX: Final = 1.0
 # Ages that differ by less than this, or by less than a quarter, count as equal.
 LONGER_MS: Final = 100
 LONGER_SHARE: Final = 4
-QUEUES_MAX: Final = 10_000  # remembered; then all are forgotten and start again
+QUEUES_MAX: Final = 10_000  # queues in memory; with more, all are forgotten
 
 # After these errors the next node is called.
 _NODE_ERRORS = (
@@ -52,13 +52,11 @@ LeaseTask = asyncio.Task[Sequence[Delivery]]
 
 class _Look(NamedTuple):
     deliveries: Sequence[Delivery] = ()
-    has_reply: bool = False  # of at least one node
-    error: errors.PenstockError | None = None  # of the last node that failed
+    has_reply: bool = False  # at least one node replied
+    error: errors.PenstockError | None = None  # error of the last node that failed
 
 
 class _Soon:
-    """A broker with the deadline LOOK_SECONDS_MAX. A late reply counts in the node's bulkhead."""
-
     def __init__(self, broker: Calls, node: int) -> None:
         self._broker = broker
         self._node = node
@@ -130,7 +128,7 @@ class Leasing:
     # ── Without waiting ──────────────────────────────────────────────────────────────────────
 
     async def _look(self, topic: Topic, request: LeaseRequest, led_by: Sequence[int]) -> _Look:
-        """Lease from one node after the other, without waiting, until it is enough."""
+        """Lease from one node after the other, without waiting, until there are enough messages."""
         nodes = self._order.order(topic.topic_id, led_by, now_s=self._loop.time())
         if not nodes:
             return _Look(error=errors.NotLeader(place_of(topic, 0)))
@@ -199,7 +197,7 @@ class Leasing:
     # ── Releasing ────────────────────────────────────────────────────────────────────────────
 
     def cancel(self, topic: Topic, task: LeaseTask) -> None:
-        """Cancel a lease call, and release what it has leased nevertheless."""
+        """Cancel a lease call, and release the messages if it leased some nevertheless."""
         self._cancelled.add(task)
         task.add_done_callback(partial(self._ended, topic))
         task.cancel()
@@ -265,7 +263,7 @@ class _Parked:
                 self._leasing.cancel(self._topic, task)
 
     def _spread(self, left_s: float) -> None:
-        """Park at all current leaders, and at no other node."""
+        """Park at all current leaders, and cancel the calls to nodes that no longer lead."""
         now = self._loop.time()
         nodes = set(self._leasing.routes.leaders(self._topic).values())
         for node in [node for node in self._tasks if node not in nodes]:
@@ -288,13 +286,17 @@ class _Parked:
         return min(last, max(0.001, min(due) - self._loop.time()))
 
     def _collect(self) -> Sequence[Delivery]:
-        """Return the deliveries of the replies so far. Raises the error that ends the wait."""
+        """Return the deliveries that have arrived. Raises an error that ends the wait."""
         deliveries: list[Delivery] = []
         raised: BaseException | None = None
         for node, task in [item for item in self._tasks.items() if item[1].done()]:
             del self._tasks[node]
             is_cancelled = task.cancelled()
-            error = errors.Draining(f"Node {node} cancelled.") if is_cancelled else task.exception()
+            error = (
+                errors.Draining(f"The call to node {node} was cancelled.")
+                if is_cancelled
+                else task.exception()
+            )
             if error is None:
                 self._take(node, task.result(), deliveries)
             elif isinstance(error, errors.TopicNotFound) or not isinstance(
@@ -331,18 +333,18 @@ class _Parked:
 @dataclass(slots=True)
 class _Queue:
     since: float
-    begin: int = 0  # index of the other node that comes first
+    begin: int = 0  # index of the first node among the other nodes
     every: int = EVERY_MIN
-    stayed: int = 0  # how often this node came first since another did
-    here_ms: int = 0  # age of the messages last found here; 0: none were found
+    stayed: int = 0  # how often this node came first since another node did
+    here_ms: int = 0  # age of the messages last found on this node; 0: none were found
 
 
 class NodeOrder:
-    """The order in which the nodes of a queue are asked for messages. Pure. Usually this node comes
-    first, because asking it costs no network call. Now and then another node does, or messages
-    there would wait as long as there are messages here: every fourth time while the messages found
-    there have waited longer than those here; otherwise half as often each time, down to every
-    thirty-second time, but at least once a second. Ages are by the clock of the message's node."""
+    """The order in which the leaders of a queue are asked for messages. Usually this node comes
+    first, because asking it costs no network call. Every fourth time another node comes first while
+    its messages have waited longer than those of this node; otherwise half as often each time, down
+    to every thirty-second time, but at least once a second. Ages are by the clock of the message's
+    node."""
 
     def __init__(self, own_node: int) -> None:
         self._own = own_node
@@ -375,7 +377,6 @@ class NodeOrder:
             queue.here_ms = _age_ms(deliveries)
 
     def found_elsewhere(self, topic_id: str, deliveries: Sequence[Delivery]) -> None:
-        """Note the messages of a node that was asked before this one."""
         queue = self._queues.get(topic_id)
         if queue is not None:
             longer_ms = max(LONGER_MS, queue.here_ms // LONGER_SHARE)

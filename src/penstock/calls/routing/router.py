@@ -2,8 +2,7 @@
 
 A call about one partition goes to its leader, a call about a whole queue to all its leaders. A
 message to a standard queue may go to any partition that has a leader. Move tasks run at the leader
-of the first partition of their source. That leader also creates the shares of a topic.
-"""
+of the first partition of their source. That leader also creates the shares of a topic."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -33,8 +32,8 @@ class Router:
         self._appending = Appending(leaders)
         self._leasing = Leasing(leaders, self._changes)
         local = leaders.local
-        # Ends the receives that are parked at several nodes, when this node is draining. The broker
-        # ends those at its own partitions only.
+        # When this node is draining, ends the receives that are parked at several nodes. The broker
+        # ends only those at its own partitions.
         self.end_waits = self._leasing.end_waits
         self._routes_of: dict[type[calls.BrokerCall[Any]], Route] = {
             calls.Append: self._append,
@@ -47,7 +46,6 @@ class Router:
         self.find_share = local.find_share
 
     async def close(self) -> None:
-        """Release leases without a receiver first."""
         await self._leasing.close()
         await self._leaders.close()
         await self._changes.close()
@@ -79,7 +77,7 @@ class Router:
         return self._leaders.at_leader(source, 0, call)
 
     async def _cancel_move(self, call: calls.CancelMove) -> MoveTask | None:
-        """Ask every node: the leader may have moved since the task began."""
+        """Cancel a move task at any node, because the leader may have changed since it began."""
         error: PenstockError | None = None
         leaders = self._leaders
         for node in sorted(leaders.routes.nodes(), key=lambda node: node != leaders.own_node):

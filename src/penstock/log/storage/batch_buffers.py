@@ -1,17 +1,16 @@
-"""Reads many whole batches as one buffer, for readers by offset. They forward bytes unchanged, so
-splitting them into batches would only cost an object, a copy and a step per batch.
+"""Reads many whole batches as one buffer, for readers that forward bytes unchanged: splitting the
+bytes into batches would only cost time.
 
-    a known range ──────────────► one read, no verification
+    a verified range ──────────────► one read, no verification
     recently written and requested as a slice ──► not even a read
-    any other ──► one read ──► verify every header, check and CRC ──► known from now on
+    any other ──► one read ──► verify every header, check and CRC ──► a verified range
                                    │ the first batch is bad
                                    └► None: ``Segment.read`` finds the damage batch by batch
 
-A range is known once it has passed its checksums, while the segment's files are open and for
-TRUSTED_READS further reads; then it is verified again. So a range that changes on disk is
-detected after a bounded number of reads instead of at once, and by every client that checks the
-batches' CRCs. ``docs/adr/0015-fetches-verify-once.md`` explains the trade-off; all other readers,
-above all the lease cursor, verify everything they read.
+A verified range is trusted for TRUSTED_READS further reads while the segment's files stay open,
+then verified again. So a range that changes on disk is detected after some reads instead of at
+once, and by every client that checks the batches' CRCs. All other readers, above all the lease
+cursor, verify all they read. ``docs/adr/0015-fetches-verify-once.md`` explains the trade-off.
 """
 
 from array import array
@@ -28,8 +27,7 @@ from penstock.record.crc32c import crc32c
 if TYPE_CHECKING:
     from penstock.log.storage.segment import Segment
 
-# Bytes from one position to the next: a quarter of what most clients request at once. A position
-# takes 24 bytes of memory.
+# Bytes between two ``RecentPositions``: a quarter of what most clients request at once.
 POSITION_BYTES = 256 * KIB
 
 
@@ -41,22 +39,21 @@ class RecentSlice(NamedTuple):
 
 
 class RecentPositions:
-    """Positions of batches in recently written bytes of a segment, which are served unread: they
-    were valid when they arrived. A reader continues from position to position. Positions expire
-    (``age``); their bytes are then verified like all others."""
+    """Positions of batches in recently written bytes of a segment. Slices between them are sent
+    without reading them, because they were valid when they arrived. Positions expire (``age``);
+    their bytes are then verified like all others."""
 
     __slots__ = ("_offsets", "_old_count", "_positions", "_records", "due_at", "records")
 
     def __init__(self) -> None:
-        self.due_at = 0  # position from which on the next batch gets a position
-        self.records = 0  # records appended by this process, without those of control batches
+        self.due_at = 0  # the first batch from this position on is added
+        self.records = 0  # records appended by this process, without control records
         self.clear()
 
     def __len__(self) -> int:
         return len(self._offsets)
 
     def add(self, offset: int, position: int) -> None:
-        """Note a batch that begins here; ``records`` does not count it yet."""
         self._offsets.append(offset)
         self._positions.append(position)
         self._records.append(self.records)
@@ -81,7 +78,7 @@ class RecentPositions:
     def find(
         self, start: int, *, bytes_max: int, up_to: int, end_offset: int, end_position: int
     ) -> RecentSlice | None:
-        """Return the longest slice from a position at ``start`` to another or to the end."""
+        """Return the longest slice from offset ``start``, if its position is known."""
         offsets, positions = self._offsets, self._positions
         first = bisect_left(offsets, start)
         if first == len(offsets) or offsets[first] != start:
@@ -101,7 +98,7 @@ class RecentPositions:
         return self._offsets[at] if at < len(self._offsets) else None
 
 
-READ_BYTES_MAX = 4 * MIB  # of one read: longer reads would delay all other requests
+READ_BYTES_MAX = 4 * MIB  # longer reads would delay all other requests
 TRUSTED_READS = 15  # between two verifications of one range
 SLICE_BYTES_MIN = 64 * KIB  # below this size a copy is cheaper than a slice
 RANGES_MAX = 512  # ranges remembered per open segment, 400 bytes each
@@ -112,15 +109,13 @@ _ATTRIBUTES_LOW_AT = 22
 
 
 class BatchBuffers(NamedTuple):
-    buffers: Sequence[Piece]  # whole batches in order; the first may begin before the start
-    next_offset: int  # after the last batch
-    record_count: int  # without records of control batches
+    buffers: Sequence[Piece]  # whole batches; the first may begin before the requested offset
+    next_offset: int  # the offset after the last batch
+    record_count: int  # without control records
     is_all_empty: bool = False  # only empty batches, left by compaction
 
 
 class VerifiedRange:
-    """Where the batch of an offset begins and, once verified, what is known from there on."""
-
     __slots__ = ("next_offset", "place", "record_count", "size", "trusted_reads")
 
     def __init__(self, place: BatchStart) -> None:
@@ -132,8 +127,6 @@ class VerifiedRange:
 
 
 class VerifiedRanges(dict[int, VerifiedRange]):
-    """The known ranges of an open segment, by requested offset; the oldest are evicted."""
-
     def at(self, offset: int, place: BatchStart) -> VerifiedRange:
         known = self.get(offset)
         if known is None:
@@ -144,7 +137,6 @@ class VerifiedRanges(dict[int, VerifiedRange]):
 
 
 def buffers_of(batches: Sequence[bytes], start: int) -> BatchBuffers:
-    """Make a range of single batches, from memory or from ``Segment.read``."""
     count = 0
     next_offset = start
     filled: Sequence[bytes] = batches
@@ -164,8 +156,8 @@ def buffers_of(batches: Sequence[bytes], start: int) -> BatchBuffers:
 def read_buffers(
     segment: "Segment", start: int, *, bytes_max: int, up_to: int, as_slice: bool
 ) -> BatchBuffers | None:
-    """Return whole batches from the one that holds ``start``, perhaps fewer than ``Segment.read``.
-    None if the first batch is bad. ``as_slice``: perhaps a slice of the file."""
+    """Return whole batches from the one that holds ``start`` on; None if the first batch is bad.
+    With ``as_slice`` the result may be a slice of the file."""
     assert segment.base_offset <= start < segment.end_offset
     bytes_max = min(bytes_max, READ_BYTES_MAX)
     if as_slice and segment.recent:
@@ -246,8 +238,6 @@ def _read_known(
 
 
 class _BufferWalk:
-    """A walk over the batches of one read of the file, up to the first bad batch."""
-
     __slots__ = ("_data", "_place", "_segment", "end", "first", "is_gapped", "wanted_bytes")
 
     def __init__(self, segment: "Segment", place: BatchStart, size: int) -> None:
@@ -257,10 +247,10 @@ class _BufferWalk:
         self._data = segment.disk.pread(segment.files.log_fd, size, place.position)
         self.first = self.end = place  # start of the first batch found; start after the last
         self.is_gapped = False  # contains empty batches
-        self.wanted_bytes = 0  # if nothing was found because the first batch is longer: its size
+        self.wanted_bytes = 0  # size of the first batch if it is longer than the read, else 0
 
     def run(self, start: int, *, bytes_max: int, up_to: int) -> BatchBuffers | None:
-        """Return the verified range. Flat, without avoidable calls: readers wait for this loop."""
+        """Return the verified range. One loop without function calls, for speed."""
         segment, data, checks_file = self._segment, self._data, self._segment.files.checks
         view = memoryview(data)
         size, place = len(data), self._place
@@ -315,7 +305,6 @@ class _BufferWalk:
 def _without(
     view: memoryview, first: int, end: int, empty: Sequence[int], next_offset: int, count: int
 ) -> BatchBuffers:
-    """Leave out batches that compaction has emptied, unless there are no others."""
     buffers: list[Piece] = []
     for at in empty:
         if at > first:

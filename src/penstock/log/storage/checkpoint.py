@@ -1,5 +1,5 @@
-"""Small files that are whole or absent: snapshots of a caller's state, the recovery point, the low
-watermark and the list of damage (JSON). Drawn in docs/formats/log.md:
+"""Small files that are replaced as a whole: checkpoints (snapshots of the owner's state), the
+recovery point, the low watermark and the list of damage (JSON); see ``docs/formats/log.md``:
 
     checkpoint      PSCK · version u16 · 0 u16 · generation u64 · length u32 · crc u32 · data
     recovery point  PSRP · version u16 · flags u16 · offset i64 · last segment's base i64
@@ -10,9 +10,9 @@ Each ``crc`` is the CRC-32C of all other bytes of the file. A checkpoint has two
 write replaces the older one. After a clean stop the recovery point holds the size of the last
 segment; the first append changes that size, so the clean flag need not be removed.
 
-Recovery repairs what it finds, so the next opening sees no trace of the problem. But a replica must
-report what may be missing before it can be relied on, and it can die before it has reported it. So
-doubts about a log are written before the repair, and stay until ``Log.settle`` clears them.
+Recovery repairs damage, so the next opening would see no trace of it. But a replica must report
+that records may be missing, and it can die before it has done so. So these doubts (DOUBT flags)
+are written before the repair, and stay until ``Log.settle`` clears them.
 """
 
 import re
@@ -38,7 +38,7 @@ from penstock.record.crc32c import crc32c
 HEAD = struct.Struct(">4sHHQI")
 HEAD_BYTES = 24  # including the crc
 MAGIC = b"PSCK"
-VERSION = 1  # of all three files
+VERSION = 1  # format version of all three files
 GENERATIONS = 2
 
 POINT = struct.Struct(">4sHHqqq")
@@ -83,7 +83,6 @@ def read_checkpoint(folder: Path, name: str, disk: Disk) -> bytes | None:
 
 
 def remove_checkpoint(folder: Path, name: str, disk: Disk) -> None:
-    """Remove both generations; durable when this returns."""
     for slot in range(GENERATIONS):
         disk.unlink(checkpoint_path(folder, name, slot))
     disk.sync_folder(folder)
@@ -123,7 +122,7 @@ def write_point(folder: Path, point: RecoveryPoint, disk: Disk) -> None:
 
 
 def read_point(folder: Path, disk: Disk) -> RecoveryPoint | None:
-    """Return the recovery point. None if it is missing or damaged: then everything is scanned."""
+    """Return the recovery point, or None if it is missing or damaged."""
     content = read_whole(disk, folder / RECOVERY_POINT_FILE)
     fields = None if content is None else _unpacked(content, POINT, POINT_MAGIC)
     if fields is None:
@@ -139,7 +138,6 @@ def write_low_watermark(folder: Path, offset: int, disk: Disk) -> None:
 
 
 def read_low_watermark(folder: Path, disk: Disk) -> int:
-    """Return the low watermark, 0 if there is no file. Raises Damaged if the file is not whole."""
     path = folder / LOW_WATERMARK_FILE
     content = read_whole(disk, path)
     if content is None:
@@ -151,7 +149,6 @@ def read_low_watermark(folder: Path, disk: Disk) -> int:
 
 
 def _unpacked(content: bytes, layout: struct.Struct, magic: bytes) -> tuple[int, ...] | None:
-    """Return the fields after magic and version, or None if the content is not whole."""
     raw = content[: layout.size]
     if len(raw) < layout.size or content[layout.size :] != _CRC.pack(crc32c(raw)):
         return None
@@ -163,8 +160,6 @@ DAMAGE_MAX = 1_000  # ranges recorded per partition; more would add nothing to t
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A damaged range of bytes in one file, and the offsets that were stored there."""
-
     file: str
     position: int
     size_bytes: int
@@ -174,7 +169,7 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class DamagedRange(Damaged):
-    """A read met damage. Offsets from ``first_offset`` to before ``next_offset`` are lost."""
+    """A read found damage. Offsets from ``first_offset`` to before ``next_offset`` are lost."""
 
     def __init__(self, folder: Path, damage: Damage) -> None:
         super().__init__(str(folder / damage.file), damage.position, damage.reason)
@@ -198,7 +193,7 @@ def save_damage(folder: Path, damage: Sequence[Damage], disk: Disk) -> None:
 
 
 def merge_damage(known: Sequence[Damage], found: Sequence[Damage]) -> list[Damage]:
-    """Merge, sorted by offset; a range found twice keeps its first description."""
+    """Return all damage, sorted by offset; a range found twice keeps its first description."""
     merged: dict[tuple[str, int], Damage] = {}
     for damage in (*known, *found):
         merged.setdefault((damage.file, damage.position), damage)

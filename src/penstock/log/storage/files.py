@@ -9,12 +9,10 @@
     damage                          damaged ranges that were found, as JSON
     low-watermark                   the first offset of a stream that readers may see
     <name>.0.checkpoint  .1.        two generations of a snapshot of the owner's state
-    00000000000000000000.restart    decision to drop everything and begin at that offset
+    00000000000000000000.restart    decision to delete everything and begin at that offset
 
-A segment is named by the offset of its first record. docs/formats/log.md draws the formats.
-
-All calls go through ``Disk``, so a test can pass a disk that is full, torn or broken. Calls are
-positioned: no descriptor has a position that callers could disagree about.
+A segment is named by the offset of its first record. ``docs/formats/log.md`` draws the formats. All
+calls go through ``Disk``, so a test can simulate a full or broken disk.
 """
 
 import errno
@@ -37,7 +35,7 @@ INDEX_SUFFIX = ".index"
 TIME_SUFFIX = ".time"
 CHECK_SUFFIX = ".check"
 CHECKPOINT_SUFFIX = ".checkpoint"
-EPOCHS_CHECKPOINT = "epochs"  # the only one known to the log: truncation invalidates it
+EPOCHS_CHECKPOINT = "epochs"  # the only checkpoint that the log itself removes, when truncated
 RESTART_SUFFIX = ".restart"
 SIDE_SUFFIXES = (INDEX_SUFFIX, TIME_SUFFIX, CHECK_SUFFIX)
 
@@ -49,12 +47,11 @@ def segment_path(folder: Path, base_offset: int, suffix: str = LOG_SUFFIX) -> Pa
 
 
 def segment_paths(folder: Path, base_offset: int) -> list[Path]:
-    """Return the paths of a segment's four files, batches first."""
     return [segment_path(folder, base_offset, each) for each in (LOG_SUFFIX, *SIDE_SUFFIXES)]
 
 
 def base_offset_of(name: str) -> int | None:
-    """Return the offset in the name of a segment's file; None if the file is not a segment's."""
+    """Return the base offset in the file name of a segment, or None for other file names."""
     stem, dot, suffix = name.partition(".")
     if len(stem) != _DIGITS or not (stem.isascii() and stem.isdigit()):
         return None
@@ -62,7 +59,6 @@ def base_offset_of(name: str) -> int | None:
 
 
 def format_version(content: bytes) -> int | None:
-    """Return the version of a format line, or None if the content is not such a line."""
     number = content.removeprefix(FORMAT_PREFIX).strip()
     if not content.startswith(FORMAT_PREFIX) or not number.isdigit() or len(number) > 9:
         return None
@@ -75,7 +71,6 @@ FILE_BYTES_MAX = 64 * MIB  # limit for files that are read whole
 
 class Disk:
     def open(self, path: Path) -> int:
-        """Open for reading and writing; create the file if it is missing."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def open_read(self, path: Path) -> int:
@@ -99,7 +94,6 @@ class Disk:
         return b"".join(parts)
 
     def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:
-        """Write, perhaps less than requested, as the system call does; the caller must check."""
         return os.pwrite(fd, data, position)
 
     def truncate(self, fd: int, length: int) -> None:
@@ -122,7 +116,6 @@ class Disk:
             self.close(fd)
 
     def make_folder(self, folder: Path) -> None:
-        """Create the folder and its parents, each synced into its parent."""
         if folder.is_dir():
             return
         self.make_folder(folder.parent)
@@ -136,7 +129,6 @@ class Disk:
         source.rename(target)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file; a missing file is not an error."""
         path.unlink(missing_ok=True)
 
 
@@ -144,12 +136,11 @@ DISK = Disk()
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether the disk is full, an error after which the log continues."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class SharedFile:
-    """A descriptor closed with its last reference: slices of a removed segment may be in use."""
+    """A file descriptor that is closed with the last reference to it."""
 
     __slots__ = ("_disk", "fd")
 
@@ -165,12 +156,11 @@ class SharedFile:
 
 
 def write_all(disk: Disk, fd: int, data: bytes | bytearray, position: int) -> None:
-    """Write everything, continuing after short writes. For files that are not on the hot path."""
     view = memoryview(data)
     while view:
         count = disk.pwrite(fd, bytes(view), position)
         if count <= 0:
-            raise OSError(f"pwrite wrote {count} bytes")
+            raise OSError(f"pwrite wrote only {count} bytes")
         view = view[count:]
         position += count
 

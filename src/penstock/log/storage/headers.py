@@ -1,6 +1,6 @@
-"""Walks over the batch headers of a segment: where to cut it, which epochs it holds. A header is
-trusted if it continues where the one before it ended and matches ``.check``. After one that is not,
-the walk continues at the next indexed batch."""
+"""Walks over the batch headers of a segment, to find where to cut it and which epochs it holds. A
+header is trusted if it continues where the one before it ended and matches the segment's ``.check``
+file. After a header that is not trusted, the walk continues at the next indexed batch."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from penstock.log.storage.segment import NO_EPOCH, NO_TIMESTAMP, Cut, Segment
 from penstock.log.storage.side_files import START, BatchStart, CheckWindow
 from penstock.record.batch import HEADER_BYTES, BatchHeader, parse_header
 
-WINDOW_BYTES = 4_096  # one page: costs as much as a header, and small batches share it
+WINDOW_BYTES = 4_096  # one page, as cheap to read as one header
 CHECKS_AHEAD = 64
 
 Epochs = list[tuple[int, int]]  # epoch, first offset; both increase
@@ -19,11 +19,10 @@ Epochs = list[tuple[int, int]]  # epoch, first offset; both increase
 class Step(NamedTuple):
     place: BatchStart
     offset: int
-    header: BatchHeader | None  # None: not trusted, as all bytes up to the next step
+    header: BatchHeader | None  # None: the bytes up to the next step are not trusted
 
 
 def walk(segment: Segment, start: BatchStart) -> Iterator[Step]:
-    """Yield the batches from ``start``, where a batch begins, to the end of the segment."""
     files, disk = segment.files, segment.disk
     position, ordinal, offset = start.position, start.ordinal, segment.base_offset + start.relative
     window, window_at = b"", position
@@ -52,8 +51,8 @@ def walk(segment: Segment, start: BatchStart) -> Iterator[Step]:
 
 
 def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
-    """Return where to cut: before the batch that holds ``to``, or before damage that reaches up to
-    it. ``epoch``: the last one of the segments before."""
+    """Return where to cut: before the batch that holds offset ``to``, or before damage that reaches
+    up to that batch. ``epoch`` is the last epoch of the earlier segments."""
     index = segment.files.index
     place, max_timestamp = _entry_before(segment, to)
     last, end, hole = START, place, None
@@ -85,7 +84,7 @@ def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
 
 def _entry_before(segment: Segment, to: int) -> tuple[BatchStart, int]:
     """Return an indexed batch before the one that holds ``to``, and the highest timestamp up to it.
-    A walk from there meets a batch that stays, if any does."""
+    A walk from there also passes the last batch that is kept."""
     segment.find(to)  # rebuilds a damaged index
     index = segment.files.index
     number = index.offsets.last_at_most(to - segment.base_offset)
@@ -97,7 +96,6 @@ def _entry_before(segment: Segment, to: int) -> tuple[BatchStart, int]:
 
 
 def _is_beyond(segment: Segment, place: BatchStart, to: int) -> bool:
-    """Return whether the damage that begins at ``place`` reaches beyond offset ``to``."""
     after = segment.files.index.find_after(place.position)
     return after is None or segment.base_offset + after.relative > to
 

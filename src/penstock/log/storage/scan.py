@@ -1,16 +1,14 @@
-"""A scan of one segment file: which batches are whole, what is damaged and where the file ends.
+"""A scan of one segment file, which finds whole batches, damage and the end of valid data.
 Everything is read and verified; nothing is changed.
 
 A bad batch means one of two things. If no whole batch follows, it is the torn end of a log whose
-last write did not finish: nothing after it can be saved. If a whole batch follows, bytes in the
+last write did not finish, and nothing after it can be saved. If a whole batch follows, bytes in the
 middle have changed: the range is reported as damage and the scan continues after it. A message body
-that looks like a batch must not count as "a whole batch follows": either the index must contain the
-position, or ``.check`` the header, or an unbroken chain of whole batches must lead from there to
-the end of the file.
+that looks like a batch must not count as one: either the index must contain its position, or the
+``.check`` file its header, or an unbroken chain of batches must lead to the end of the file.
 
-Also the check of batches from a leader (``verified``). They are stored with the offsets and epochs
-they arrive with, so everything that a scan would reject is rejected before it is written.
-"""
+``verified`` checks batches from a leader. They are stored with the offsets and epochs they arrive
+with, so everything that a scan would reject is rejected before it is written."""
 
 import re
 from array import array
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.log.storage.segment import Segment
 
 WINDOW_BYTES = 4 * MIB
-CANDIDATES_MAX = 1_000  # positions tried for one gap; more look-alikes than that are an attack
+CANDIDATES_MAX = 1_000  # positions tried for one gap; more candidates are an attack
 EPOCH_MIN = -(2**31)
 ZEROS_REASON = "zeros up to the end of the file: space that was never written"
 
@@ -55,18 +53,18 @@ ZEROS_REASON = "zeros up to the end of the file: space that was never written"
 def header_fault(header: BatchHeader, offset: int) -> str | None:
     """Return why a header cannot belong at ``offset``, or None if it can."""
     if header.magic != MAGIC:
-        return f"magic {header.magic} at the start of a batch, expected {MAGIC}"
+        return f"the batch begins with magic {header.magic}, expected {MAGIC}"
     if header.base_offset != offset:
-        return f"base offset {header.base_offset}, expected {offset}"
+        return f"the batch has base offset {header.base_offset}, expected {offset}"
     if not HEADER_BYTES <= header.total_bytes <= BATCH_BYTES_MAX:
-        return f"invalid batch size of {header.total_bytes} bytes"
+        return f"the header has an invalid batch size of {header.total_bytes} bytes"
     if header.last_offset_delta < 0:
-        return f"invalid last offset delta {header.last_offset_delta}"
+        return f"the batch has the invalid last offset delta {header.last_offset_delta}"
     return None
 
 
 def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
-    """Return whether only zeros follow up to the end: space that was never written."""
+    """Return whether only zeros, space that was never written, follow ``position``."""
     while position < size:
         chunk = disk.pread(fd, MIB, position)
         if chunk.count(0) != len(chunk):
@@ -79,9 +77,9 @@ def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
 
 @dataclass(slots=True)
 class Scan:
-    """State and results of a scan. ``checks`` and ``places``: the side files as they should be."""
+    """State and results of a scan. ``checks`` and ``places`` are the correct index entries."""
 
-    size: int  # of the file, as far as it is scanned
+    size: int  # bytes of the file to scan
     position: int
     offset: int
     ordinal: int
@@ -94,12 +92,10 @@ class Scan:
     tail_reason: str | None = None  # why the scan stopped before the end of the file
 
     def seal(self) -> None:
-        """Index the last batch of a closed segment, whatever the interval."""
         if self.last is not None and (not self.places or self.places[-1][0] != self.last):
             self.places.append((self.last, self.max_timestamp))
 
     def gap_before(self, name: str, next_base: int) -> Damage:
-        """Return the damage at the end of a closed segment, up to the start of the next one."""
         reason = self.tail_reason or f"records up to offset {next_base} are missing"
         size = self.size - self.position
         return Damage(name, self.position, size, self.offset, next_base, reason)
@@ -115,10 +111,9 @@ class Scanner:
         max_timestamp: int = -1,
         bytes_max: int | None = None,
     ) -> None:
-        """``epoch`` and ``max_timestamp``: the highest values before ``start``."""
         self._segment, self._disk, self._fd = segment, segment.disk, segment.files.log_fd
         self._checks, self._base_offset = segment.files.checks, segment.base_offset
-        self._wanted_bytes = 0  # for the next batch
+        self._wanted_bytes = 0  # size of the next batch if it is larger than the window
         size = segment.bytes or self._disk.size(self._fd)
         self.scan = Scan(
             size if bytes_max is None else min(size, bytes_max),
@@ -145,7 +140,7 @@ class Scanner:
             return False
         size = min(max(window_bytes, self._wanted_bytes), scan.size - scan.position)
         window = self._disk.pread(self._fd, size, scan.position)
-        # A short read is the end too: the file shrank meanwhile.
+        # A short read means that the file was truncated meanwhile.
         is_end = len(window) < size or scan.position + len(window) >= scan.size
         reason, self._wanted_bytes = self._walk(window, is_end)
         if reason is None and not window:
@@ -153,9 +148,8 @@ class Scanner:
         return reason is None or self._step_over(reason)
 
     def _walk(self, window: bytes, is_end: bool) -> tuple[str | None, int]:
-        """Take whole batches from the window. Returns why the next batch is bad (None: it is not
-        all in the window) and how large the next window must be. One loop on local names, for
-        speed."""
+        """Take whole batches from the window. Returns why the next batch is bad (None if it is only
+        incomplete) and how large the next window must be. One loop with local names, for speed."""
         scan, known, base_offset = self.scan, self._known, self._base_offset
         view, limit, at, start = memoryview(window), len(window), 0, scan.position
         unpack, crc_of, add_check = HEADER.unpack_from, crc32c, scan.checks.append
@@ -215,7 +209,7 @@ class Scanner:
         return reason, wanted
 
     def _step_over(self, reason: str) -> bool:
-        """Find the next whole batch and report the damage before it. False if none follows."""
+        """Find the next whole batch and report the damage before it. Returns whether one exists."""
         scan = self.scan
         if is_zero_from(self._disk, self._fd, scan.position, scan.size):
             scan.tail_reason = ZEROS_REASON
@@ -269,8 +263,7 @@ class Scanner:
         return header if crc32c(body) == header.crc else None
 
     def _search(self, limit: int) -> BatchStart | None:
-        """Search for a header that ``.check`` contains, or that leads to the end by whole
-        batches."""
+        """Search for the next batch that ``.check`` or the batches after it confirm."""
         scan = self.scan
         data = self._disk.pread(self._fd, limit - scan.position, scan.position)
         pattern = re.compile(
@@ -298,7 +291,6 @@ class Scanner:
         return None
 
     def _ordinal_of(self, check: int) -> int | None:
-        """Return the ordinal of the later batch whose header has this check, or None."""
         if self._by_check is None:
             first = self._first_ordinal
             self._by_check = {known: first + at for at, known in enumerate(self._known)}
@@ -318,15 +310,20 @@ class Scanner:
             header = following
 
 
-APPEND_BYTES_MAX = 2**30  # one write can hold it on every known system
+APPEND_BYTES_MAX = 2**30  # every system can write this with one call
 
 
 def verified(view: memoryview, *, offset: int, epoch: int, folder: Path) -> list[BatchHeader]:
-    """Return the headers of batches that may follow ``offset`` and ``epoch``. Raises Damaged."""
+    """Return the headers of batches from a leader. Raises Damaged if a batch is invalid or cannot
+    follow ``offset`` and ``epoch``."""
     headers: list[BatchHeader] = []
     make, unpack, at, limit = tuple.__new__, HEADER.unpack_from, 0, len(view)
     if limit > APPEND_BYTES_MAX:
-        raise Damaged(str(folder), 0, f"{limit} bytes at once, at most {APPEND_BYTES_MAX}")
+        raise Damaged(
+            str(folder),
+            0,
+            f"{limit} bytes were sent at once, at most {APPEND_BYTES_MAX} are allowed",
+        )
     while at < limit:
         if limit - at < HEADER_BYTES:
             raise Damaged(str(folder), at, f"{limit - at} bytes are too few for a batch")
@@ -353,12 +350,13 @@ def verified(view: memoryview, *, offset: int, epoch: int, folder: Path) -> list
 def _fault(header: BatchHeader, offset: int, epoch: int, left_bytes: int) -> str:
     reason = header_fault(header, offset)
     if reason is None and header.leader_epoch < epoch:
-        reason = f"leader epoch {header.leader_epoch} after epoch {epoch}"
+        reason = f"the batch has leader epoch {header.leader_epoch} after epoch {epoch}"
     return reason or f"the batch is truncated by {header.total_bytes - left_bytes} bytes"
 
 
 def trimmed(view: memoryview, offset: int) -> memoryview:
-    """Drop offsets that the log has from a bare first batch: compaction merges bare batches."""
+    """Remove the offsets that the log already has from a first batch without records. Compaction
+    merges such batches, so they may begin before the log's end."""
     if len(view) < HEADER_BYTES:
         return view
     header = parse_header(view)

@@ -1,6 +1,6 @@
 """A segment: one file of batches with its side files. Bytes from disk are verified before they are
-returned: the header against ``.check``, its offset against the batch before, the records against
-the batch's CRC. Readers by offset get many batches at once (``log/storage/batch_buffers.py``)."""
+returned: the header against the ``.check`` file, its offset against the batch before, the records
+against the batch's CRC. ``log/storage/batch_buffers.py`` reads many batches at once."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,12 +53,12 @@ _NO_HEADER = parse_header(bytes(HEADER_BYTES))
 
 
 class BatchReader:
-    """Reads verified batches up to the first bad one; if that is the first, DamagedRange."""
+    """Reads verified batches up to the first bad one; if none is good, raises DamagedRange."""
 
     def __init__(self, segment: "Segment", place: BatchStart, *, bytes_max: int) -> None:
         self._segment = segment
         self._place = place
-        self.is_new_hole = False  # a bad header was met, and no scan has found the damage's end yet
+        self.is_new_hole = False  # a header is bad, and no scan has found the end of the damage yet
         self._bytes_max = bytes_max
         self._window = b""
         self._window_at = 0
@@ -124,7 +124,6 @@ class BatchReader:
     def _damaged(
         self, position: int, offset: int, reason: str, *, header: BatchHeader | None = None
     ) -> DamagedRange:
-        """Without a trusted header, everything up to the next indexed batch is lost."""
         segment = self._segment
         if header is not None:
             end, next_offset = position + header.total_bytes, header.next_offset
@@ -155,15 +154,13 @@ class Cut(NamedTuple):
     position: int
     end_offset: int
     ordinal: int
-    indexed: int  # index entries that stay
+    indexed: int  # number of index entries that stay
     last: BatchStart
     epoch: int
     max_timestamp: int
 
 
 class SegmentFiles:
-    """The four descriptors of an open segment, and the stretches that readers have verified."""
-
     def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
         self.disk = disk
         opened: list[tuple[Path, int]] = []
@@ -200,8 +197,6 @@ class SegmentFiles:
 
 
 class Segment:
-    """The state of a segment in memory; its files are open only while in use."""
-
     def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
         self.folder = folder
         self.disk = disk
@@ -213,7 +208,7 @@ class Segment:
         self.max_timestamp = NO_TIMESTAMP
         self.first_timestamp = NO_TIMESTAMP
         self.last = START
-        self.last_epoch = NO_EPOCH  # of the last batch, here or in an earlier segment
+        self.last_epoch = NO_EPOCH  # epoch of the last batch, in this or an earlier segment
         self.recent = RecentPositions()
         self._files: SegmentFiles | None = None
 
@@ -252,7 +247,6 @@ class Segment:
         )
 
     def append(self, batch: bytes | memoryview, header: BatchHeader) -> None:
-        """Append with one write. A full disk leaves the file unchanged."""
         files = self.files
         position = self.bytes
         size = len(batch)
@@ -321,7 +315,6 @@ class Segment:
         raise DiskFull("no space left for this partition's log") from error
 
     def cut(self, cut: Cut) -> None:
-        """Remove the rest, durably. A leftover check would refute a later batch."""
         files = self.files
         self.disk.truncate(files.log_fd, cut.position)
         files.index.cut(cut.indexed)
@@ -337,20 +330,19 @@ class Segment:
             self.disk.sync_data(fd)
 
     def seal(self) -> None:
-        """Index the last batch and write pending entries: no batch will follow."""
         if self.batch_count:
             self.files.index.seal(self.last, timestamp_max=self.max_timestamp)
         self.files.flush()
 
     def read(self, start: int, *, bytes_max: int, up_to: int) -> list[bytes]:
-        """Return whole batches from the one that holds ``start``. Raises DamagedRange."""
+        """Return whole batches from the one that holds ``start`` on. Raises DamagedRange."""
         assert self.base_offset <= start < self.end_offset
         reader = BatchReader(self, self.find(start), bytes_max=bytes_max)
         try:
             return reader.run(start, up_to=up_to)
         except DamagedRange:
-            # If a header is lost, only a scan finds the end of the damage. The scan leaves a known
-            # hole and an index entry after it, so this happens once per damage.
+            # If a header is bad, only a scan finds the end of the damage. The scan adds an index
+            # entry after the damage, so this happens once.
             if not reader.is_new_hole or not self._rebuild_all():
                 raise
         reader = BatchReader(self, self.find(start), bytes_max=bytes_max)
@@ -364,7 +356,7 @@ class Segment:
         return place or START
 
     def _rebuild_all(self) -> bool:
-        """Rebuild the side files. False if the segment's end is not whole: then they stay."""
+        """Rebuild the side files. Returns False if the segment's end is damaged."""
         scan = Scanner(self).run()
         if scan.position != self.bytes or scan.last is None:
             return False
@@ -375,7 +367,7 @@ class Segment:
         return True
 
     def is_indexed(self, scan: Scan, *, from_ordinal: int = 0) -> bool:
-        """Return whether the side files match a scan; the interval of the index is a setting."""
+        """Return whether the side files match a scan, apart from the index interval."""
         index = self.files.index
         last = index.place(index.count - 1)
         return (
@@ -388,7 +380,7 @@ class Segment:
         )
 
     def rebuild(self, scan: Scan, *, from_place: int = 0, from_ordinal: int = 0) -> bool:
-        """Rebuild side files from these entries on. True: there were checks of missing batches."""
+        """Rebuild the side files. Returns whether there were checks of missing batches."""
         is_stale = False
         index, checks = self.files.index, self.files.checks
         expected = [tuple(place) for place, _ in scan.places]
@@ -413,7 +405,6 @@ class Segment:
         return is_stale
 
     def find_time(self, timestamp_ms: int) -> int:
-        """Return the offset of the first batch that reaches the timestamp, or the end offset."""
         index = self.files.index
         relative = index.find_time(timestamp_ms)
         if relative is None and self._rebuild_all():

@@ -1,4 +1,4 @@
-"""The files of fixed-size entries beside a segment, drawn in docs/formats/log.md. Big-endian:
+"""The files of fixed-size entries beside a segment (``docs/formats/log.md``). Big-endian:
 
     .check   crc32c of the header's bytes 0…60 u32 · crc u32                one entry per batch
     .index   relative offset u32 · position u32 · batch ordinal u32 · crc u32    ┐ one entry per
@@ -10,11 +10,11 @@ entry shows a flipped bit, a gap left by a crash or a file of zeros.
 
 A batch's own CRC does not cover base offset, length and leader epoch, which a broker sets; a
 flipped bit there would move records or invent an epoch. ``.check`` covers them. If header and check
-differ, the entry's ``crc`` shows which is wrong: damage here never makes a batch unreadable.
+differ, the entry's ``crc`` shows which of them is wrong.
 
-Entry n of both indexes describes the same batch, whose entry in ``.check`` is the ordinal. The
-first batch of a segment has an entry, and the last one when the segment is closed. Look-ups bisect
-in the file, so no index has to be in memory.
+Entry n of ``.index`` and of ``.time`` describes the same batch; its ordinal is the number of its
+entry in ``.check``. The first batch of a segment has an entry, and the last one when the segment is
+closed. Look-ups bisect in the file, so no index has to be in memory.
 """
 
 import struct
@@ -32,7 +32,7 @@ _CRC = struct.Struct(">I")
 
 
 class EntryFile:
-    """Entries of ``fields`` with a CRC over (ordinal, fields): one at a wrong position fails."""
+    """Entries with a CRC over (ordinal, fields), so an entry at a wrong position is detected."""
 
     def __init__(self, path: Path, fd: int, fields: str, *, disk: Disk) -> None:
         self.path = path
@@ -52,12 +52,10 @@ class EntryFile:
             self.flush()
 
     def read(self, ordinal: int) -> tuple[int, ...] | None:
-        """Return the fields, or None if the entry is missing or damaged."""
         found = self.read_range(ordinal, 1)
         return found[0] if found else None
 
     def read_range(self, first: int, count: int) -> list[tuple[int, ...] | None]:
-        """Return up to ``count`` entries from ``first`` on, with None for each damaged one."""
         raw, size = self.read_raw(first, count), self.entry_bytes
         return [self._parse(raw[i : i + size], first + i // size) for i in range(0, len(raw), size)]
 
@@ -116,7 +114,8 @@ class EntryFile:
         self.count = count
 
     def last_at_most(self, key: int, *, column: int = 0) -> int | None:
-        """Return the last entry whose column is at most ``key``; −1: none, None: damaged."""
+        """Return the number of the last entry whose column is at most ``key``; -1 if there is none,
+        or None if an entry is damaged."""
         low, high = 0, self.count
         while low < high:
             middle = (low + high) // 2
@@ -137,13 +136,12 @@ HOLE = 0  # the check of a byte range that recovery could not read: no header ma
 
 
 def header_check(header: bytes | memoryview) -> int:
-    """Return the checksum of a header's 61 bytes. Never returns 0, which is reserved for holes."""
+    """Return the checksum of a header, which is never 0: that value is reserved for HOLE."""
     assert len(header) == HEADER_BYTES
     return crc32c(header) or 1
 
 
 def read_checks(checks: EntryFile, first: int, count: int) -> "array[int]":
-    """Return the stored checks of consecutive batches, unverified (``is_entry_intact``)."""
     values = array("I", checks.read_raw(first, count))
     if byteorder == "little":
         values.byteswap()
@@ -166,7 +164,7 @@ class CheckWindow:
         return self._values[ordinal - self._first] if self._values else None
 
     def is_refuted(self, header: bytes, ordinal: int) -> bool:
-        """Return whether the check shows that a header has changed; a missing check does not."""
+        """Return whether the stored check, if there is one, shows that a header has changed."""
         return header_check(header) != self.at(ordinal) and is_entry_intact(self._checks, ordinal)
 
 
@@ -175,7 +173,6 @@ def is_entry_intact(checks: EntryFile, ordinal: int) -> bool:
 
 
 def is_same_checks(checks: EntryFile, first: int, values: "array[int]") -> bool:
-    """Return whether the file holds exactly these checks, intact, from ``first`` to its end."""
     return (
         checks.count == first + len(values)
         and read_checks(checks, first, len(values)) == values
@@ -191,7 +188,7 @@ RELATIVE_MAX = 2**32 - 1  # the maximum of a relative offset or a position
 
 
 class BatchStart(NamedTuple):
-    relative: int  # base offset of the batch minus that of the segment
+    relative: int  # base offset of the batch minus base offset of the segment
     position: int
     ordinal: int
 
@@ -214,7 +211,6 @@ class SegmentIndex:
         return self.offsets.count
 
     def note(self, place: BatchStart, *, timestamp_max: int) -> None:
-        """Add an entry if the interval since the last one is reached. Called for every append."""
         if place.position - self._last_position >= self._interval_bytes:
             self.add(place, timestamp_max=timestamp_max)
 
@@ -224,12 +220,11 @@ class SegmentIndex:
         self._last_position = place.position
 
     def seal(self, place: BatchStart, *, timestamp_max: int) -> None:
-        """Index the segment's last batch, so that opening the segment needs one look-up."""
         if place.position != self._last_position:
             self.add(place, timestamp_max=timestamp_max)
 
     def find(self, relative: int) -> BatchStart | None:
-        """Return the indexed batch at or before a relative offset; None: the index is damaged."""
+        """Return the last indexed batch up to an offset, or None if the index is damaged."""
         at = self.offsets.last_at_most(relative)
         if at is None:
             return None
@@ -244,7 +239,7 @@ class SegmentIndex:
         return None if at is None else self.place(at + 1)
 
     def find_time(self, timestamp_ms: int) -> int | None:
-        """Return a relative offset before which all batches are older; None if damaged."""
+        """Return an offset before which all batches are older, or None if damaged."""
         at = self.times.last_at_most(timestamp_ms - 1)
         if at is None:
             return None

@@ -1,8 +1,8 @@
-"""Reject requests that a web page made a browser send to this server.
+"""Rejects requests that a web page made a browser send to this server.
 
 Where authentication is off, the server trusts every request, and a page of any web site can make
 the browser of a developer send some: forms, images, ``fetch`` without CORS. Three request headers
-tell such requests apart, because a page cannot change them:
+identify such requests, because a page cannot change them:
 
 - ``Sec-Fetch-Site`` says whether the page belongs to another site. Browsers send this header only
   to trustworthy addresses: HTTPS, ``localhost`` and loopback addresses.
@@ -51,7 +51,8 @@ _BROWSER: Final = "mozilla/"  # how the User-Agent of every browser begins
 
 class BrowserGuard:
     def __init__(self, *, is_open: bool, external_url: str = "", acts_on_get: bool = False) -> None:
-        """``is_open``: without authentication. ``acts_on_get``: a GET can change something."""
+        """Create a guard. ``is_open`` means that authentication is off, ``acts_on_get`` that a GET
+        can change something."""
         self._is_open = is_open
         self._acts_on_get = acts_on_get
         self._external = urlsplit(external_url).hostname or ""
@@ -59,7 +60,7 @@ class BrowserGuard:
         self.served: set[str | None] = {None}
 
     def refusal(self, headers: Mapping[str, str], url: bytes, parser: Parser) -> str | None:
-        """Return the reason, or None. A Host in ``served`` without other signs needs no check."""
+        """Return why a request is rejected, or None."""
         if "sec-fetch-site" in headers:
             if _is_foreign(headers, url, parser):
                 return "Requests by web pages of other sites are rejected."
@@ -104,7 +105,6 @@ class BrowserGuard:
 
 
 def _is_dialled(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """False for the unspecified address in each of its forms."""
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return not address.ipv4_mapped.is_unspecified
     return not address.is_unspecified
@@ -116,7 +116,8 @@ def _is_own(origin: str, host: str) -> bool:
 
 
 def _is_foreign(headers: Mapping[str, str], url: bytes, parser: Parser) -> bool:
-    """Following a link to this server is allowed if the link has no query string."""
+    """Return whether a page of another site sent the request. Following a link to this server is
+    allowed if the link has no query string."""
     if headers["sec-fetch-site"].strip().lower() not in _FOREIGN_SITES:
         return False
     is_link = headers.get("sec-fetch-mode", "").strip().lower() == "navigate"

@@ -1,5 +1,4 @@
-"""An HTTP request and its reply as values, between the listener and the handlers; checks that the
-head of a request is unambiguous and has a valid Host; and replies as bytes."""
+"""HTTP requests and replies as values, checks of request headers, and the encoding of replies."""
 
 import asyncio
 import re
@@ -13,13 +12,13 @@ from httptools import HttpRequestParser as Parser
 
 from penstock.net.listener import Peer
 
-# A Host is returned in queue URLs. Accepted values are remembered.
+# A Host is returned in queue URLs. Accepted values are cached.
 _HOST = re.compile(r"[A-Za-z0-9._~%:\[\]-]*")
 _HOSTS: set[str] = set()
 HOSTS_MAX: Final = 1_024
 HOST_CHARS_MAX: Final = 260
 
-TURN_BYTES_MAX: Final = 256 * 1_024  # written in one turn of the loop: well below a millisecond
+TURN_BYTES_MAX: Final = 256 * 1_024  # written at once, which takes well below a millisecond
 
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 
@@ -27,13 +26,13 @@ _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 class HttpRequest(msgspec.Struct, gc=False):
     method: str
     path: str  # percent-encoded, without the query string
-    query: str  # after the first "?", percent-encoded
+    query: str  # the part after the first "?", percent-encoded
     headers: dict[str, str]  # names in lower case; repeated headers are joined by commas
     body: bytes
     peer: str  # the client's address
     request_id: str
     is_tls: bool = False
-    connection: Peer | None = None  # for ``when_lost``; handlers do not write to it
+    connection: Peer | None = None  # handlers may call ``when_lost``, but not write
 
 
 class HttpReply(msgspec.Struct, gc=False):
@@ -41,11 +40,11 @@ class HttpReply(msgspec.Struct, gc=False):
     body: bytes = b""
     content_type: str = "application/x-amz-json-1.0"
     headers: tuple[tuple[str, str], ...] = ()
-    pieces: tuple[bytes, ...] = ()  # of a large body, after ``body``: joining them takes long
+    pieces: tuple[bytes, ...] = ()  # the rest of a large body, which would take long to join
 
 
 class Refused(Exception):
-    """Raised inside parser callbacks, with the status of the error reply."""
+    """A request is invalid. ``status`` is the HTTP status of the error reply."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -60,9 +59,9 @@ def check_head(headers: Mapping[str, str], parser: Parser, body_bytes_max: int) 
     encoding = headers.get("transfer-encoding")
     if length is not None:
         if encoding is not None:
-            raise Refused(400, "content-length and transfer-encoding together")
+            raise Refused(400, "a request must not have both content-length and transfer-encoding")
         if int(length) > body_bytes_max:
-            raise Refused(413, "request body too large")
+            raise Refused(413, "the request body is too large")
     elif encoding is not None and (
         encoding.strip().lower() != "chunked" or parser.get_http_version() != "1.1"
     ):
@@ -70,9 +69,9 @@ def check_head(headers: Mapping[str, str], parser: Parser, body_bytes_max: int) 
 
 
 def body_after_upgrade(headers: Mapping[str, str], parser: Parser) -> bytes:
-    """Return a head that makes a second parser read the body of a request that offers an upgrade.
-    The first parser takes the body for bytes of the other protocol, and bytes in it that look like
-    a request must not become one. Empty if there is no body."""
+    """Return a header section that makes a second parser read the body of a request that offers an
+    upgrade; empty if there is no body. The first parser takes the body for bytes of the other
+    protocol, and bytes in it that look like a request must not become one."""
     method = parser.get_method()
     if method == b"CONNECT":
         raise Refused(400, "this server is not a proxy")
@@ -90,15 +89,14 @@ def body_after_upgrade(headers: Mapping[str, str], parser: Parser) -> bytes:
 def _check_host(host: str | None, parser: Parser) -> None:
     if host is None:
         if parser.get_http_version() != "1.0":
-            raise Refused(400, "header host is missing")
+            raise Refused(400, "the header host is missing")
     elif len(host) > HOST_CHARS_MAX or _HOST.fullmatch(host.strip()) is None:
-        raise Refused(400, "header host is not a host name")
+        raise Refused(400, "the header host is not a host name")
     elif len(_HOSTS) < HOSTS_MAX:
         _HOSTS.add(host)
 
 
 def encode(reply: HttpReply, last_line: str, *, keep_alive: bool) -> bytes:
-    """Return the head and ``reply.body``. ``last_line`` ends the head and contains the date."""
     status, size = reply.status, len(reply.body)
     if reply.pieces:
         size += sum(map(len, reply.pieces))
@@ -124,7 +122,7 @@ def plain(status: int, message: str) -> bytes:
 
 
 class PieceWriter:
-    """Writes ``TURN_BYTES_MAX`` in one turn of the loop. ``done`` is called at the end."""
+    """Writes a large reply in pieces of at most TURN_BYTES_MAX, then calls ``done``."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""The HTTP listener: bytes to ``HttpRequest``, ``HttpReply`` to bytes, and all limits.
+"""The HTTP listener, which parses requests, encodes replies and enforces all limits.
 
-An ``asyncio.Protocol`` on httptools (llhttp): a framework would cost several times the rest of the
-request path. A handler gets complete requests only, within their size and deadlines, with one Host,
-one length and one of each header in ``_SINGLE``. An invalid request gets an error reply, and its
-connection is closed."""
+It is an ``asyncio.Protocol`` on httptools (llhttp), because a framework would cost several times
+the rest of the request path. A handler gets complete requests only, within their size and
+deadlines, with one Host, one length and one of each header in ``_SINGLE``. An invalid request gets
+an error reply, and its connection is closed."""
 
 import asyncio
 from collections import deque
@@ -33,11 +33,11 @@ Handle = Callable[[HttpRequest], Coroutine[Any, Any, HttpReply]]
 Forbid = Callable[[HttpRequest, str], HttpReply]
 
 PIPELINED_MAX = 32  # requests read ahead of the one being served, then reading pauses
-READ_AHEAD_BYTES_MAX = 1_048_576  # of the bodies of these requests
-QUESTION_MARK = ord("?")  # searching bytes for a number takes an eighth of searching for bytes
+READ_AHEAD_BYTES_MAX = 1_048_576  # bytes in the bodies of requests read ahead
+QUESTION_MARK = ord("?")  # searching bytes for a number is eight times as fast as for bytes
 LINGER_SECONDS_MAX = 1.0  # reading after an error reply, so that a reset does not discard the reply
 
-# Phases of a connection; each but SERVING has a deadline. CLOSING: the last reply is written.
+# Phases of a connection; each but SERVING has a deadline. In CLOSING the last reply is written.
 IDLE, HEAD, BODY, SERVING, LINGERING, CLOSING = range(6)
 
 # Headers that may appear only once: two of them would give a request two meanings.
@@ -54,7 +54,7 @@ _SINGLE = frozenset(
     }
 )
 
-# Decoded header names: clients send the same few, and decoding a name costs as much as its value.
+# Decoded header names, cached because clients send the same few names in every request.
 _NAMES: dict[bytes, str] = {}
 NAMES_MAX = 512
 
@@ -68,13 +68,13 @@ class HttpConfig:
     body_seconds_max: float = limits.BODY_SECONDS_MAX
     idle_seconds_max: float = limits.IDLE_SECONDS_MAX
     connections_per_address_max: int = 0  # 0: no limit per address
-    bodies_bytes_max: int = limits.BODIES_BYTES_MAX  # of incomplete bodies, over all connections
-    bodies_per_address_percent: int = 100  # of these bytes, for one address
+    bodies_bytes_max: int = limits.BODIES_BYTES_MAX  # in incomplete bodies of all connections
+    bodies_per_address_percent: int = 100  # part of bodies_bytes_max for one address
     write_stall_seconds_max: float = limits.WRITE_STALL_SECONDS_MAX
 
 
 class HttpListener(Listener):
-    """``handle`` runs in a task that is cancelled when the client disconnects."""
+    """A listener whose ``handle`` runs in a task that is cancelled when the client disconnects."""
 
     def __init__(
         self,
@@ -87,9 +87,8 @@ class HttpListener(Listener):
         forbid: Forbid = lambda _request, reason: HttpReply(403, reason.encode(), "text/plain"),
         outlives: Callable[[HttpRequest], bool] = lambda _request: False,
     ) -> None:
-        """``forbid`` creates the reply to a request that ``guard`` rejects, with the reason.
-        ``outlives``: whether a request is completed after its client has disconnected, because a
-        retry gets the reply of the first attempt."""
+        """Create a listener. ``forbid`` creates the reply to a request that ``guard`` rejects.
+        ``outlives`` returns whether to complete a request whose client has disconnected."""
         super().__init__(
             connections_max=config.connections_max,
             per_address_max=config.connections_per_address_max,
@@ -103,7 +102,7 @@ class HttpListener(Listener):
         self.outlives = outlives
         self.config = config
         self.name = name
-        self.last_line = "\r\n"  # of the head of every reply; contains the date
+        self.last_line = "\r\n"  # ends the header section of every reply; contains the date
         text = seed.hex()  # ten random bytes, so that request ids differ between processes
         self._request_prefix = f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-"
         self._request_count = 0
@@ -132,15 +131,15 @@ class _HttpConnection(Peer, asyncio.Protocol):
         # The request being read:
         self._url = b""
         self._headers: dict[str, str] = {}
-        self._head = self._headers  # the same, once complete
+        self._head = self._headers  # the headers once complete
         self._forbidden: str | None = None  # why the guard rejects the request
         self._header_bytes = 0
         self._unparsed_bytes = 0
-        self._counts_headers = False  # not if the bytes just read are fewer than allowed
+        self._counts_headers = False  # whether header bytes are counted: not in a short read
         self._is_in_head = False
         self._is_in_body = False
         self._is_resuming = False  # a second parser is fed ``_owed_head``
-        self._owed_head = b""  # the head that makes a second parser read the body
+        self._owed_head = b""  # see ``body_after_upgrade``
         self._is_last = False  # bytes after this request are ignored
         self._has_completed = False  # the bytes just read complete a request
         self._body: list[bytes] = []
@@ -150,8 +149,8 @@ class _HttpConnection(Peer, asyncio.Protocol):
         self._waiting: deque[tuple[HttpRequest, bool, str | None]] = deque()
         self._waiting_bytes = 0
         self._task: asyncio.Task[HttpReply] | None = None
-        self._request: HttpRequest | None = None  # the one that is served
-        self._writer: PieceWriter | None = None  # of a large reply
+        self._request: HttpRequest | None = None  # the request that is served
+        self._writer: PieceWriter | None = None  # writes a large reply
         self._keep_alive = True
         self._is_reading_paused = False
 
@@ -162,7 +161,7 @@ class _HttpConnection(Peer, asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._peer = peer[0] if isinstance(peer, tuple) else ""
         if not self._listener.opened(self, self._peer):
-            self._transport.write(plain(503, "too many connections, try again later"))
+            self._transport.write(plain(503, "there are too many connections, try again later"))
             self._transport.close()
 
     def connection_lost(self, _exc: Exception | None) -> None:
@@ -196,10 +195,9 @@ class _HttpConnection(Peer, asyncio.Protocol):
             self._refuse(cause.status, str(cause))
         except httptools.HttpParserError as error:
             if not self._is_last:  # else these are bytes after the last request
-                self._refuse(400, f"malformed request: {error}")
+                self._refuse(400, f"the request is malformed: {error}")
 
     def _feed(self, data: bytes | memoryview) -> memoryview | None:
-        """Return the bytes that a second parser must read."""
         try:
             self._has_completed = False
             self._parser.feed_data(data)
@@ -213,10 +211,10 @@ class _HttpConnection(Peer, asyncio.Protocol):
                 self._owed_head = b""
             return memoryview(data)[upgrade.args[0] :]
         if self._is_in_head and not self._has_completed:
-            # The parser keeps an incomplete head, also one that is read ahead: count its bytes.
+            # The parser keeps an incomplete header section in memory, so count its bytes.
             self._unparsed_bytes += len(data)
             if self._unparsed_bytes > self._config.header_bytes_max:
-                self._refuse(431, "request header too large")
+                self._refuse(431, "the request header is too large")
         elif self._is_in_body:
             self._hold()
         return None
@@ -227,7 +225,6 @@ class _HttpConnection(Peer, asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        """Send no more replies until the client reads."""
         self._stalled_since = self._listener.now
         if self._writer is not None:
             self._writer.pause()
@@ -256,13 +253,13 @@ class _HttpConnection(Peer, asyncio.Protocol):
         self._url += url
         self._header_bytes += len(url)
         if self._header_bytes > self._config.header_bytes_max:
-            raise Refused(431, "request target too long")
+            raise Refused(431, "the request target is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._counts_headers:
             self._header_bytes += len(name) + len(value) + 4
             if self._header_bytes > self._config.header_bytes_max:
-                raise Refused(431, "request header too large")
+                raise Refused(431, "the request header is too large")
         try:
             key = _NAMES[name]
         except KeyError:
@@ -273,8 +270,8 @@ class _HttpConnection(Peer, asyncio.Protocol):
         headers = self._headers
         if key in headers:
             if key in _SINGLE:
-                raise Refused(400, f"header {key} given twice")
-            # Trimmed and joined without a blank: the form that signatures cover.
+                raise Refused(400, f"the header {key} occurs twice")
+            # Trimmed and joined without a space, which is the form that signatures cover.
             headers[key] = f"{headers[key].strip()},{text.strip()}"
         else:
             headers[key] = text
@@ -295,7 +292,7 @@ class _HttpConnection(Peer, asyncio.Protocol):
             and "sec-fetch-site" not in headers
             and QUESTION_MARK not in self._url
         ):
-            self._forbidden = None  # almost every request, without a call
+            self._forbidden = None  # almost every request takes this path
         else:
             self._forbidden = guard.refusal(headers, self._url, parser)
         if parser.should_upgrade():
@@ -311,7 +308,7 @@ class _HttpConnection(Peer, asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         if self._body_bytes > self._config.request_bytes_max:
-            raise Refused(413, "request body too large")
+            raise Refused(413, "the request body is too large")
         self._body.append(body)
 
     def on_message_complete(self) -> None:
@@ -325,7 +322,7 @@ class _HttpConnection(Peer, asyncio.Protocol):
             # The absolute form, as sent to proxies: use the part after the authority.
             scheme, separator, rest = url.partition("://")
             if not separator or scheme not in ("http", "https"):
-                raise Refused(400, "malformed request target")
+                raise Refused(400, "the request target is malformed")
             slash = rest.find("/")
             url = rest[slash:] if slash >= 0 else "/"
         path, _, query = url.partition("?")
@@ -445,7 +442,7 @@ class _HttpConnection(Peer, asyncio.Protocol):
             self.abort()
 
     def _hold(self) -> None:
-        """Count an incomplete body with those of all connections. Reject it beyond the limit."""
+        """Count an incomplete body in the common limit, and reject it beyond that."""
         bodies, address = self._listener.bodies, source_of(self._peer)
         bodies.add(address, self._body_bytes - self._held_bytes)
         self._held_bytes = self._body_bytes
@@ -464,12 +461,11 @@ class _HttpConnection(Peer, asyncio.Protocol):
             self._held_bytes = 0
 
     def _close(self) -> None:
-        """Close once the replies are read, or when the deadline of CLOSING is over."""
         self._enter(CLOSING)
         self._transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Later bytes are ignored: no request hidden after a malformed one is executed."""
+        """Send an error reply and ignore later bytes, which may hide another request."""
         if self._phase == LINGERING or self._transport.is_closing():
             return
         if self._task is not None:

@@ -1,9 +1,8 @@
-"""A coroutine whose first step runs at once instead of in the next turn of the event loop.
+"""A coroutine whose first step runs at once instead of in the next iteration of the event loop.
 
-A task starts in the next turn, which costs more than many requests, and a later one may overtake
-it. An ``EagerCoroutine`` has run up to its first wait when it is created; often that is its end.
-The first step runs outside of any task, so it must not need one (``asyncio.timeout`` does).
-"""
+Starting a task for it would cost more than many requests do, and a later task may overtake it. An
+``EagerCoroutine`` has run up to its first wait when it is created; often that is its end. The first
+step runs outside of any task, so it must not need one (as ``asyncio.timeout`` does)."""
 
 from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar
@@ -12,7 +11,8 @@ T = TypeVar("T")
 
 
 class EagerCoroutine(Generic[T]):
-    """Raises what the first step raises. If not ``is_done``, await it once."""
+    """A coroutine that has begun. An exception of its first step is raised by the constructor.
+    Unless ``is_done`` is set, it must be awaited once."""
 
     __slots__ = ("_awaited", "_coroutine", "is_done", "result")
 

@@ -1,15 +1,13 @@
-"""The Kafka listener: frames to requests, replies to bytes in the order of the requests, and all
-limits.
+"""The Kafka listener, which parses frames, sends replies in order and enforces all limits.
 
 A connection is served one request at a time, except for produce requests, several of which may be
 in progress. Each produce request starts at once, in the order of arrival, when the one before it
 has called ``written``; they wait for their commits together and share a sync. Any other request
-starts when all before it have their replies.
+starts when all requests before it have their replies.
 
 Requests that cannot start yet are copied, up to READ_AHEAD_BYTES_MAX; then reading pauses. A frame
-of a forbidden length ends the connection (a TLS hello on a plain port reads as several hundred
-megabytes). Clients that have yet to log in have small frames and little time, until ``admit``.
-"""
+with a forbidden length ends the connection (a TLS hello on a plain port reads as such a length).
+Until a client has logged in (``admit``), its frames must be small and its time is limited."""
 
 import asyncio
 from collections import deque
@@ -25,20 +23,20 @@ from penstock.net.listener import NO_LIMIT, Listener, Peer
 
 Buffer = bytes | memoryview
 Reply: TypeAlias = Sequence[Piece] | None
-# None: there is no reply (acks=0). Raising HangUp ends the connection without a reply. A frame
-# given as a memoryview is valid until ``KafkaConnection.written``, or until the handler returns.
+# A handler returns None if there is no reply (acks=0). A frame given as a memoryview is valid until
+# the handler calls ``KafkaConnection.written`` or returns.
 Handle = Callable[["KafkaConnection", Buffer], Coroutine[Any, Any, Reply]]
 
-READ_AHEAD_BYTES_MAX = 1_048_576  # of requests that wait
+READ_AHEAD_BYTES_MAX = 1_048_576  # in requests that wait
 WAITING_OVERHEAD_BYTES = 64  # memory of a waiting frame beyond its bytes
 LOGIN_FRAME_BYTES_MAX = 65_536  # many times more than a login needs
-IN_PROGRESS_MAX = 16  # produce requests; clients that keep their order send five ahead
+IN_PROGRESS_MAX = 16  # produce requests; clients that need their order send at most five at once
 COPIED_BYTES_MAX = 16_384  # up to this size a frame is copied instead of keeping its chunk
 JOINED_BYTES_MAX = 65_536  # up to this size one copy of a reply is cheaper than several writes
 
 
 class HangUp(Exception):
-    """Ends the connection without a reply."""
+    """Raised by a handler to close the connection without a reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class KafkaConfig:
     idle_seconds_max: float = 600.0
     write_stall_seconds_max: float = 30.0
     connections_per_address_max: int = 0  # 0: no limit per address
-    login_frame_bytes_max: int = 0  # of clients that have yet to log in; 0: no login is needed
+    login_frame_bytes_max: int = 0  # before a client has logged in; 0: no login is needed
     login_seconds_max: float = 30.0
 
 
@@ -61,10 +59,11 @@ class KafkaListener(Listener):
         config: KafkaConfig,
         outlives: Callable[[Buffer], bool] = lambda _frame: False,
     ) -> None:
-        """``outlives``: a produce request, completed even if the client has disconnected."""
+        """Create a listener. ``outlives`` recognizes produce requests, which are completed even if
+        the client has disconnected."""
         super().__init__(
             connections_max=config.connections_max,
-            # Addresses are counted without a limit too: an operator may set one at any time.
+            # Addresses are always counted, because an operator may set a limit at any time.
             per_address_max=config.connections_per_address_max or NO_LIMIT,
         )
         self.handle = handle
@@ -78,8 +77,6 @@ class KafkaListener(Listener):
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request in progress, or one whose reply waits for those before it."""
-
     is_kept: bool  # completed even if the client disconnects
     is_done: bool = False
     reply: Reply = None
@@ -88,7 +85,7 @@ class _Request:
 
 
 class KafkaConnection(Peer, asyncio.BufferedProtocol):
-    """A client. ``session`` holds what handlers know about it; ``on_lost`` is called at its end."""
+    """A connection to a client. ``session`` holds what handlers know about the client."""
 
     def __init__(self, listener: KafkaListener) -> None:
         self.session: dict[str, object] = {}
@@ -101,8 +98,8 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         self._is_anonymous = config.login_frame_bytes_max > 0
         bytes_max = config.login_frame_bytes_max or config.frame_bytes_max
         self._reader = FrameReader(listener.chunks, frame_bytes_max=bytes_max)
-        self._requests: deque[_Request] = deque()  # in progress, in their order
-        self._is_written = True  # the last of them: another produce request may start
+        self._requests: deque[_Request] = deque()  # requests in progress, oldest first
+        self._is_written = True  # the last request called ``written``: the next may start
         self._is_starting = False
         self._waiting: deque[bytes] = deque()  # frames that may not start yet
         self._waiting_bytes = 0
@@ -113,7 +110,7 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         self._since = self._opened_at = listener.now
         self._stalled_since: float | None = None
         self._is_reading_paused = False
-        self._sender: SliceSender | None = None  # of file slices
+        self._sender: SliceSender | None = None  # sends file slices
 
     # ── Called by handlers ───────────────────────────────────────────────────────────────────
 
@@ -123,11 +120,9 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
 
     @property
     def takes_slices(self) -> bool:
-        """Whether file slices in a reply save copies."""
         return not self._listener.is_tls
 
     def admit(self) -> None:
-        """Note that the client has logged in."""
         self._is_anonymous = False
         self._reader.frame_bytes_max = self._config.frame_bytes_max
 
@@ -135,7 +130,6 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         self._is_ending = True
 
     def hold_back(self, seconds: float) -> None:
-        """Start no other request for a while."""
         loop = self._listener.loop
         ends_at = loop.time() + seconds
         if self._pause is not None:
@@ -208,7 +202,6 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
 
     @property
     def _is_blocked(self) -> bool:
-        """Whether the next request has to wait."""
         if self._waiting or self._stalled_since is not None or self._pause is not None:
             return True
         count = len(self._requests)
@@ -298,8 +291,7 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         task.add_done_callback(lambda task: self._served(request, task))
 
     def written(self) -> None:
-        """Called by the produce request started last: its place in the order is fixed and its frame
-        no longer needed, so that the next one may start."""
+        """Note that the last produce request has its offsets, so that the next one may start."""
         self._is_written = True
         if not self._is_starting and (self._waiting or self._is_reading_paused):
             self._listener.loop.call_soon(self._start_waiting)
@@ -362,7 +354,7 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
                 {"message": "a Kafka request handler failed", "exception": error}
             )
         self._is_failed = True
-        # In the next turn, after the replies of this one are written.
+        # In the next iteration of the event loop, after the replies are written.
         self._listener.loop.call_soon(self._transport.abort)
 
     # ── Writing ──────────────────────────────────────────────────────────────────────────────
@@ -395,7 +387,7 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
             if not sender.send(parts):
                 self._stalled_since = self._listener.now
         except OSError:
-            self._transport.abort()  # of the socket, or of a file
+            self._transport.abort()
 
     def _moved(self) -> None:
         self._stalled_since = self._listener.now
@@ -410,7 +402,6 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         self._start_waiting()
 
     def pause_writing(self) -> None:
-        """Start no request until the client reads its replies."""
         self._stalled_since = self._listener.now
 
     def resume_writing(self) -> None:

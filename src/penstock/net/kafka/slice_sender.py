@@ -1,8 +1,7 @@
 """Sends slices of files from the page cache to a socket, without copies (sendfile).
 
-A transport of the event loop accepts bytes only. So the sender writes to the socket directly, by a
-duplicated descriptor, while the transport has nothing to write. Only for connections without TLS.
-"""
+Transports of asyncio accept only bytes. So the sender writes to the socket directly, through a
+duplicated descriptor, while the transport has nothing to write. This works only without TLS."""
 
 import asyncio
 import os
@@ -12,12 +11,12 @@ from collections.abc import Callable, Sequence
 
 from penstock.model.file_slice import FileSlice, Piece
 
-TURN_BYTES_MAX = 8 * 1_048_576  # in one turn of the event loop
-BUFFERS_MAX = 64  # of one system call
+TURN_BYTES_MAX = 8 * 1_048_576  # sent in one iteration of the event loop
+BUFFERS_MAX = 64  # in one system call
 
 
 class SliceSender:
-    """``moved`` is called after each part of a long reply, ``done`` at its end, with the error."""
+    """Sends one reply at a time. Calls ``moved`` after each part, ``done`` at the end."""
 
     def __init__(
         self,
@@ -33,7 +32,7 @@ class SliceSender:
         self._moved = moved
         self._done = done
         self._pieces: deque[Piece] = deque()
-        self._sent = 0  # bytes of the first piece
+        self._sent = 0  # bytes of the first piece that are sent
         self._is_watching = False
         self._again: asyncio.Handle | None = None
 
@@ -42,7 +41,7 @@ class SliceSender:
         return bool(self._pieces)
 
     def send(self, pieces: Sequence[Piece]) -> bool:
-        """Return True if everything was sent; otherwise ``done`` follows. Raises OSError."""
+        """Send pieces. Returns whether all are sent; otherwise ``done`` is called later."""
         assert not self._pieces, "one reply at a time"
         self._pieces.extend(pieces)
         self._sent = 0
@@ -53,13 +52,12 @@ class SliceSender:
             raise
 
     def close(self) -> None:
-        """Drop the pieces that are left."""
         self._pieces.clear()
         self._unwatch()
         self._socket.close()
 
     def _push(self) -> bool:
-        """Send as much as the socket accepts, up to TURN_BYTES_MAX."""
+        """Send up to TURN_BYTES_MAX. Returns whether everything is sent."""
         left = TURN_BYTES_MAX
         try:
             while self._pieces:
@@ -97,7 +95,6 @@ class SliceSender:
         return sent
 
     def _send_buffers(self) -> int:
-        """Send the buffers before the next slice."""
         buffers: list[bytes | memoryview] = []
         flags = 0
         for piece in self._pieces:

@@ -1,11 +1,9 @@
 """A blocking Kafka client for commands and Spark workers.
 
-One socket per node, one request at a time. Requests and replies are the values of ``wire/kafka``,
-in the newest version that both sides support. Requests go to the leaders and coordinators that the
-cluster names. ``fetch`` returns batches as views of the reply, ``produce`` sends whole batches.
-
-A client belongs to one thread of one process.
-"""
+The client has one socket per node, with one request at a time. Requests and replies are the classes
+of ``wire/kafka``, in the newest version that both sides support. Requests go to the leaders and
+coordinators that the cluster names. ``fetch`` returns batches as views of the reply, ``produce``
+sends whole batches. A client must be used by one thread of one process."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,30 +85,27 @@ class Place(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The fetched batches of one partition."""
-
     error_code: int
     high_watermark: int
     last_stable_offset: int
     log_start_offset: int
     records: memoryview  # batches; the last one may be incomplete
-    aborted: Sequence[AbortedTransaction]  # skipped by readers of committed records
+    aborted: Sequence[AbortedTransaction]  # readers of committed records skip these
 
 
 def parse_addresses(text: str) -> list[tuple[str, int]]:
-    """Parse ``HOST:PORT`` separated by commas. Raises ValueError."""
     return [_address(part.strip()) for part in text.split(",")]
 
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise ValueError(f"'{text}' is not HOST:PORT")
+        raise ValueError(f"the address '{text}' is not HOST:PORT")
     return host.strip("[]"), int(port)
 
 
 class KafkaClient:
-    """A cluster, found by some of its addresses. All calls raise KafkaTrouble."""
+    """A client of a cluster, given some of its addresses. All methods raise KafkaTrouble."""
 
     def __init__(
         self,
@@ -120,7 +115,7 @@ class KafkaClient:
         timeout_s: float = 30.0,
         client_id: str = "penstock",
     ) -> None:
-        """``timeout_s``: for one reply, and for all attempts of a call. Raises ValueError."""
+        """Create a client. ``timeout_s`` limits each call, with all its attempts."""
         security = security or Security()
         tls = security.tls_context() if security.is_tls else None
         self._dialling = Dialling(security, tls, timeout_s, client_id)
@@ -160,7 +155,6 @@ class KafkaClient:
         return at.call(key, request, wait_s=wait_s, version_max=version_max)
 
     def _any(self) -> KafkaNode:
-        """Return the first address that is reachable; it stays the first."""
         for number, node in enumerate(self._first):
             try:
                 node.open()
@@ -174,9 +168,9 @@ class KafkaClient:
         raise AssertionError("there is at least one address")
 
     def retried(self, ask: Callable[[], T], *, is_repeatable: bool = True) -> T:
-        """Return the reply of ``ask``, retried within the timeout. A request that is not repeatable
-        is not retried after a lost reply, and a cluster that was never reached is not waited for:
-        its address is probably wrong."""
+        """Return the result of ``ask``, retried within the timeout. A request that is not
+        repeatable is not retried after a lost reply, nor any request if the cluster was never
+        reached."""
         ends_at = time.monotonic() + self._dialling.timeout_s
         pause_s = _PAUSE_S
         while True:
@@ -200,7 +194,6 @@ class KafkaClient:
         wait_s: float = 0.0,
         version_max: int | None = None,
     ) -> list[Any]:
-        """Send the request to each leader, for the partitions that it leads."""
         return [
             self.call(key, request(mine), node=node, wait_s=wait_s, version_max=version_max)
             for node, mine in self._by_leader(places).items()
@@ -209,8 +202,8 @@ class KafkaClient:
     # ── The cluster ──────────────────────────────────────────────────────────────────────────
 
     def metadata(self, topics: Iterable[str] | None = None, *, may_create: bool = False) -> Any:
-        """Return the metadata of these topics or of all, and remember the leaders. ``may_create``:
-        the server creates missing topics, if its settings and the user's rights allow it."""
+        """Return the metadata of the given topics or of all, and remember the leaders. With
+        ``may_create`` the server may create missing topics."""
         from penstock.wire.kafka.generated.metadata import MetadataRequest, MetadataRequestTopic
 
         named = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
@@ -224,7 +217,6 @@ class KafkaClient:
         return reply
 
     def topic(self, name: str, *, may_create: bool = False) -> Any:
-        """Return the metadata of one topic."""
         (topic,) = self.metadata([name], may_create=may_create).topics
         if topic.error_code:
             raise KafkaRefused(topic.error_code, subject=name)
@@ -238,7 +230,7 @@ class KafkaClient:
         return sorted(node.node_id for node in self.metadata(()).brokers)
 
     def coordinator(self, name: str, *, kind: int = GROUP) -> int:
-        """Return the coordinator of a group, or of a transactional id (TRANSACTION)."""
+        """Return the node that coordinates a group or, with TRANSACTION, a transactional id."""
         from penstock.wire.kafka.generated.find_coordinator import FindCoordinatorRequest
 
         request = FindCoordinatorRequest(key=name, key_type=kind)
@@ -258,8 +250,9 @@ class KafkaClient:
     def offsets(
         self, wanted: Mapping[Place, int], *, is_committed: bool = False
     ) -> dict[Place, int]:
-        """Return the offset of each partition at a time in ms, EARLIEST or LATEST; -1: there is no
-        record so new. ``is_committed``: LATEST is the start of the first open transaction."""
+        """Return the offset of each partition at a time in ms, EARLIEST or LATEST; -1 if all
+        records are older. With ``is_committed``, LATEST is the start of the first open
+        transaction."""
         from penstock.wire.kafka.generated import list_offsets as api
 
         def request(places: Sequence[Place]) -> Any:
@@ -291,9 +284,10 @@ class KafkaClient:
     def fetch(
         self, wanted: Mapping[Place, int], *, wait_ms: int = 500, **limits: Any
     ) -> dict[Place, Fetched]:
-        """Return batches from these offsets on, perhaps none; the first may begin before the
-        requested offset. Partitions with a new leader are left out if others have a reply. Lasting
-        errors, such as OFFSET_OUT_OF_RANGE, are in the reply. ``limits``: as for ``try_fetch``."""
+        """Return batches from the given offsets on, perhaps none; the first batch may begin before
+        the requested offset. Partitions with a new leader are left out if others have a reply.
+        Lasting errors, such as OFFSET_OUT_OF_RANGE, are in the reply. ``limits`` are the limits of
+        ``try_fetch``."""
 
         def ask() -> dict[Place, Fetched]:
             replies = self.try_fetch(wanted, wait_ms=wait_ms, **limits)
@@ -318,8 +312,6 @@ class KafkaClient:
         partition_bytes_max: int = _PARTITION_BYTES,
         is_committed: bool = True,
     ) -> dict[Place, Fetched]:
-        """One attempt, with whatever errors it brings."""
-
         def request(places: Sequence[Place]) -> FetchRequest:
             def part(place: Place) -> FetchPartition:
                 return FetchPartition(place.partition, wanted[place], partition_bytes_max)
@@ -348,8 +340,8 @@ class KafkaClient:
         acks: int = ACKS_ALL,
         transactional_id: str | None = None,
     ) -> dict[Place, int]:
-        """Append one batch to each partition and return their first offsets, -1 for a duplicate.
-        ``is_repeatable``: the batches have a producer id and sequence numbers, so that they can be
+        """Append one batch to each partition and return their first offsets, -1 for a duplicate. If
+        ``is_repeatable``, the batches have a producer id and sequence numbers, so that they can be
         sent again after a lost reply. Raises the first lasting error; other batches may have been
         appended."""
         left = dict(batches)
@@ -378,7 +370,6 @@ class KafkaClient:
         acks: int = ACKS_ALL,
         transactional_id: str | None = None,
     ) -> dict[Place, ProducePartitionResponse]:
-        """One attempt, with whatever errors it brings."""
         assert acks, "with acks=0 there is no reply"
 
         def request(places: Sequence[Place]) -> ProduceRequest:
@@ -392,7 +383,6 @@ class KafkaClient:
         return self._by_place(replies)
 
     def producer_id(self) -> tuple[int, int]:
-        """Return a new producer id and its epoch, for batches that are stored once."""
         from penstock.wire.kafka.generated.init_producer_id import InitProducerIdRequest
 
         def ask() -> tuple[int, int]:
@@ -423,7 +413,7 @@ class KafkaClient:
         return by_node
 
     def _by_place(self, replies: Iterable[Any]) -> dict[Place, Any]:
-        """Return the replies of a fetch or a produce by partition. Forget leaders that moved."""
+        """Return the replies by partition, and forget leaders that moved."""
         by_place: dict[Place, Any] = {}
         for reply in replies:
             for topic in reply.topics:
@@ -443,7 +433,7 @@ class KafkaClient:
             return
         if known is not None and known not in self._first:
             known.close()
-        # A given address and an advertised one of the same node use one connection.
+        # If a given address is also an advertised one, both use one connection.
         same = [node for node in self._first if node.name == made.name]
         self._nodes[node_id] = same[0] if same else made
 
@@ -468,7 +458,6 @@ def by_topic(places: Iterable[Place]) -> dict[str, list[int]]:
 
 
 def _topics(places: Sequence[Place], topic: Any, part: Callable[[Place], Any]) -> list[Any]:
-    """Return the topics of a request. ``topic`` is their class."""
     return [
         topic(name=name, partitions=[part(Place(name, number)) for number in numbers])
         for name, numbers in by_topic(places).items()

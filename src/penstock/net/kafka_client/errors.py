@@ -2,7 +2,7 @@
 
 from penstock.wire.kafka.faults import ErrorCode
 
-# After these the client looks up the leaders again.
+# After these errors the client looks up the leaders again.
 STALE_LEADER_CODES = frozenset(
     {
         ErrorCode.LEADER_NOT_AVAILABLE,
@@ -21,8 +21,8 @@ class KafkaTrouble(Exception):
 
 
 class KafkaRefused(KafkaTrouble):
-    """The server replied with an error code. ``subject``: the rejected part of the call, such as a
-    topic and partition; empty: all."""
+    """The server replied with an error code. ``subject`` is the rejected part of the call, such as
+    a topic and partition; empty if the whole call was rejected."""
 
     def __init__(self, code: int, message: str = "", subject: str = "") -> None:
         super().__init__(code, message, subject)
@@ -56,11 +56,11 @@ class Unreachable(KafkaTrouble):
 
 
 class HungUp(Unreachable):
-    """The server closed the connection without a reply: outcome unknown."""
+    """The server closed the connection without a reply, so the outcome is unknown."""
 
 
 class NotKafka(Unreachable):
-    """Another protocol than configured, or an untrusted certificate."""
+    """The server speaks another protocol than configured, or its certificate is not trusted."""
 
     is_passing = False
 

@@ -1,6 +1,5 @@
-"""Reads and commits the offsets of a consumer group without joining it. Besides showing progress to
-tools, committed offsets are small durable records of the cluster: the sink keeps its decisions in
-them, and a replay its positions."""
+"""Reads and commits the offsets of a consumer group without joining it. The Spark sink and replays
+also use committed offsets as small durable records."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -18,7 +17,6 @@ class Committed(NamedTuple):
 
 
 def committed_offsets(client: KafkaClient, group: str) -> dict[Place, Committed]:
-    """Return all offsets of a group. Raises KafkaTrouble."""
     from penstock.wire.kafka.generated.offset_fetch import OffsetFetchRequest
 
     request = OffsetFetchRequest(group_id=group, topics=None)
@@ -39,8 +37,7 @@ def committed_offsets(client: KafkaClient, group: str) -> dict[Place, Committed]
 
 
 def share_starts(client: KafkaClient, group: str) -> dict[Place, int]:
-    """Return the first offset of each partition that a share group has not finished; 0 if it has no
-    start before its first record. Raises KafkaTrouble."""
+    """Return the first offset of each partition that a share group has not finished."""
     from penstock.wire.kafka.generated import describe_share_group_offsets as api
 
     groups = [api.DescribeShareGroupOffsetsRequestGroup(group, None)]
@@ -57,7 +54,7 @@ def share_starts(client: KafkaClient, group: str) -> dict[Place, int]:
 
 
 def commit_offsets(client: KafkaClient, group: str, offsets: Mapping[Place, Committed]) -> None:
-    """Commit offsets of a group, which must have no members. Raises KafkaTrouble."""
+    """Commit offsets of a group, which must have no members."""
     from penstock.wire.kafka.generated import offset_commit as api
 
     topics = [

@@ -1,10 +1,9 @@
 """Security settings of a Kafka client, TLS and the SASL login.
 
-``Security`` is a plain value that can be pickled for a Spark worker. The properties are those of
-librdkafka's and Kafka's own clients, as far as Penstock supports them.
+``Security`` can be pickled for a Spark worker. The properties have the names that librdkafka and
+Kafka's own clients use.
 
-    connect ── TLS ──► SaslHandshake (mechanism) ──► SaslAuthenticate (tokens) ──► any request
-"""
+    connect ── TLS ──► SaslHandshake (mechanism) ──► SaslAuthenticate (tokens) ──► any request"""
 
 import re
 import secrets
@@ -42,8 +41,7 @@ _FAMILIES: Final = ("security.", "sasl.", "ssl.")
 _JAAS: Final = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 
-class SecurityInvalid(ValueError):
-    pass
+class SecurityInvalid(ValueError): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +51,27 @@ class Security:
     user: str = ""
     password: str = field(default="", repr=False)
     ca_file: str = ""  # empty: the authorities that the machine trusts
-    certificate_file: str = ""  # of the client, if the listener requires one
+    certificate_file: str = ""  # certificate of the client, if the listener requires one
     key_file: str = ""  # empty: the key is in the file of the certificate
     is_hostname_checked: bool = True
-    server_name: str = ""  # in the certificate; empty: the host name
+    server_name: str = ""  # expected name in the certificate; empty: the host name
 
     def __post_init__(self) -> None:
-        """Raises SecurityInvalid."""
         if self.protocol not in PROTOCOLS:
-            raise SecurityInvalid(f"'{self.protocol}' is not one of {', '.join(PROTOCOLS)}")
+            raise SecurityInvalid(
+                f"security protocol '{self.protocol}' is not one of {', '.join(PROTOCOLS)}"
+            )
         if self.is_sasl:
             if self.mechanism not in MECHANISMS:
-                raise SecurityInvalid(f"'{self.mechanism}' is not one of {', '.join(MECHANISMS)}")
+                raise SecurityInvalid(
+                    f"SASL mechanism '{self.mechanism}' is not one of {', '.join(MECHANISMS)}"
+                )
             if not self.user:
-                raise SecurityInvalid(f"{self.protocol} needs a user")
+                raise SecurityInvalid(f"{self.protocol} needs a user name")
             if "\0" in self.user or "\0" in self.password:
-                raise SecurityInvalid("a user or a password has a zero byte")
+                raise SecurityInvalid("the user name or the password contains a zero byte")
         if self.key_file and not self.certificate_file:
-            raise SecurityInvalid("a key without a certificate")
+            raise SecurityInvalid("there is a key file without a certificate file")
 
     @property
     def is_tls(self) -> bool:
@@ -81,23 +82,24 @@ class Security:
         return self.protocol.startswith("SASL_")
 
     def tls_context(self) -> ssl.SSLContext:
-        """Raises SecurityInvalid for an unusable file."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file or None)
         except OSError as error:
-            raise SecurityInvalid(f"authority {self.ca_file}: {error}") from None
+            raise SecurityInvalid(f"the CA file {self.ca_file} cannot be used: {error}") from None
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = self.is_hostname_checked
         if self.certificate_file:
             try:
                 context.load_cert_chain(self.certificate_file, self.key_file or None)
             except OSError as error:
-                raise SecurityInvalid(f"certificate {self.certificate_file}: {error}") from None
+                raise SecurityInvalid(
+                    f"the certificate {self.certificate_file} cannot be used: {error}"
+                ) from None
         return context
 
 
 def security_from(properties: Mapping[str, str]) -> Security:
-    """Raises SecurityInvalid for an unsupported security property; others are ignored."""
+    """Return the security settings in the properties of a Kafka client."""
     for key in properties:
         if key.startswith(_FAMILIES) and key not in _KEYS:
             raise SecurityInvalid(f"{key} is not supported; use one of {', '.join(sorted(_KEYS))}")
@@ -108,7 +110,7 @@ def security_from(properties: Mapping[str, str]) -> Security:
     jaas = {name: re.sub(r"\\(.)", r"\1", value) for name, value in options}
     check = properties.get("ssl.endpoint.identification.algorithm", "https").lower()
     if check not in ("https", "none", ""):
-        raise SecurityInvalid("ssl.endpoint.identification.algorithm is https or none")
+        raise SecurityInvalid("ssl.endpoint.identification.algorithm must be https or none")
     is_sasl = protocol.startswith("SASL_")
     return Security(
         protocol=protocol,
@@ -123,14 +125,15 @@ def security_from(properties: Mapping[str, str]) -> Security:
 
 
 def log_in(security: Security, call: Callable[[int, Any], Any]) -> int:
-    """Return the lifetime of the login in ms; 0: that of the connection. Raises KafkaRefused."""
+    """Log in. Returns the lifetime of the login in ms; 0 if it has no limit."""
     from penstock.wire.kafka.generated.sasl_handshake import SaslHandshakeRequest
 
     reply = call(_SASL_HANDSHAKE, SaslHandshakeRequest(security.mechanism))
     if reply.error_code:
         offered = ", ".join(reply.mechanisms) or "none"
         raise KafkaRefused(
-            reply.error_code, f"{security.mechanism} is not supported there; supported: {offered}"
+            reply.error_code,
+            f"the server does not support {security.mechanism}; it supports: {offered}",
         )
     if security.mechanism == PLAIN:
         token = f"\0{security.user}\0{security.password}".encode()
@@ -147,7 +150,6 @@ def log_in(security: Security, call: Callable[[int, Any], Any]) -> int:
 
 
 def _sent(call: Callable[[int, Any], Any], token: bytes) -> tuple[bytes, int]:
-    """Send a token. Returns the server's token and the lifetime of the login."""
     from penstock.wire.kafka.generated.sasl_authenticate import SaslAuthenticateRequest
 
     reply = call(_SASL_AUTHENTICATE, SaslAuthenticateRequest(token))

@@ -1,10 +1,9 @@
-"""A connection of the blocking Kafka client to one node: a socket, one request at a time.
+"""A connection of the blocking Kafka client to one node, with one request at a time.
 
 The first call opens the connection: TLS and a login if configured, then ApiVersions. One deadline
-covers a whole exchange. Any error during an exchange, Ctrl-C included, closes the connection,
-because a half-read reply must not become that of the next request. A connection that the server has
-closed is noticed before the next request is sent, and opened again.
-"""
+covers a whole request and reply. Any error meanwhile, Ctrl-C included, closes the connection,
+because the rest of a half-read reply must not be read as the next reply. A connection that the
+server has closed is noticed before the next request is sent, and opened again."""
 
 import socket
 import ssl
@@ -26,13 +25,11 @@ from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.malformed import Malformed
 
 REPLY_BYTES_MAX: Final = 256 * 1_048_576
-_WAIT_MARGIN_S: Final = 5.0  # added to the wait of a request
-_RENEW_AT: Final = 0.9  # of the lifetime of a login: the clocks differ
+_WAIT_MARGIN_S: Final = 5.0  # added to the time that the server may hold a request
+_RENEW_AT: Final = 0.9  # fraction of a login's lifetime, because the clocks differ
 
 
 class Dialling(NamedTuple):
-    """The connection settings of all nodes of a cluster."""
-
     security: Security
     tls: ssl.SSLContext | None
     timeout_s: float
@@ -48,19 +45,18 @@ class KafkaNode:
         self._socket: socket.socket | None = None
         self._renew_at = float("inf")
         self._correlation_id = 0
-        self._answer_count = 0  # of this connection
-        self._versions: dict[int, int] = {}  # API key → the newest both sides speak
+        self._answer_count = 0  # replies on this connection
+        self._versions: dict[int, int] = {}  # API key → newest version that both sides support
 
     def call(
         self, key: int, request: Any, *, wait_s: float = 0.0, version_max: int | None = None
     ) -> Any:
-        """``wait_s``: how long the server may hold the request. Raises KafkaTrouble."""
+        """Send a request and return the reply, for which the server may wait ``wait_s``."""
         self.open()
         timeout_s = max(self._dialling.timeout_s, wait_s + _WAIT_MARGIN_S)
         return self._ask(key, request, timeout_s, version_max)
 
     def open(self) -> None:
-        """Open the connection and log in, if needed. Raises KafkaTrouble."""
         if self._socket is not None and (self._is_dead() or time.monotonic() >= self._renew_at):
             self.close()
         if self._socket is not None:
@@ -117,7 +113,9 @@ class KafkaNode:
             raise errors.HungUp(self.name, reason) from None
         except (OSError, ValueError) as error:
             plain.close()
-            raise errors.NotKafka(self.name, f"no TLS there: {_reason(error)}") from None
+            raise errors.NotKafka(
+                self.name, f"the TLS handshake failed: {_reason(error)}"
+            ) from None
 
     def _ask_versions(self, timeout_s: float) -> dict[int, int]:
         from penstock.wire.kafka.generated.api_versions import ApiVersionsRequest
@@ -132,7 +130,7 @@ class KafkaNode:
         }
 
     def _is_dead(self) -> bool:
-        """The server sends nothing between two requests, except for messages of TLS itself."""
+        """Return whether the server has closed the connection or sent unexpected bytes."""
         assert self._socket is not None
         try:
             self._socket.setblocking(False)
@@ -141,7 +139,7 @@ class KafkaNode:
             return False
         except OSError:
             return True
-        return True  # the end, or a reply without a request
+        return True  # the connection has ended, or there is a reply without a request
 
     def _ask(self, key: int, request: Any, timeout_s: float, version_max: int | None = None) -> Any:
         api = APIS[key]
@@ -151,7 +149,7 @@ class KafkaNode:
         if version < api.version_min:
             raise errors.KafkaRefused(
                 ErrorCode.UNSUPPORTED_VERSION,
-                "It supports no version that this client supports.",
+                "The server supports no version that this client supports.",
                 f"{self.name} does not serve {api.name}",
             )
         return self._exchange(api, version, request, timeout_s)
@@ -170,7 +168,7 @@ class KafkaNode:
             data = self._round_trip(frame, timeout_s)
             found, at = parse_response_header(data, api.response_header_version(version))
             if found != self._correlation_id:
-                raise Malformed("a reply to another request")
+                raise Malformed("the reply belongs to another request")
             # Records are views of the buffer; values of other replies are copied.
             whole = data if api.key == FETCH else bytes(data)
             self._answer_count += 1
@@ -190,7 +188,6 @@ class KafkaNode:
             raise
 
     def _hint(self) -> str:
-        """Return a guess why the server closed the connection without a reply."""
         security = self._dialling.security
         if self._answer_count == 0 and not security.is_tls:
             return "; does the listener need TLS?"
@@ -205,7 +202,7 @@ class KafkaNode:
         self._socket.sendall(frame)
         length = int.from_bytes(self._read(LENGTH_BYTES, ends_at), "big", signed=True)
         if not 0 < length <= REPLY_BYTES_MAX:
-            raise Malformed(f"a reply of {length} bytes")
+            raise Malformed(f"the reply has an invalid length of {length} bytes")
         return self._read(length, ends_at)
 
     def _read(self, count: int, ends_at: float) -> bytearray:

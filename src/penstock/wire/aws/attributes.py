@@ -1,7 +1,7 @@
 """Message bodies and attributes: validation, size, MD5 and selection.
 
-Clients recompute the MD5 sums and reject a message on a mismatch, so the byte layout below is a
-contract. Checks work on UTF-8 bytes, because there they are a few C calls for any length."""
+Clients recompute the MD5 sums and reject a message on a mismatch, so the byte layout below must not
+change. Checks work on UTF-8 bytes, because there they are a few C calls for any length."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from penstock.wire.aws.shapes import MessageAttributeValue
 TRACE_HEADER = "AWSTraceHeader"
 
 _NAME_CHARS_MAX = 256
-_TRACE_CHARS_MAX = 1_024  # of the header; in practice about a hundred
+_TRACE_CHARS_MAX = 1_024  # in the header; about a hundred are usual
 _NUMBER_DIGITS_MAX = 38
 _NUMBER_CHARS_MAX = 256  # leading zeros are not digits of the number, so they need their own limit
 _NUMBER_EXPONENT_MAX = 126
@@ -26,14 +26,14 @@ _RESERVED = ("aws.", "amazon.")
 _TYPE = re.compile(r"(String|Number|Binary)(?:\..+)?\Z", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,3}))?\Z")
 
-# XML 1.0 characters only. In UTF-8 that forbids these bytes, and U+FFFE and U+FFFF; surrogates
-# cannot be encoded at all.
+# Only XML 1.0 characters are allowed. In UTF-8 that forbids these bytes, and U+FFFE and U+FFFF;
+# surrogates cannot be encoded at all.
 _FORBIDDEN_BYTES = bytes(code for code in range(0x20) if code not in (0x09, 0x0A, 0x0D))
 _FORBIDDEN_TAILS = (b"\xef\xbf\xbe", b"\xef\xbf\xbf")
 
 
 def body_bytes(text: str | None) -> bytes:
-    """Return the body as stored. Raises MissingParameter or InvalidMessageContents."""
+    """Return the checked body as it is stored."""
     if not text:
         raise missing("MessageBody")
     body = _checked_utf8(text)
@@ -69,8 +69,9 @@ def md5_of_body(body: bytes) -> str:
 
 
 def md5_of_attributes(attributes: Mapping[str, Attribute]) -> str:
-    """Hash, for each attribute by name: length and bytes of the name, of the type, one byte for the
-    kind of value (1 text, 2 binary), length and bytes of the value. Lengths are u32be."""
+    """Return the MD5 of the attributes, sorted by name. Hashed are, for each: length and bytes of
+    the name, of the type, one byte for the kind of value (1 text, 2 binary), length and bytes of
+    the value. Lengths are big-endian 32-bit numbers."""
     digest = md5(usedforsecurity=False)
     for name in sorted(attributes, key=str.encode):
         attribute = attributes[name]
@@ -84,7 +85,6 @@ def md5_of_attributes(attributes: Mapping[str, Attribute]) -> str:
 def read_attributes(
     values: Mapping[str, MessageAttributeValue] | None,
 ) -> dict[str, Attribute] | None:
-    """Return the checked attributes of a message to send. Raises InvalidParameterValue."""
     if not values:
         return None
     if len(values) > ATTRIBUTES_PER_MESSAGE_MAX:
@@ -108,7 +108,7 @@ def read_trace_header(values: Mapping[str, MessageAttributeValue] | None) -> Att
 
 
 def trace_of_request(header: str | None) -> str | None:
-    """An invalid ``X-Amzn-Trace-Id`` is ignored: tracing must not break sending."""
+    """Return a valid ``X-Amzn-Trace-Id`` header; an invalid one is ignored."""
     if header is None or not 0 < len(header) <= _TRACE_CHARS_MAX:
         return None
     return header if header.isascii() and header.isprintable() else None
@@ -177,7 +177,6 @@ def _read_text(name: str, value: MessageAttributeValue, kind: str) -> bytes:
 
 
 def _is_number(text: str) -> bool:
-    """Accept at most 38 significant digits, with or without fraction and exponent."""
     match = _NUMBER.match(text) if len(text) <= _NUMBER_CHARS_MAX else None
     if match is None:
         return False
@@ -204,7 +203,8 @@ def _invalid(message: str) -> Fault:
 def select(
     attributes: Mapping[str, Attribute] | None, names: Iterable[str]
 ) -> dict[str, Attribute]:
-    """``All``, ``.*`` and ``*`` mean every one, ``prefix.*`` those with the prefix."""
+    """Return the attributes with these names. ``All``, ``.*`` and ``*`` select all of them,
+    ``prefix.*`` those with the prefix."""
     if not attributes:
         return {}
     selected: set[str] = set()

@@ -1,8 +1,8 @@
-"""The errors that AWS clients know: one table of faults, and one from our errors to them.
+"""The errors (faults) that AWS clients know, and the table from Penstock's errors to them.
 
 A fault has two names. JSON clients read the shape (``__type``); query clients, and programs that
-use the SDKs' compatibility layer, read the code. Both are in one row here, so they cannot differ.
-The texts are those of SQS where clients or their tests check the text."""
+use the SDKs' compatibility layer, read the code. Both are in one row, so they cannot differ. Where
+clients or their tests check a text, it is the text of SQS."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -33,7 +33,7 @@ class Fault(Exception):
         self.code = spec.code
         self.status = spec.status
         self.message = message
-        # True if the client caused the error: repeating the request will fail again.
+        # True if the client caused the error, so that a retry will fail again.
         self.is_sender = spec.status < 500
         self.blame = "Sender" if self.is_sender else "Receiver"
         self.retry_after_s = retry_after_s
@@ -170,7 +170,6 @@ FAULTS: Mapping[str, FaultSpec] = MappingProxyType(
 
 
 def fault(name: str, message: str | None = None, *, retry_after_s: int | None = None) -> Fault:
-    """Return the fault of that name, with its default text if ``message`` is None."""
     spec = FAULTS[name]
     return Fault(spec, spec.message if message is None else message, retry_after_s)
 
@@ -180,7 +179,7 @@ def missing(parameter: str) -> Fault:
 
 
 def invalid_value(value: object, parameter: str, reason: str) -> Fault:
-    """Return the usual error of SQS for a parameter, which echoes the value; cut if long."""
+    """Return the usual error of SQS for a parameter, which repeats the value; a long one is cut."""
     return fault(
         "InvalidParameterValue",
         f"Value {_cut(str(value))} for parameter {parameter} is invalid. Reason: {reason}",
@@ -197,8 +196,7 @@ class _Mapped(msgspec.Struct, frozen=True):
     retry_after_s: int | None = None
 
 
-# Looked up along the class hierarchy of the error, so that a new subclass gets the reply of its
-# parent. Texts of internal errors, with paths or file positions, are never shown.
+# The nearest base class of an error applies. Texts of internal errors are never shown.
 _TABLE: Mapping[type[errors.PenstockError], _Mapped] = {
     errors.MissingParameter: _Mapped("MissingParameter"),
     errors.InvalidMessage: _Mapped("InvalidMessageContents"),
@@ -225,7 +223,7 @@ _TABLE: Mapping[type[errors.PenstockError], _Mapped] = {
     errors.PenstockError: _Mapped("InternalFailure", FAULTS["InternalFailure"].message),
 }
 
-# Reasons for a rejected receipt, if the error does not have the text of AWS.
+# Texts of AWS for a rejected receipt.
 _RECEIPT_REASONS: Mapping[type[errors.PenstockError], str] = {
     errors.ExpiredReceipt: _RECEIPT_EXPIRED,
     errors.NotLeased: _NOT_AVAILABLE,
@@ -233,7 +231,7 @@ _RECEIPT_REASONS: Mapping[type[errors.PenstockError], str] = {
 
 
 def fault_of(error: errors.PenstockError, *, receipt: str | None = None) -> Fault:
-    """``receipt``: the handle that the client sent, which errors about receipts name."""
+    """Return the fault for an error. ``receipt`` is the handle that the client sent."""
     if isinstance(error, errors.Throttled):
         retry_after_s = max(1, -(-error.retry_after_ms // 1_000))
         return fault("RequestThrottled", str(error) or None, retry_after_s=retry_after_s)

@@ -1,11 +1,11 @@
-"""AWS JSON 1.0: the request style of every current SDK.
+"""AWS JSON 1.0, the protocol of every current SDK.
 
 A body is decoded directly into the operation's typed request, by a decoder built once. Numbers may
-be strings, unknown members are ignored, null means absent. Nesting is bounded by the decoder's
+be strings, unknown members are ignored, null means absent. Nesting is limited by the decoder's
 recursion limit, which a body of a million brackets reaches long before memory is short.
 
 A decoder cannot be interrupted, and may need a second for 8 MiB of JSON. So a large body is first
-scanned: the number of strings and the bytes outside of strings are bounded, which bounds the lists
+scanned: the number of strings and the bytes outside of strings are limited, which limits the lists
 and maps that the decoder builds. Strings above 64 KiB are decoded in pieces; a token replaces each
 of them while the rest is decoded. Generators yield None at least every few milliseconds."""
 
@@ -22,7 +22,7 @@ from penstock.wire.aws.shapes import OPERATIONS, Operation, Reply, Request
 CONTENT_TYPE = "application/x-amz-json-1.0"
 TARGET_PREFIX = "AmazonSQS."
 
-# strict=False: "30" is accepted for 30. A number is never turned into a string.
+# With strict=False, "30" is accepted for 30; a number is never turned into a string.
 _DECODERS: Mapping[str, msgspec.json.Decoder[Request]] = {
     operation.name: msgspec.json.Decoder(operation.request, strict=False)
     for operation in OPERATIONS.values()
@@ -31,8 +31,8 @@ _encode = msgspec.json.Encoder().encode
 
 PIECE_BYTES = 64 * limits.KIB
 _QUOTE, _BACKSLASH = b'"', b"\\"
-# Characters and escapes up to the size of a piece. No match ends inside an escape or between the
-# two escapes of a surrogate pair.
+# Matches characters and escapes up to the size of a piece, and never ends inside an escape or
+# between the two escapes of a surrogate pair.
 _PIECE = re.compile(
     rb"(?:[^\\]{1,64}+|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\.){1,1024}+", re.DOTALL
 )
@@ -45,7 +45,6 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def unknown_operation(target: str) -> Fault:
-    """Return the error for an ``X-Amz-Target`` header that names no operation of SQS."""
     text = "The X-Amz-Target header does not name an SQS operation."
     if target.startswith(TARGET_PREFIX):
         name = target.removeprefix(TARGET_PREFIX)
@@ -54,7 +53,6 @@ def unknown_operation(target: str) -> Fault:
 
 
 def decode(operation: Operation, body: bytes) -> Request:
-    """An empty body is an empty object. Raises SerializationException."""
     try:
         return _DECODERS[operation.name].decode(body or b"{}")
     except _UNREADABLE as error:
@@ -64,7 +62,7 @@ def decode(operation: Operation, body: bytes) -> Request:
 def decode_in_steps(
     operation: Operation, body: bytes, token: str
 ) -> Generator[None, None, Request]:
-    """``decode`` for a large body. ``token``: see ``decode_large``."""
+    """Decode a large body; ``decode_large`` explains the parameter ``token``."""
     try:
         found = yield from decode_large(body, token)
         return msgspec.convert(found, operation.request, strict=False)
@@ -85,10 +83,10 @@ def encode_reply(reply: Reply | None) -> bytes:
 
 
 def encode_fault(refusal: Fault) -> tuple[bytes, Headers]:
-    """Return body and headers. Clients made for the query protocol look for the code in
-    ``x-amzn-query-error``: without it one SDK crashes and another reports a different code."""
+    """Return body and headers. Clients made for the query protocol read the code in the header
+    ``x-amzn-query-error``; without it one SDK crashes and another reports a different code."""
     code = ("x-amzn-query-error", f"{refusal.code};{refusal.blame}")
-    # The text may echo a rejected value, and half a surrogate pair must not turn a 400 into a 500.
+    # The text may repeat a rejected value with half a surrogate pair, which cannot be encoded.
     message = refusal.message.encode(errors="replace").decode()
     body = {"__type": f"com.amazonaws.sqs#{refusal.shape}", "message": message}
     return _encode(body), (code, *refusal.headers)
@@ -98,8 +96,8 @@ def encode_fault(refusal: Fault) -> tuple[bytes, Headers]:
 
 
 def decode_large(body: bytes, token: str) -> Steps:
-    """Return the body as dicts and lists. ``token`` is a text that the body cannot contain: random,
-    and new for each body. Raises SerializationException, or errors of msgspec."""
+    """Return the body as dicts and lists. ``token`` must be a text that the body cannot contain, so
+    it is random and new for each body. Raises SerializationException, or errors of msgspec."""
     masked = yield from _masked(body)
     yield None
     parts: list[bytes] = []
@@ -115,19 +113,18 @@ def decode_large(body: bytes, token: str) -> Steps:
 
 
 def check_large(body: bytes) -> Generator[None, None, None]:
-    """Raise SerializationException for a body with too many strings or too much structure."""
     masked = yield from _masked(body)
     yield None
     _long_strings(masked)
 
 
 def _masked(body: bytes) -> Generator[None, None, bytes]:
-    r"""Blank ``\\`` and ``\"``, so that every remaining quote begins or ends a string."""
+    r"""Mask ``\\`` and ``\"``, so that every remaining quote begins or ends a string."""
     pieces: list[bytes] = []
     start, total, quotes = 0, len(body), 0
     while start < total:
         piece = body[start : start + 4 * PIECE_BYTES]
-        # Do not separate a pair of backslashes: cut at an even distance from the first of the run.
+        # Do not separate a pair of backslashes at the end of the piece.
         run = len(piece) - len(piece.rstrip(_BACKSLASH))
         if run % 2 and len(piece) > 1:
             piece = piece[:-1]
@@ -142,7 +139,6 @@ def _masked(body: bytes) -> Generator[None, None, bytes]:
 
 
 def _long_strings(masked: bytes) -> list[Span]:
-    """Return the positions of the content of each string above ``PIECE_BYTES``."""
     spans: list[Span] = []
     structure, end = 0, 0
     while (opening := masked.find(_QUOTE, end)) >= 0:

@@ -1,15 +1,15 @@
 """Requests of the query protocol: a form or query string becomes the same typed request as JSON.
 
-``Action=SendMessage&MessageAttribute.1.Name=n&MessageAttribute.1.Value.DataType=String…``: names
-are paths. The fields of the operation are first put into a tree by their paths, then read by the
+Field names are paths: ``MessageAttribute.1.Name=n&MessageAttribute.1.Value.DataType=String``. The
+fields of the operation are first put into a tree by their paths, then read according to the
 request's type, with readers built once per type.
 
-Clients of twenty years write lists in many forms; accepted are ``AttributeName.1``, the unnumbered
+Clients write lists in many forms. Accepted are ``AttributeName.1``, the unnumbered
 ``AttributeName``, the plural ``AttributeNames.1``, ``….member.1`` and, for maps, ``….entry.1.key``.
-Number and depth of the fields are bounded before anything is built.
+Number and depth of the fields are checked before anything is built.
 
-Names and values are decoded by the rules of ``urllib.parse``. The library needs a microsecond for
-each percent sign that is not part of an escape, and a body can have four million."""
+Names and values are decoded by the rules of ``urllib.parse``, but faster: the library needs a
+microsecond for each percent sign outside of an escape, and a body can have four million."""
 
 import base64
 import binascii
@@ -34,7 +34,7 @@ _DEPTH_MAX = 12  # SendMessageBatchRequestEntry.1.MessageAttribute.1.Value.DataT
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}\Z")
 _INDEX = re.compile(r"[0-9]{1,9}\Z")
 
-PIECE_BYTES: Final = 16 * KIB  # of escapes, decoded at a time: at most about 3 ms
+PIECE_BYTES: Final = 16 * KIB  # bytes of escapes decoded at a time, in at most about 3 ms
 _PERCENT: Final = b"%"
 _SPACES: Final = bytes.maketrans(b"+", b" ")
 _DIGITS: Final = "0123456789ABCDEFabcdef"
@@ -43,7 +43,7 @@ _ASCII: Final = re.compile("([\x00-\x7f]+)")
 
 Tree = dict[str, "str | Tree"]
 Node = str | Tree
-Reader = Callable[[Node, str], Any]  # (node, its name for errors) → value
+Reader = Callable[[Node, str], Any]  # arguments: a node, and its name for error texts
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -59,15 +59,15 @@ def fields_of(query: str, body: bytes = b"") -> dict[str, str]:
 
 
 def fields_in_steps(query: str, body: bytes) -> Generator[None, None, dict[str, str]]:
-    """``fields_of`` for large bodies, which yields after every few milliseconds of work."""
+    """Return the fields like ``fields_of``. Yields after every few milliseconds of work."""
     if len(body) > FORM_BYTES_MAX:
         raise fault(
             "RequestEntityTooLarge",
-            f"A form of {len(body)} bytes; at most {FORM_BYTES_MAX} are allowed. "
+            f"The form has {len(body)} bytes; at most {FORM_BYTES_MAX} are allowed. "
             "Send fewer messages in one request, or use AWS JSON.",
         )
     if query.count("&") + body.count(b"&") + 2 > FIELDS_MAX:
-        raise fault("MalformedInput", f"A request has at most {FIELDS_MAX} fields.")
+        raise fault("MalformedInput", f"A request must have at most {FIELDS_MAX} fields.")
     try:
         pairs = text_pairs(query, errors="strict")
         pairs += yield from body_pairs(body)
@@ -100,7 +100,6 @@ def not_here(action: str) -> Fault:
 
 
 def decode(operation: Operation, fields: Mapping[str, str]) -> Request:
-    """Return the typed request in ``fields``; unknown fields are ignored."""
     request = operation.request
     return _read_struct(request, _tree(fields, _ROOTS[operation.name]), "")
 
@@ -284,7 +283,7 @@ _ROOTS: Mapping[str, frozenset[str]] = {
 
 
 def text_pairs(text: str, *, errors: str = "replace") -> list[tuple[str, str]]:
-    """``errors``: how to handle escapes that are not UTF-8, as for ``bytes.decode``."""
+    """Return the names and values of a query string; ``errors`` is used as in ``bytes.decode``."""
     pairs = []
     for pair in text.split("&"):
         if pair:
@@ -294,7 +293,7 @@ def text_pairs(text: str, *, errors: str = "replace") -> list[tuple[str, str]]:
 
 
 def body_pairs(body: bytes) -> Generator[None, None, list[tuple[str, str]]]:
-    """Yields None after every few milliseconds. Raises ValueError if it is not UTF-8."""
+    """Return the names and values of a form body. Yields None every few milliseconds."""
     if not body.isascii():
         body.decode()  # before its escapes, which must be UTF-8 by themselves
     pairs = []

@@ -1,9 +1,9 @@
-"""JSON replies of the query protocol, for clients that send a form and accept ``application/json``:
-HTTP libraries of browsers do so by default, gateways on purpose.
+"""JSON replies of the query protocol, for clients that send a form and accept ``application/json``,
+such as HTTP libraries of browsers.
 
 This is the XML document in another notation, not AWS JSON 1.0: response and result are wrapped by
 name, absent values are null, and maps are lists of ``Name`` and ``Value``. Only clients without an
-SDK use it, so nothing is prepared: it is derived from the reply's structs each time."""
+SDK use it, so it need not be fast."""
 
 from functools import lru_cache
 from typing import Any
@@ -16,12 +16,11 @@ from penstock.wire.aws.shapes import Operation, Reply
 
 CONTENT_TYPE = "application/json"
 
-# Two lists that have another name in this format.
+# Lists that have another name in this format.
 _NAMES = {"Messages": "messages", "QueueUrls": "queueUrls"}
 
 
 def wants_json(accept: str) -> bool:
-    """Return True if an Accept header names JSON; ``*/*`` alone does not."""
     return "application/json" in accept
 
 

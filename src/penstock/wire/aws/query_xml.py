@@ -4,8 +4,7 @@ Lists are flattened (the element is repeated, without a wrapper), maps are ``<At
 <Value/></Attribute>``, absent values have no element. Writers are built once per type from the same
 structs that JSON encodes, so the two protocols cannot differ.
 
-Elements of lists and maps have singular names. AWS defines these without a rule, so they are listed
-here once, for requests and replies."""
+Elements of lists and maps have singular names, which are listed here because AWS has no rule."""
 
 import base64
 import re
@@ -31,9 +30,8 @@ _DECLARATION = '<?xml version="1.0"?>'
 
 Writer = Callable[[Any], str]  # value → markup
 
-# A parser turns a bare carriage return into a line feed, so it is written as a reference.
-# Characters that XML 1.0 forbids (a rejected value that is echoed may have some) become the
-# replacement character, because clients could not read a broken document at all.
+# An XML parser turns a bare carriage return into a line feed, so it is escaped. Characters that XML
+# 1.0 forbids, which a rejected value in an error text may have, become the replacement character.
 _ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "\r": "&#xD;"}  # & first
 _SPECIAL = re.compile('[&<>"\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]')
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
@@ -42,7 +40,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def escape(text: str) -> str:
-    """Escape with one pass per character: a call per occurrence takes 0.3 s for 1 MiB."""
+    """Escape a text for XML. ``str.replace`` is much faster than a call per occurrence."""
     if _SPECIAL.search(text) is None:
         return text
     if _FORBIDDEN.search(text) is not None:
@@ -83,7 +81,7 @@ _ENTRY_NAMES: Mapping[type[Shape], str] = {
 
 
 def singular(wire_name: str, element: type | None = None) -> str:
-    """A list of batch entries uses the name of its entries."""
+    """Return the element name for the items of a list or map."""
     name = _SINGULARS.get(wire_name)
     if name is not None:
         return name
@@ -92,12 +90,10 @@ def singular(wire_name: str, element: type | None = None) -> str:
 
 
 def key_name(wire_name: str) -> str:
-    """Return the name of the key of a map's entry; the value is always ``Value``."""
     return "Key" if wire_name in ("Tags", "tags") else "Name"
 
 
 def without_none(type_info: inspect.Type) -> inspect.Type:
-    """Return ``X`` for ``X | None``: every field is optional, and only its type matters here."""
     if not isinstance(type_info, inspect.UnionType):
         return type_info
     present = [one for one in type_info.types if not isinstance(one, inspect.NoneType)]
@@ -109,7 +105,7 @@ def encode_reply(operation: Operation, reply: Reply | None, *, request_id: str) 
     result = ""
     if reply is not None:
         content = _write_struct(reply)
-        # The short form for an empty result: clients that search the text for a pattern expect it.
+        # Clients that search the text for a pattern expect the short form of an empty result.
         result = f"<{name}Result>{content}</{name}Result>" if content else f"<{name}Result/>"
     return (
         f'{_DECLARATION}<{name}Response xmlns="{NAMESPACE}">{result}'
@@ -118,7 +114,7 @@ def encode_reply(operation: Operation, reply: Reply | None, *, request_id: str) 
 
 
 def fault_message(refusal: Fault) -> str:
-    """Return the text of a fault; one text, which tests of clients check, differs here."""
+    """Return the text of a fault; one text differs from the JSON protocol."""
     if refusal.message == QUEUE_DOES_NOT_EXIST:
         return "The specified queue does not exist for this wsdl version."
     return refusal.message

@@ -1,8 +1,7 @@
 """Queue URLs: parses every form that clients send, and builds the form of replies.
 
 The host is not checked, because networks may give a server any name; it is only searched for a
-region. The caller decides which account and region apply if a URL names none. ARNs, the other way
-to name a queue, are parsed here too."""
+region. The caller decides which account and region apply if a URL names none."""
 
 import re
 from functools import lru_cache
@@ -13,7 +12,7 @@ from penstock.model.names import is_account, is_queue_name, is_region, is_share_
 from penstock.wire.aws.faults import fault
 
 _URL_CHARS_MAX = 1_024
-_CACHED_MAX = 4_096  # of at most 1 KiB each: a producer sends the same URL with every message
+_CACHED_MAX = 4_096  # URLs; a producer sends the same URL with every message
 
 _URL = re.compile(
     r"(?:[A-Za-z][A-Za-z0-9+.-]*://(?P<host>[^/?#]+))?"
@@ -36,7 +35,7 @@ class QueueAddress(msgspec.Struct, frozen=True, gc=False):
 
 @lru_cache(maxsize=_CACHED_MAX)
 def parse(url: str) -> QueueAddress:
-    """Parse a full URL, the path of one, or a bare queue name. Raises a fault."""
+    """Parse a full URL, the path of one, or a bare queue name. Raises a fault if it is invalid."""
     if len(url) > _URL_CHARS_MAX:
         raise fault("InvalidAddress", "The address is too long for a queue.")
     if "/" not in url:
@@ -66,7 +65,7 @@ def region_in_host(host: str) -> str | None:
 
 
 def build(base_url: str, *, account: str, name: str) -> str:
-    """Return the URL for clients. ``base_url`` is scheme and host as the client reached us."""
+    """Return the URL of a queue. ``base_url`` is the scheme and host that the client used."""
     return f"{base_url.rstrip('/')}/{account}/{name}"
 
 

@@ -1,12 +1,11 @@
-"""Typed requests and replies of the 23 SQS operations, the same for both request styles.
+"""Typed requests and replies of the 23 SQS operations, the same for both protocols.
 
 The AWS name of a field is derived by ``wire_name`` and given only where AWS breaks its own rule
-(``tags`` of CreateQueue, ``queueUrls`` of one reply). A test compares every struct with the service
-model of the AWS SDK.
+(``tags`` of CreateQueue, ``queueUrls`` of one reply). A test compares all with the AWS SDK.
 
 Every request field is optional, and null means absent: the actions check required fields, because
-the errors differ. Requests are not frozen: the frontend sets ``queue_url`` of a request posted to a
-queue's own path. In replies None means "left out", for empty lists and maps too."""
+the errors differ. Requests are not frozen, because the frontend sets ``queue_url`` of a request
+posted to a queue's own path. In replies, None means that the field is left out."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -29,7 +28,7 @@ _ACRONYMS = {"md5": "MD5", "aws": "AWS"}
 
 
 def wire_name(field: str) -> str:
-    """``md5_of_message_body`` → ``MD5OfMessageBody``."""
+    """Return the AWS name of a field: ``MD5OfMessageBody`` for ``md5_of_message_body``."""
     return "".join(_ACRONYMS.get(word, word.capitalize()) for word in field.split("_"))
 
 
@@ -50,7 +49,7 @@ def _as_text(attributes: TextMap | None) -> TextMap | None:
 
 
 class Shape(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, rename=wire_name):
-    """Not tracked by the garbage collector: no shape can be part of a cycle."""
+    """Base class of requests and replies, which are never part of a reference cycle."""
 
 
 class Request(Shape): ...
@@ -67,8 +66,6 @@ class Reply(Shape): ...
 
 
 class MessageAttributeValue(Shape):
-    """A message attribute or a message system attribute: in AWS both have the same members."""
-
     string_value: str | None = None
     binary_value: bytes | None = None
     string_list_values: Annotated[list[str], FEW] | None = None
@@ -124,8 +121,6 @@ class BatchResultErrorEntry(Shape):
 
 
 class ReceivedMessage(Shape):
-    """``Message`` in AWS; renamed, because ``model.message`` has messages without a lease."""
-
     message_id: str
     receipt_handle: str
     md5_of_body: str
@@ -136,8 +131,6 @@ class ReceivedMessage(Shape):
 
 
 class MessageMoveTaskEntry(Shape):
-    """``ListMessageMoveTasksResultEntry`` in AWS."""
-
     task_handle: str | None = None
     status: str | None = None
     source_arn: str | None = None

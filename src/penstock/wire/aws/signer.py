@@ -1,8 +1,7 @@
-"""The client's side of Signature Version 4: signs the requests of commands, pipeline jobs and
-benchmarks.
+"""The client's side of Signature Version 4, which signs requests of commands and pipeline jobs.
 
 It supports POST requests with an empty query string and a body in memory. The key of the day is
-cached: deriving it costs four times as much as signing with it."""
+cached, because deriving it costs four times as much as signing with it."""
 
 import hashlib
 import hmac

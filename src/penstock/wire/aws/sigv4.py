@@ -1,13 +1,12 @@
-"""Signature Version 4: parses who signed a request, in a header or a presigned URL, and verifies
-the signature.
+"""Signature Version 4: parses and verifies the signature in a header or a presigned URL.
 
-``parse`` is needed even if signatures are not enforced, because the scope names the region, which
-is the namespace of queue names; so it accepts signatures that cannot be valid.
+``parse`` is needed even if signatures are not enforced, because the signature contains the region,
+which is part of a queue's identity; so it accepts signatures that cannot be valid.
 
 ``check`` and ``is_genuine`` verify. The signed text is rebuilt from the request as received: path
-and query string still percent-encoded, and the hash of the body itself, never the one that a header
-claims. If two different requests could have the same signed text, the request is rejected, because
-a signature of one would be valid for the other. Pure: clock and secret are arguments."""
+and query string still percent-encoded, and the hash of the body itself, never the one in a header.
+If two different requests could have the same signed text, the request is rejected, because a
+signature of one would be valid for the other."""
 
 import hashlib
 import hmac
@@ -45,14 +44,12 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 _UNRESERVED = "-_.~"
 _NO_FIELDS: Final[Mapping[str, str]] = {}
 _SHA256: Final = hashlib.sha256()
-_BLOCK_BYTES: Final = 64  # of SHA-256
-_INNER: Final = bytes(byte ^ 0x36 for byte in range(256))  # HMAC's two pads, for each byte
+_BLOCK_BYTES: Final = 64  # block size of SHA-256
+_INNER: Final = bytes(byte ^ 0x36 for byte in range(256))  # HMAC's two paddings, for each byte
 _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
 
 
 class SignedHeaders(tuple[str, ...]):
-    """Names of signed headers, with precomputed parts of the signed text; requests share them."""
-
     def __init__(self, _names: Iterable[str]) -> None:
         self.has_host = "host" in self
         self.has_target = "x-amz-target" in self
@@ -63,7 +60,6 @@ class SignedHeaders(tuple[str, ...]):
         self._values_in = itemgetter(*self)
 
     def canonical(self, headers: Mapping[str, str]) -> str:
-        """Return the signed lines of the headers, followed by the list of their names."""
         try:
             text: str = self._layout % self._values_in(headers)
         except KeyError:  # an absent header is signed as empty
@@ -85,7 +81,7 @@ class CredentialScope(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse(authorization: str | None, fields: Mapping[str, str]) -> CredentialScope | None:
-    """None if there is no such signature. A presigned URL has its signature in ``fields``."""
+    """Return the signature in a header or in the ``fields`` of a presigned URL, if any."""
     if authorization is not None and authorization.startswith("AWS4-"):
         return _parse_header(authorization)
     if "X-Amz-Algorithm" in fields or "X-Amz-Credential" in fields:
@@ -146,8 +142,6 @@ def _incomplete(message: str) -> Fault:
 
 
 class SignedRequest(Protocol):
-    """A request as received; ``net.http.exchange.HttpRequest`` implements it."""
-
     method: str
     path: str
     query: str
@@ -156,7 +150,7 @@ class SignedRequest(Protocol):
 
 
 def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_ms: int) -> str:
-    """Check everything that needs no secret. Returns the signed timestamp. Raises faults."""
+    """Check everything that needs no secret, and return the signed timestamp."""
     headers = request.headers
     fields = _query_fields(request.query) if request.query else _NO_FIELDS
     if scope.is_presigned:
@@ -192,9 +186,9 @@ def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_m
 
 
 class SigningKey:
-    """A key for one day, region and service. Deriving it takes four rounds, so callers cache it. It
-    is stored as the started inner and outer hash of HMAC, because starting them costs more than the
-    rest of a signature. It has no ``repr``, so that it is never shown."""
+    """A key for one day, region and service. Callers cache it, because deriving it takes four
+    HMACs. It is stored as HMAC's begun inner and outer hash, because beginning them costs more than
+    the rest of a signature. It has no ``repr``, so that it is never shown."""
 
     __slots__ = ("_inner", "_outer", "_scope")
 
@@ -206,7 +200,6 @@ class SigningKey:
         self._scope = scope
 
     def sign(self, timestamp: str, canonical_digest: str) -> str:
-        """Return the signature in hexadecimal."""
         inner = self._inner.copy()
         inner.update(f"{timestamp}\n{self._scope}\n{canonical_digest}".encode())
         outer = self._outer.copy()
@@ -230,8 +223,9 @@ def is_genuine(
     key: SigningKey,
     body_hash: str = "",
 ) -> bool:
-    """Return True if the holder of ``key``, which is of this scope, signed exactly this request.
-    Takes as long if not. ``body_hash`` is the SHA-256 of the body if the caller has computed it."""
+    """Return True if the holder of ``key``, which must have this scope, signed exactly this
+    request. The time taken does not depend on the result. ``body_hash`` is the SHA-256 of the body
+    if the caller has computed it."""
     digest = body_hash or _hash_of(request.body)
     claimed = request.headers.get("x-amz-content-sha256", digest)
     path, query = request.path, request.query
@@ -246,11 +240,10 @@ def is_genuine(
     given = scope.signature
     # compare_digest needs ASCII; other text cannot be the signature.
     is_same = given.isascii() and hmac.compare_digest(expected, given)
-    return is_same and claimed == digest  # rejects UNSIGNED-PAYLOAD, too
+    return is_same and claimed == digest  # this also rejects UNSIGNED-PAYLOAD
 
 
 def _hash_of(data: bytes) -> str:
-    """Copy a prepared hash: looking one up by name takes as long as using it."""
     begun = _SHA256.copy()
     begun.update(data)
     return begun.hexdigest()
@@ -292,12 +285,12 @@ def _query_fields(query: str) -> dict[str, str]:
     pairs = text_pairs(query)
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        # Ambiguous: they are signed in sorted order and read in the order of the request.
+        # Ambiguous: parameters are signed in sorted order but read in the order of the request.
         _mismatch("A parameter of the query string is given twice.")
     return fields
 
 
-# ── When it was signed ───────────────────────────────────────────────────────────────────────
+# ── The time of the signature ────────────────────────────────────────────────────────────────
 
 
 def _timestamp(
@@ -341,12 +334,12 @@ def _wrong_time(timestamp: str, at_ms: int, good_ms: int, now_ms: int) -> str:
 
 @lru_cache(maxsize=_REMEMBERED_MAX)
 def _at_ms(text: str) -> int:
-    """Parse ``20260102T030405Z`` into milliseconds since 1970. Requests of one second share it."""
+    """Parse ``20260102T030405Z`` into milliseconds since 1970."""
     if _TIMESTAMP.match(text) is not None:
         try:
             return int(datetime.fromisoformat(text).timestamp()) * 1_000
         except ValueError:
-            pass  # no such day or hour
+            pass  # the day or hour does not exist
     raise _incomplete(f"Date must be in ISO-8601 'basic format'. Got '{text[:64]}'.")
 
 

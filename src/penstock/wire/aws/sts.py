@@ -1,4 +1,4 @@
-"""STS GetCallerIdentity: the only call of another AWS service that SQS clients and their tests send
+"""STS GetCallerIdentity, the only call of another AWS service that SQS clients and their tests send
 to the same endpoint, to learn their account."""
 
 import msgspec

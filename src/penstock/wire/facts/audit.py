@@ -6,15 +6,14 @@ the node's previous record in the same partition, ``seq`` its number plus one:
     hash(record) = SHA-256( hash(previous record) ‖ the record's value, byte for byte )
 
 in hexadecimal; the hash before the first record is thirty-two zero bytes. A record that is changed,
-removed or inserted breaks the chain there, unless everything after it is rewritten too. The last
-hash is stored nowhere: if it is noted elsewhere from time to time, even a rewritten chain is found.
+removed or inserted breaks the chain there, unless everything after it is rewritten too. To detect
+that as well, note the last hash elsewhere from time to time.
 
-Nodes of a cluster write to the same partition, each its own chain: a node cannot know what others
-are about to write, and agreeing on an order would make every entry wait for all nodes.
+Nodes of a cluster write to the same partition, each its own chain, because agreeing on an order
+would make every entry wait for all nodes.
 
-**Changing it.** Fields may be added at the end; a field that changes its meaning is a new
-``VERSION``. Neither affects the chain, which is made of bytes. ``docs/usage.md`` describes the
-fields."""
+Fields may be added at the end; a field that changes its meaning needs a new ``VERSION``. Neither
+affects the chain, which is made of bytes. ``docs/usage.md`` describes the fields."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
@@ -27,11 +26,11 @@ SCHEMA_HEADER: Final = (b"schema", b"audit/%d" % VERSION)
 FIRST_HASH: Final = bytes(32)
 NAME_MAX: Final = 1_024  # characters of a name
 TEXT_MAX: Final = 256  # characters of one parameter
-PARAMS_MAX: Final = 50  # on each of two levels
+PARAMS_MAX: Final = 50  # parameters on each of two levels
 HIDDEN: Final = "(hidden)"
 DEEPER: Final = "(more)"  # deeper levels are not searched for secrets
-# Parts of names whose values are hidden. No recorded parameter is meant to be secret, but a secret
-# in the wrong place must not be readable here for thirty days.
+# Parameters with these words in their names are hidden. None is meant to be secret, but a secret in
+# the wrong place must not stay readable.
 _SECRETIVE: Final = ("password", "passwd", "secret", "token", "credential", "jaas", "private")
 
 # Outcomes.
@@ -41,13 +40,10 @@ FAILED: Final = "failed"
 UNKNOWN: Final = "unknown"  # the client disconnected before the end
 
 
-class AuditUnreadable(Exception):
-    """The value is not an audit record, or its version is unknown here."""
+class AuditUnreadable(Exception): ...
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Who did what, without the position in the chain."""
-
     at_ms: int
     principal: str  # ARN of the caller; empty: unknown
     tenant: str = ""
@@ -78,7 +74,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Link(msgspec.Struct, frozen=True, gc=False):
-    """The end of a node's chain: number and hash of its last record."""
+    """The end of a node's chain: the number and hash of its last record."""
 
     seq: int = 0
     hash: bytes = FIRST_HASH
@@ -92,9 +88,11 @@ def decode(value: bytes) -> AuditRecord:
     try:
         record = _decoder.decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise AuditUnreadable(f"not an audit record: {error}") from None
+        raise AuditUnreadable(f"the value is not an audit record: {error}") from None
     if record.v != VERSION:
-        raise AuditUnreadable(f"an audit record of version {record.v}, known is {VERSION}")
+        raise AuditUnreadable(
+            f"the audit record has version {record.v}, only {VERSION} is supported"
+        )
     return record
 
 
@@ -113,17 +111,16 @@ def append(link: Link, entry: AuditEntry, *, node: str) -> tuple[bytes, Link]:
 
 
 def link_of(value: bytes) -> Link:
-    """Return the end of a chain whose last record is ``value``. Raises AuditUnreadable."""
     record = decode(value)
     try:
         before = bytes.fromhex(record.prev_hash)
     except ValueError:
-        raise AuditUnreadable(f"{record.prev_hash[:80]!r} is not a hash") from None
+        raise AuditUnreadable(f"the prev_hash {record.prev_hash[:80]!r} is not a hash") from None
     return Link(record.seq, _hash(before, value))
 
 
 def breaks(values: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield (position, reason). Retention may have deleted the first records of each node."""
+    """Yield the position and reason of each break in the chain of a node."""
     links: dict[str, Link] = {}
     for count, value in enumerate(values):
         try:
@@ -134,14 +131,14 @@ def breaks(values: Iterable[bytes]) -> Iterator[tuple[int, str]]:
         link = links.get(record.node)
         if link is not None:
             if record.seq != link.seq + 1:
-                yield count, f"number {record.seq} of {record.node} follows {link.seq}"
+                yield count, f"record {record.seq} of {record.node} follows record {link.seq}"
             elif record.prev_hash != link.hash.hex():
-                yield count, f"number {record.seq} of {record.node} has a wrong prev_hash"
+                yield count, f"record {record.seq} of {record.node} has a wrong prev_hash"
         links[record.node] = after
 
 
 def redacted(params: Mapping[str, object]) -> dict[str, object]:
-    """Return parameters as recorded: values cut, probable secrets hidden, empty ones left out."""
+    """Return parameters to record: values cut, probable secrets hidden, empty ones left out."""
     return _redacted(params, levels=2)
 
 

@@ -1,16 +1,13 @@
-"""Records that contain a table: the common format of ``__usage`` and ``__telemetry``.
+"""Records that contain a table, the common format of ``__usage`` and ``__telemetry``.
 
-A record's value is MessagePack: a map with a head that applies to all rows, and ``columns``, a map
-of arrays of equal length. Columns, because programs that sum millions of rows convert a column into
-an array at once and never read single rows.
+A record's value is a MessagePack map: header fields that apply to all rows, and ``columns``, a map
+of arrays of equal length. Programs that sum millions of rows convert whole columns into arrays.
 
-A value is read in one of two forms. **Facts** have columns as checked, complete lists, for readers
-of rows. A **block** has its head decoded and its columns as unchecked bytes, for readers that
-process columns of thousands of records at a time.
+A value is decoded in one of two forms. ``facts`` has columns as checked, complete lists, for
+readers of rows. ``block`` has columns as unchecked bytes, for readers of many records at a time.
 
-**Changing it.** A column may be added: readers take a missing column as empty values, and ignore
-unknown columns. Any other change (meaning, unit, a removed column) is a new version, which readers
-that do not know it reject."""
+A column may be added: readers take a missing column as empty values, and ignore unknown columns.
+Any other change (meaning, unit, a removed column) needs a new version."""
 
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
@@ -19,11 +16,11 @@ import msgspec
 
 
 class Head(msgspec.Struct, gc=False):
-    """(node, incarnation, flush) identifies a record, so that one written twice can be found."""
+    """The fields that apply to all rows. Node, incarnation and flush identify a record."""
 
     v: int
     node: str
-    incarnation: str  # of the process; changes with each start
+    incarnation: str  # changes with each start of the process
     flush: int  # 1, 2, 3… within the incarnation, without gaps
 
     @property
@@ -37,7 +34,7 @@ Either = TypeVar("Either", bound=Head)
 
 
 class Form(Generic[Facts, Block]):
-    """Codec of one topic's records. ``facts`` and ``block`` have the same head and a field
+    """The codec of one topic's records. ``facts`` and ``block`` are structs with a field
     ``columns``: a struct of lists in ``facts``, a map of ``msgspec.Raw`` in ``block``."""
 
     def __init__(
@@ -50,7 +47,7 @@ class Form(Generic[Facts, Block]):
         nothing: Mapping[str, object],
         unreadable: type[Exception],
     ) -> None:
-        """``nothing``: the empty value of each column that a record may lack."""
+        """Create a codec. ``nothing`` has the empty value of each column that a record may lack."""
         self._noun = noun
         self._version = version
         self._nothing = nothing
@@ -63,7 +60,6 @@ class Form(Generic[Facts, Block]):
         return self._encoder.encode(facts)
 
     def decode(self, value: bytes) -> Facts:
-        """Raises ``unreadable``, as given to the constructor."""
         facts = self._read(self._facts, value)
         columns: Any = facts.columns  # type: ignore[attr-defined]
         count = len(columns)
@@ -82,9 +78,9 @@ class Form(Generic[Facts, Block]):
         try:
             found = decoder.decode(value)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise self._unreadable(f"not a {self._noun} record: {error}") from None
+            raise self._unreadable(f"the value is not a {self._noun} record: {error}") from None
         if found.v != self._version:
             raise self._unreadable(
-                f"a {self._noun} record of version {found.v}, known is {self._version}"
+                f"the {self._noun} record has version {found.v}, only {self._version} is supported"
             )
         return found

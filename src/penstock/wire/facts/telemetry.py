@@ -1,17 +1,15 @@
-"""Records of the topic ``__telemetry``: one record for each interval of a node.
+"""Records of the topic ``__telemetry``: one record for each interval of a node, in the format of
+``columnar``. ``docs/usage.md`` describes the fields.
 
-A head that applies to all rows, and the rows as columns (see ``columnar``). ``kind`` determines
-which columns are used: ``calls`` (sums of an operation on a queue or topic), ``partition`` (sums of
-appends, and start and end of the log), ``queue`` (levels of a queue or share), ``lag`` (a group on
-a partition) and ``node`` (the process).
+The column ``kind`` determines which other columns are used: ``calls`` (sums of an operation on a
+queue or topic), ``partition`` (sums of appends, and start and end of the log), ``queue`` (current
+state of a queue or share), ``lag`` (a group on a partition) and ``node`` (the process).
 
-**Durations** are counts in buckets that grow by the eighth root of two, so a value is known to 9 %
-and histograms are merged by adding. Bucket 0 has durations up to ``BUCKET_SECONDS_MIN``, bucket
-``i`` those above ``bound(i - 1)`` and up to ``bound(i)``, the last one all longer ones. A row has
-the number of the first used bucket, then the counts from it to the last used one; an empty list
-means no observation.
-
-Other buckets would be a new ``VERSION``. ``docs/usage.md`` describes the fields."""
+Durations are counted in buckets that grow by the eighth root of two, so a value is known to 9 % and
+histograms are merged by adding. Bucket 0 has durations up to ``BUCKET_SECONDS_MIN``, bucket ``i``
+those above ``bound(i - 1)`` and up to ``bound(i)``, the last one all longer ones. A row has the
+number of the first used bucket, then the counts from it to the last used one; an empty list means
+no observation. Other buckets would need a new ``VERSION``."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -45,8 +43,7 @@ BOUNDS_SECONDS: Final[tuple[float, ...]] = tuple(
 )
 
 
-class TelemetryUnreadable(Exception):
-    """The value is not a telemetry record, or its version is unknown here."""
+class TelemetryUnreadable(Exception): ...
 
 
 def bucket_of(seconds: float) -> int:
@@ -54,7 +51,7 @@ def bucket_of(seconds: float) -> int:
 
 
 def bound(bucket: int) -> float:
-    """Return the upper bound of a bucket in seconds; of the last bucket its lower bound."""
+    """Return the upper bound of a bucket in seconds; for the last bucket, its lower bound."""
     return BOUNDS_SECONDS[min(bucket, BUCKET_LAST - 1)]
 
 
@@ -101,7 +98,6 @@ class TelemetryColumns(msgspec.Struct, gc=False):
         return len(self.kind)
 
     def add(self, kind: str, **values: str | int | list[int]) -> None:
-        """Add a row; values that are not given are empty."""
         self.kind.append(kind)
         for name in _VALUES:
             getattr(self, name).append(values.get(name, _NOTHING[name]))
@@ -120,13 +116,13 @@ _NOTHING: Final[Mapping[str, str | int | list[int]]] = {
 
 
 class TelemetryHead(Head, gc=False):
-    from_ms: int  # sums count from here
-    written_at_ms: int  # to here; levels are of this moment
+    from_ms: int  # start of the interval
+    written_at_ms: int  # end of the interval
 
 
 class TelemetryFacts(TelemetryHead, gc=False):
     columns: TelemetryColumns
-    left_out: int = 0  # rows of levels beyond the limit
+    left_out: int = 0  # number of rows left out beyond the limit
 
 
 class TelemetryBlock(TelemetryHead, gc=False):
@@ -149,7 +145,7 @@ encode = FORM.encode
 def decode(value: bytes) -> TelemetryFacts:
     facts = FORM.decode(value)
     if not all(is_hist(hist) for hist in facts.columns.hist):
-        raise TelemetryUnreadable("a histogram with a bucket that does not exist")
+        raise TelemetryUnreadable("a histogram has a bucket that does not exist")
     return facts
 
 

@@ -1,7 +1,5 @@
-"""Records of the topic ``__usage``: one record for each flush of a node.
-
-A head that applies to all rows, and the rows as columns (see ``columnar``). ``docs/usage.md``
-describes the fields."""
+"""Records of the topic ``__usage``: one record for each flush of a node, in the format of
+``columnar``. ``docs/usage.md`` describes the fields."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -13,12 +11,11 @@ from penstock.wire.facts.columnar import Form, Head
 VERSION: Final = 1
 SCHEMA_HEADER: Final = (b"schema", b"usage/%d" % VERSION)
 
-CALLS: Final = "calls"  # the row has sums of requests and of what they moved
-STORAGE: Final = "storage"  # the row has a level, measured once in this minute
+CALLS: Final = "calls"  # the row has sums of requests, messages and bytes
+STORAGE: Final = "storage"  # the row has the stored bytes, measured once in this minute
 
 
-class UsageUnreadable(Exception):
-    """The value is not a usage record, or its version is unknown here."""
+class UsageUnreadable(Exception): ...
 
 
 class UsageRow(msgspec.Struct, frozen=True, gc=False):

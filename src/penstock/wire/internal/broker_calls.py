@@ -1,7 +1,7 @@
-"""The table of the broker's calls, and their form between nodes: numbers 0x0200-0x02FF.
+"""The table of the broker's calls, and their encoding between nodes (call numbers 0x0200-0x02FF).
 
-``RULES`` has one row for each struct of ``model/calls.py``. Besides its struct, its row and its
-handler in the broker, nothing is written for a call.
+``RULES`` has one row for each struct of ``model/calls.py``. A call needs nothing else but its
+struct and its handler in the broker.
 
 A request is an array: the topic as id and ``modified_at_ms`` (the receiver waits until its catalog
 is as new), the partition with the epoch of its leader as the sender knows it, then the fields of
@@ -9,9 +9,8 @@ the struct. Values in the fields are encoded with field names, which saves 2 µs
 reply is an array of one value, or of the values of a tuple.
 
 Three calls exist only between nodes. ``ADVANCED`` and ``AVAILABLE`` implement listeners: the sender
-sends what it knows, and gets a reply when that has changed. ``GIVE_BACK`` releases the messages of
-a ``Lease`` or ``Acquire`` whose reply was lost. 0x020A was "broker.moves", which was never sent.
-"""
+sends the state that it knows, and gets a reply when the state has changed. ``GIVE_BACK`` releases
+the messages of a ``Lease`` or ``Acquire`` whose reply was lost. Number 0x020A must not be used."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ from penstock.wire.internal.calls import Call, Nothing
 from penstock.wire.internal.faults import decode_failure, encode_failure
 
 ANY_EPOCH: Final = -1
-FETCH_BYTES_MAX: Final = 32 * MIB  # half a frame: one batch more still fits
+FETCH_BYTES_MAX: Final = 32 * MIB  # half a frame, so that another batch still fits
 PEEKED_MAX: Final = 1_000
 WATCHED_MAX: Final = 10_000  # partitions of one topic that one call waits for
 
@@ -41,14 +40,13 @@ WATCHED_MAX: Final = 10_000  # partitions of one topic that one call waits for
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    number: int  # on the wire; never reused
-    # Whether the call may be retried after an unknown outcome; a function of the call if that
-    # depends on its values.
+    number: int  # identifies the call between nodes; never reused
+    # Whether the call may be retried after an unknown outcome, perhaps depending on its values.
     is_idempotent: bool | Callable[[Any], bool] = False
     call_ms: int = CALL_MS  # timeout at another node, without the wait
-    repeated: type[PenstockError] | None = None  # raised by a retry of a call that was carried out
-    join: Callable[[Sequence[Any]], Any] | None = None  # of a LeadersCall: joins the replies
-    needs_metadata: bool = False  # waits for the metadata store, not for a log
+    repeated: type[PenstockError] | None = None  # raised by a retry if the call was carried out
+    join: Callable[[Sequence[Any]], Any] | None = None  # joins the replies to a LeadersCall
+    needs_metadata: bool = False  # the call waits for the metadata store, not for a log
     local_fields: int = 0  # number of last fields that are not sent to other nodes
 
 
@@ -112,8 +110,6 @@ def timeout_ms(call: BrokerCall[Any]) -> int:
 
 
 class ResultsSent(msgspec.Struct, frozen=True, array_like=True):
-    """One result per claim. Only failures are encoded."""
-
     count: int
     failures: dict[int, bytes] = {}  # by position of the claim
 
@@ -152,7 +148,7 @@ def _read_fetched(sent: FetchedSent) -> Fetched:
     return Fetched(sent.ends, sent.buffers, sent.next_offset, sent.record_count, sent.aborted)
 
 
-# The struct that a reply is decoded as, the conversion before encoding, and after decoding.
+# The struct of a reply, the conversion before encoding, and the conversion after decoding.
 _ReplyForm = tuple[type[msgspec.Struct], Callable[[Any], object], Callable[[Any], Any]]
 
 
@@ -191,13 +187,11 @@ _TOPIC: Final = (("topic_id", str), ("modified_at_ms", int))
 _PLACE: Final = (*_TOPIC, ("partition", int), ("epoch", int))
 _READ_AS: Final = {Sequence[bytes | memoryview]: Sequence[bytes]}
 
-# The session of the sender and the number of a lease, for GIVE_BACK. 0: it cannot be given back.
+# The sender's session and the number of a lease, for GIVE_BACK; 0 if it cannot be given back.
 Ticket = tuple[int, int]
 
 
 class BrokerWire(Call[Any, Any]):
-    """A call of the table between nodes. Decoding a reply returns the reply of the call."""
-
     request: type[msgspec.Struct] | None = None  # generated, unless a subclass has one
     has_ticket = False
 
@@ -208,7 +202,7 @@ class BrokerWire(Call[Any, Any]):
         fields = msgspec.structs.fields(kind)
         self._end = len(fields) - rule.local_fields
         head: tuple[tuple[str, type], ...] = ()
-        self._skip = 0  # number of fields that the head replaces
+        self._skip = 0  # number of fields that ``head`` replaces
         if issubclass(kind, PartitionCall):
             self._skip, head = 2, _PLACE
         elif issubclass(kind, TopicCall):
@@ -222,7 +216,7 @@ class BrokerWire(Call[Any, Any]):
             frozen=True,
             array_like=True,
         )
-        # A call whose retry raises another error is retried by routing only.
+        # A call whose retry may raise ``repeated`` is retried only by ``calls/routing``.
         super().__init__(
             rule.number,
             f"broker.{name}",
@@ -235,7 +229,6 @@ class BrokerWire(Call[Any, Any]):
         return self._read(super().decode_reply(payload))
 
     def pack(self, call: Any, epoch: int, _ticket: Ticket) -> Sequence[object]:
-        """Return the values to encode. ``epoch`` is used for a call of one partition."""
         fields = msgspec.structs.astuple(call)[self._skip : self._end]
         if not self._skip:
             return fields
@@ -341,22 +334,20 @@ class GiveBack(OfTopic, frozen=True, array_like=True):
 
 
 class Advanced(OfTopic, frozen=True, array_like=True):
-    """Waits until the ends of one of these partitions differ from ``known``."""
+    """A call that waits until the offsets of one of these partitions differ from ``known``."""
 
     wait_ms: int
     known: Sequence[tuple[int, StreamEnds | None]]  # by partition
 
 
 class AdvancedReply(msgspec.Struct, frozen=True, array_like=True):
-    """Empty when the wait is over."""
-
     moved: Sequence[tuple[int, StreamEnds]] = ()
     gone: Sequence[int] = ()  # partitions that the node does not lead
 
 
 class Available(OfTopic, frozen=True, array_like=True):
-    """Waits until records become available in one of these partitions. ``known``: the number in the
-    last reply, by partition; 0 before the first."""
+    """A call that waits until records become available in one of these partitions. ``known`` has
+    the number in the last reply by partition, 0 before the first."""
 
     wait_ms: int
     known: Sequence[tuple[int, int]]

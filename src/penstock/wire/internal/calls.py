@@ -1,11 +1,11 @@
-"""The type of a call between nodes, and its two ends.
+"""The type of a call between nodes.
 
 A call has a number that never changes its meaning, a type for request and reply, and a flag that
 states whether it may be repeated if its outcome is unknown. Each role defines its calls: 0x0100 to
-0x01FF are those of the metadata role; 0 is the ping of a connection. Payloads are ``array_like``
+0x01FF belong to the metadata role; 0 is the ping of a connection. Payloads are ``array_like``
 structs: a field with a default may be added at the end, and nothing else may change.
 
-``Caller`` and ``CallHandlers`` are the two ends; ``calls/internal`` connects them by sockets."""
+``Caller`` makes calls and ``CallHandlers`` serves them; ``calls/internal`` connects the two."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -24,7 +24,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Call(Generic[Q, R]):
-    """One kind of call. ``errors``: errors it may raise besides those of all calls."""
+    """One kind of call. ``errors`` are the errors that it may raise besides those of all calls."""
 
     def __init__(
         self,
@@ -48,25 +48,26 @@ class Call(Generic[Q, R]):
         return f"<call {self.name}>"
 
     def decode_request(self, payload: bytes | memoryview) -> Q:
-        """Raises InvalidRequest: the frame was complete, so the connection can continue."""
+        """Decode a request. Raises InvalidRequest, after which the connection can continue."""
         try:
             return self._decode_request(payload)
         except (msgspec.DecodeError, ValueError) as error:
-            raise InvalidRequest(f"{self.name}: unreadable request: {error}") from error
+            raise InvalidRequest(
+                f"The request of {self.name} cannot be decoded: {error}"
+            ) from error
 
     def decode_reply(self, payload: bytes | memoryview) -> R:
         try:
             return self._decode_reply(payload)
         except (msgspec.DecodeError, ValueError) as error:
-            raise MalformedFrame(f"{self.name}: unreadable reply: {error}") from error
+            raise MalformedFrame(f"the reply to {self.name} cannot be decoded: {error}") from error
 
 
 def encode(payload: object) -> bytes:
     return _encode(payload)
 
 
-class Nothing(msgspec.Struct, frozen=True, array_like=True):
-    """An empty payload."""
+class Nothing(msgspec.Struct, frozen=True, array_like=True): ...
 
 
 # Every listener replies to pings, which distinguish a quiet connection from a dead one.
@@ -74,16 +75,16 @@ PING: Final = Call(0, "ping", Nothing, Nothing, is_idempotent=True)
 
 
 class CallerInfo(NamedTuple):
-    node_id: str  # of the caller, from its certificate if there are certificates
-    timeout_ms: int  # left at arrival; the handler is cancelled after that
+    node_id: str  # the caller's id, which its certificate confirms if there is one
+    timeout_ms: int  # time left when the call arrived; then the handler is cancelled
 
 
-# Returns the reply, or a coroutine for it: a task costs more than a reply from memory.
+# A handler returns the reply, or a coroutine if the reply does not come from memory.
 Handler = Callable[[Q, CallerInfo], R | Coroutine[Any, Any, R]]
 
 
 class CallHandlers:
-    """The calls that a node serves, with their handlers; its roles add them before it listens."""
+    """The calls that a node serves. Roles add handlers before the node listens."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, tuple[Call[Any, Any], Handler[Any, Any]]] = {}
@@ -98,9 +99,7 @@ class CallHandlers:
 
 
 class Caller(Protocol):
-    """Another node, or any of several equivalent nodes."""
-
     async def call(self, call: Call[Q, R], request: Q, *, timeout_ms: int) -> R:
-        """Raises the error of the other side; Unreachable, OutcomeUnknown or DeadlineExceeded
-        without a reply; Throttled if too many calls to that node wait. A call that is cancelled
-        here is cancelled there."""
+        """Make a call and return the reply. Raises the error of the other node; Unreachable,
+        OutcomeUnknown or DeadlineExceeded if there is no reply; Throttled if too many calls to that
+        node wait. Cancelling the call cancels it at the other node."""

@@ -1,8 +1,8 @@
-"""Errors between nodes: those of the connection itself, and how any PenstockError is sent.
+"""Errors between nodes: those of the connection itself, and the encoding of any PenstockError.
 
 An error is sent as the names of its class and base classes, its text and its fields, and is raised
-on the other side as the first of those classes that is known there: an older node raises a new kind
-of conflict as a conflict. An error that is not a PenstockError is a bug; the node where it happened
+on the other node as the first of those classes that it knows: an older node raises a new kind of
+conflict as a conflict. An error that is not a PenstockError is a bug; the node where it happened
 logs it, and the caller only learns that the call failed."""
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ Scalar = bool | int | float | str | None
 
 
 class Unreachable(Overloaded):
-    """No connection to that node: the call was not carried out."""
+    """There is no connection to the node, so the call was not carried out."""
 
     public = "Another node is not reachable; retry."
 
@@ -36,7 +36,7 @@ class OutcomeUnknown(Unreachable):
 
 
 class DeadlineExceeded(Overloaded):
-    """No reply in time: outcome unknown."""
+    """The node did not reply in time, so the outcome is unknown."""
 
     public = (
         "Outcome unknown: another node did not reply in time. Retry only if the request is"
@@ -44,20 +44,18 @@ class DeadlineExceeded(Overloaded):
     )
 
 
-class PeerFailed(PenstockError):
-    """A bug on the other node."""
+class PeerFailed(PenstockError): ...
 
 
-class MalformedFrame(PenstockError):
-    """Not our protocol; ends the connection."""
+class MalformedFrame(PenstockError): ...
 
 
 class HelloRefused(PenstockError):
-    """Wrong cluster, wrong version, or a name that its certificate lacks."""
+    """The other node has the wrong cluster or version, or an id that its certificate lacks."""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    names: tuple[str, ...]  # its class, then the base classes
+    names: tuple[str, ...]  # the class, then its base classes
     text: str
     fields: dict[str, Scalar] = {}
 
@@ -77,7 +75,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode_failure(error: BaseException) -> bytes:
-    """Encode any error; never fails, because a caller without a reply would wait in vain."""
+    """Encode any error. Never fails, because the caller would wait in vain for a reply."""
     if not isinstance(error, PenstockError):
         return _encode(Failure((PeerFailed.__name__,), "The node failed; see its log."))
     names = tuple(one.__name__ for one in type(error).__mro__ if issubclass(one, PenstockError))
@@ -99,18 +97,18 @@ def _text(text: str) -> str:
 def decode_failure(
     payload: bytes | memoryview, *, more: Mapping[str, type[PenstockError]]
 ) -> PenstockError:
-    """``more``: classes that only some calls raise, by name. Raises MalformedFrame."""
+    """Return the error in a payload. ``more`` has classes that only some calls raise, by name."""
     try:
         failure = _decoder.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:
-        raise MalformedFrame(f"unreadable error: {error}") from error
+        raise MalformedFrame(f"the error in a reply cannot be decoded: {error}") from error
     known: type[PenstockError] = PenstockError
     for name in failure.names:
         found = more.get(name) or _KNOWN.get(name)
         if found is not None:
             known = found
             break
-    # Not by the constructor, whose arguments were not sent.
+    # The constructor is not called, because its arguments were not sent.
     raised = known.__new__(known, failure.text)
     for name, value in failure.fields.items():
         if not name.startswith("_") and not hasattr(BaseException, name):

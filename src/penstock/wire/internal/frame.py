@@ -57,9 +57,9 @@ VERSION_OF_HELLO: Final = 0
 
 FRAME_BYTES_MAX: Final = 64 * MIB  # four of the largest batches; longer data takes several calls
 FRAME_BYTES_MAX_MIN: Final = 64 * KIB  # every node must accept this
-HELLO_BYTES_MAX: Final = 16 * KIB  # from an unknown sender
+HELLO_BYTES_MAX: Final = 16 * KIB  # small, because the sender is not known yet
 FEATURES_MAX: Final = 64
-ID_CHARS_MAX: Final = 255  # of a node or a cluster
+ID_CHARS_MAX: Final = 255  # for a node or a cluster
 DEADLINE_MS_MAX: Final = 0xFFFF_FFFF
 SECRET_BYTES: Final = 32
 NONCE_BYTES: Final = 32
@@ -100,28 +100,26 @@ class Hello(msgspec.Struct, frozen=True):
     cluster_id: str
     node_id: str
     features: tuple[str, ...] = ()
-    frame_bytes_max: int = FRAME_BYTES_MAX  # the longest that it accepts
-    in_flight_max: int = 1_024  # requests it accepts at once on this connection
-    level_min: int = LEVEL_FIRST  # feature levels it supports (``model/levels.py``)
+    frame_bytes_max: int = FRAME_BYTES_MAX  # the longest frame that the node accepts
+    in_flight_max: int = 1_024  # requests that the node accepts at once on this connection
+    level_min: int = LEVEL_FIRST  # feature levels that the node supports (``model/levels.py``)
     level_max: int = LEVEL_FIRST
-    nonce: bytes = b""  # of this connection; empty: this end has no secret to prove
-    proof: bytes = b""  # that this end knows the secret
+    nonce: bytes = b""  # new for each connection; empty if this end has no secret to prove
+    proof: bytes = b""  # proves that this end knows the secret
 
 
 def pack_header(
     version: int, kind: Kind, call: int, request_id: int, deadline_ms: int, *, payload_bytes: int
 ) -> bytes:
-    """Pack the header, with the length. The caller has checked deadline and payload size."""
     return _HEADER.pack(HEADER_BYTES + payload_bytes, version, kind, call, request_id, deadline_ms)
 
 
 def read_header(frame: bytes | memoryview) -> Header:
-    """Parse the header of a frame without its length. Raises MalformedFrame."""
     if len(frame) < HEADER_BYTES:
-        raise MalformedFrame(f"a frame of {len(frame)} bytes is too short for its header")
+        raise MalformedFrame(f"the frame has {len(frame)} bytes, which is too short for its header")
     version, kind, call, request_id, deadline_ms = _BODY_HEADER.unpack_from(frame)
     if kind >= len(_KINDS):
-        raise MalformedFrame(f"unknown frame kind {kind}")
+        raise MalformedFrame(f"the frame has the unknown kind {kind}")
     return Header(version, _KINDS[kind], call, request_id, deadline_ms)
 
 
@@ -136,14 +134,13 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(frame: bytes | memoryview) -> Hello:
-    """Parse the first frame of a connection, without its length. Raises MalformedFrame."""
     header = read_header(frame)
     if header.kind is not Kind.HELLO or header.version != VERSION_OF_HELLO:
         raise MalformedFrame(f"the connection begins with a {header.kind.name} frame, not HELLO")
     try:
         hello = _hello_decoder.decode(frame[HEADER_BYTES:])
     except (msgspec.DecodeError, ValueError) as error:
-        raise MalformedFrame(f"unreadable hello: {error}") from error
+        raise MalformedFrame(f"the hello cannot be decoded: {error}") from error
     if (
         len(hello.features) > FEATURES_MAX
         or not 0 < len(hello.node_id) <= ID_CHARS_MAX
@@ -157,17 +154,17 @@ def decode_hello(frame: bytes | memoryview) -> Hello:
 
 
 def agree(own: Hello, other: Hello) -> int:
-    """Return the version of all later frames. Raises HelloRefused."""
+    """Return the version of all later frames. Raises HelloRefused if the nodes do not match."""
     if own.cluster_id != other.cluster_id:
         raise HelloRefused(
-            f"Node {other.node_id} is of cluster {other.cluster_id}; this is {own.node_id} of"
+            f"Node {other.node_id} belongs to cluster {other.cluster_id}; this is {own.node_id} of"
             f" cluster {own.cluster_id}."
         )
     version = min(own.version_max, other.version_max)
     if version < max(own.version_min, other.version_min):
         raise HelloRefused(
             f"Node {other.node_id} supports versions {other.version_min} to {other.version_max} of"
-            f" the node protocol, {own.node_id} {own.version_min} to {own.version_max}."
+            f" the node protocol, {own.node_id} supports {own.version_min} to {own.version_max}."
         )
     return version
 
@@ -178,13 +175,13 @@ class Side(StrEnum):
 
 
 def prove(secret: bytes, side: Side, *, caller: Hello, answerer: Hello, port: int) -> bytes:
-    """Return the proof of one side. Proofs inside the greetings are left out."""
+    """Return the proof that one side knows the secret."""
     said = (side, port, _plain(caller), _plain(answerer))
     return hmac.digest(secret, _encode(said), "sha256")
 
 
 def check_proof(secret: bytes, side: Side, *, caller: Hello, answerer: Hello, port: int) -> None:
-    """Check the proof in the greeting of one side. Raises HelloRefused."""
+    """Check the proof in the greeting of one side. Raises HelloRefused if it is wrong."""
     shown = caller if side is Side.CALLER else answerer
     expected = prove(secret, side, caller=caller, answerer=answerer, port=port)
     if len(shown.nonce) != NONCE_BYTES or not hmac.compare_digest(shown.proof, expected):

@@ -1,17 +1,17 @@
 """Calls between the brokers of different nodes that are not in the table of ``broker_calls``.
 
-Replicas of a partition: with ``replica fetch`` followers get the log. One call requests many
-partitions of one leader; the reply comes as soon as there is news for any of them. Partitions
-without news are not in the reply and are requested again, so that over time busy and quiet
-partitions are in different calls. Every request for a partition has a number, which the reply
-repeats (R16).
+Followers get the log of a partition with ``replica fetch``. One call requests many partitions of
+one leader; the reply comes as soon as there are changes in any of them. Partitions without changes
+are not in the reply and are requested again, so that over time busy and quiet partitions are in
+different calls. Every request for a partition has a number, which the reply repeats (R16).
 
-Coordinators: a group and a transaction that commits its offsets may be coordinated by different
-nodes, and so may a transaction and the partitions it writes to. Codes are Kafka's.
+Coordinators call each other because a group and a transaction that commits its offsets may be
+coordinated by different nodes, and so may a transaction and the partitions it writes to. The codes
+in these calls are Kafka's error codes.
 
-Backups: first HOLD on every node; then POSITIONS, stage by stage; then HOLD again, which releases
-crossings (messages that move between logs) and still keeps the segments that are copied
-(``broker/context/backup_hold.py``, ``broker/backup_positions.py``)."""
+A backup first calls HOLD on every node, which stops messages that move between logs (crossings);
+then POSITIONS, stage by stage; then HOLD again, which releases the crossings and still keeps the
+segments that are copied (``broker/context/backup_hold.py``, ``broker/backup_positions.py``)."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -25,8 +25,6 @@ from penstock.wire.internal.calls import Call
 
 
 class PartitionFetch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """``replication.messages.Fetch`` for one partition; the call has node and incarnation."""
-
     topic_id: str
     index: int
     epoch: int
@@ -34,10 +32,10 @@ class PartitionFetch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     durable_offset: int
     last_epoch: int
     number: int
-    # Values that the follower knows: if they change, the leader replies after a while.
+    # Values that the follower knows; if they change, the leader replies after a while.
     high_watermark: int = -1
     start_offset: int = -1
-    low_watermark: int = 0  # as the follower stored it; 0: not stored
+    low_watermark: int = 0  # the value that the follower has stored; 0: none
 
 
 class ReplicaFetch(msgspec.Struct, frozen=True, array_like=True):
@@ -50,22 +48,22 @@ class ReplicaFetch(msgspec.Struct, frozen=True, array_like=True):
 
 class ReplyKind(IntEnum):
     DATA = 0
-    DIVERGE = 1  # epoch, offset: the leader's largest epoch up to the follower's, and its end
-    BEHIND = 2  # offset: the start of the leader's log
-    FENCED = 3  # epoch: that of the leader
+    DIVERGE = 1  # has the leader's largest epoch up to the follower's epoch, and its end offset
+    BEHIND = 2  # has the start offset of the leader's log
+    FENCED = 3  # has the leader's epoch
     NOT_YET = 4
 
 
 class PartitionReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    position: int  # of the PartitionFetch in the call
+    position: int  # index of the PartitionFetch in the call
     kind: ReplyKind
     epoch: int = -1
     offset: int = -1
     high_watermark: int = -1
-    start_offset: int = -1  # of the leader's log: lower offsets are no longer needed
+    start_offset: int = -1  # start of the leader's log; lower offsets are no longer needed
     data: bytes = b""  # whole batches, one after the other
-    held_offset: int = 0  # end of what every replica has on disk
-    low_watermark: int = 0  # as the leader stored it; 0: not stored
+    held_offset: int = 0  # every replica has all records below this offset on disk
+    low_watermark: int = 0  # the value that the leader has stored; 0: none
 
 
 class ReplicaFetched(msgspec.Struct, frozen=True, array_like=True):
@@ -73,9 +71,7 @@ class ReplicaFetched(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaFetchedEnds(ReplicaFetched, frozen=True, array_like=True):
-    """Used from feature level 2 on (``model/levels.py``)."""
-
-    ends: Sequence[int] = ()  # of the leader's logs, one for each reply
+    ends: Sequence[int] = ()  # end offsets of the leader's logs, one for each reply
 
 
 class StandingsRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -83,14 +79,14 @@ class StandingsRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StandingsReply(msgspec.Struct, frozen=True, array_like=True):
-    """For each partition: the epoch of its last batch, and its end; (-2, -1) if it is not here."""
+    """The last epoch and the end offset of each partition; (-2, -1) if the node has none."""
 
     incarnation: int
     standings: Sequence[tuple[int, int]] = ()
 
 
 class DropRequest(msgspec.Struct, frozen=True, array_like=True):
-    """May a node delete its copy of a partition of which it is no longer a replica (R22)?"""
+    """Asks whether a node that is no longer a replica may delete its copy (R22)."""
 
     topic_id: str
     index: int
@@ -115,7 +111,7 @@ DROP: Final = Call(0x0302, "drop a replica", DropRequest, DropReply, is_idempote
 
 
 class TransactionAdd(msgspec.Struct, frozen=True, array_like=True):
-    """Add partitions to a transaction; ``is_check``: only check that they are in it."""
+    """Add partitions to a transaction, or only check that they are in it (``is_check``)."""
 
     transactional_id: str
     producer_id: int
@@ -125,7 +121,7 @@ class TransactionAdd(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupComplete(msgspec.Struct, frozen=True, array_like=True):
-    """A transaction has ended: its offsets for a group become valid, or are discarded."""
+    """End a transaction: its offsets for a group become valid, or are discarded."""
 
     group_id: str
     producer_id: int
@@ -134,7 +130,7 @@ class GroupComplete(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupFetch(msgspec.Struct, frozen=True, array_like=True):
-    """Read the committed offsets of a group. ``partitions`` None: all of them."""
+    """Read the committed offsets of a group; all of them if ``partitions`` is None."""
 
     group_id: str
     partitions: Sequence[tuple[str, int]] | None
@@ -144,8 +140,6 @@ class GroupFetch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OffsetReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Fields here and below have the names of ``cursor.group.offsets``."""
-
     topic_id: str
     partition: int
     offset: int
@@ -175,7 +169,7 @@ GROUP_FETCH: Final = Call(0x0402, "group.fetch", GroupFetch, GroupFetched, is_id
 
 class HoldRequest(msgspec.Struct, frozen=True, array_like=True):
     holder: str  # the same in all calls of a backup
-    crossings_ms: int  # 0: release crossings
+    crossings_ms: int  # how long to hold crossings; 0 releases them
     segments_ms: int
 
 
@@ -190,7 +184,7 @@ class PartitionPositions(msgspec.Struct, frozen=True, array_like=True, gc=False)
     end_offset: int  # all records below are committed
     epoch: int
     is_settled: bool  # False: more records may be committed
-    size_bytes: int  # of all segments: about the size of the copy
+    size_bytes: int  # size of all segments, about the size of the copy
 
 
 class PositionsRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -199,7 +193,7 @@ class PositionsRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PositionsReply(msgspec.Struct, frozen=True, array_like=True):
-    is_held: bool  # crossings were held until now
+    is_held: bool  # whether crossings were held until now
     positions: Sequence[PartitionPositions] = ()
 
 

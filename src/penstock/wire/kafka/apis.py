@@ -1,13 +1,13 @@
-"""The APIs that are served, their versions, where their codecs are, and the frames of messages.
+"""The APIs that are served, their versions and codecs, and the headers of requests and responses.
 
-The ranges are those of Apache Kafka 4.3, because clients choose features by them: new clients
-refuse a broker that only has old versions. Two rows differ from what we support:
+The version ranges are those of Apache Kafka 4.3, because clients choose features by them, and new
+clients refuse a broker that only has old versions. There are two exceptions:
 
 - Produce is advertised from 0 but served from 3 on. librdkafka before 2.11 takes a minimum above 0
   for a broker without compression and silently stops compressing.
-- Telemetry (71, 72) is missing: both large clients call it as soon as it is there.
+- Telemetry (71, 72) is missing, because clients call these APIs as soon as a broker has them.
 
-Codecs are imported when first used: a server that only produces and fetches loads no others.
+Codecs are imported when first used, so a server that only produces and fetches loads no others.
 
     request    ┌────────┬─────────┬─────────┬─────────────┬───────────────┬──────────────┬──────┐
                │ length │ api key │ version │ correlation │ client id     │ tagged       │ body │
@@ -53,8 +53,6 @@ _BY_HAND: Mapping[int, str] = {
 
 
 class Codec(NamedTuple):
-    """Importers of the codec's module know the exact message classes."""
-
     decode_request: Callable[[Buffer, int, int], Message]
     encode_response: Callable[[Any, int], bytes]
     encode_request: Callable[[Any, int], bytes]
@@ -203,7 +201,7 @@ class RequestHeader(NamedTuple):
 
 
 class UnknownApi(UnsupportedVersion):
-    """No reply would be readable for the client, so the connection is closed."""
+    """The API or its version is unknown, so the connection is closed."""
 
     def __init__(self, api_key: int, version: int) -> None:
         api = APIS.get(api_key)
@@ -212,7 +210,7 @@ class UnknownApi(UnsupportedVersion):
 
 
 def parse_request_header(buffer: Buffer, position: int = 0) -> RequestHeader:
-    """ApiVersions is accepted in any version: see ``is_unknown_api_versions``."""
+    """Parse the header of a request. ApiVersions may have any version."""
     if len(buffer) - position < REQUEST_BYTES_MIN:
         raise short()
     key, version = _KEY_VERSION.unpack_from(buffer, position)
@@ -223,7 +221,6 @@ def parse_request_header(buffer: Buffer, position: int = 0) -> RequestHeader:
 
 
 def decode_request_header(buffer: Buffer, position: int, header_version: int) -> RequestHeader:
-    """Decode a header of a known version. No current client sends version 0."""
     client_id: str | None = None
     try:
         if header_version == 0:
@@ -273,7 +270,7 @@ def encode_request_frame(
 
 
 def parse_response_header(buffer: Buffer, header_version: int) -> tuple[int, int]:
-    """Return the correlation id and the start of the body, of a frame without its length."""
+    """Return the correlation id and the start of the body, in a frame without its length."""
     try:
         (correlation_id,) = _LENGTH.unpack_from(buffer, 0)
         position = skip_tags(buffer, LENGTH_BYTES) if header_version >= 1 else LENGTH_BYTES

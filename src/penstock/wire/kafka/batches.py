@@ -4,8 +4,8 @@
     │ header 61 │ records │ header 61 │ records │ …        see record/batch.py for the header
     └───────────┴─────────┴───────────┴─────────┴──
 
-Only headers are read and checksums verified, which keeps a produce cheap; a bad record inside a
-good batch is found by its reader. Topics with rules about single records decode their batches
+Only headers are read and checksums verified, which keeps a produce request cheap; a consumer finds
+a bad record inside a good batch. Topics with rules about single records decode their batches
 (``frontend/kafka/records/produce.py``). Base offset and leader epoch are set by the log.
 
 Control batches carry transaction markers and lease events. A client that could write one could
@@ -21,7 +21,7 @@ from penstock.record.crc32c import crc32c
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.malformed import Malformed
 
-_MAGIC_AT = 16  # in the old formats as well
+_MAGIC_AT = 16  # position of the magic byte, in the old formats as well
 _PREFIX_BYTES = _MAGIC_AT + 1
 _ZSTD_FROM = 7  # Produce version
 _SERVER_ONLY = (
@@ -38,7 +38,7 @@ class BatchRefused(Malformed):
 
 
 class BatchCorrupt(BatchRefused):
-    code = ErrorCode.CORRUPT_MESSAGE  # clients send again
+    code = ErrorCode.CORRUPT_MESSAGE  # clients retry
 
 
 class MagicUnsupported(BatchRefused):
@@ -57,16 +57,16 @@ class TimestampInvalid(BatchRefused):
     code = ErrorCode.INVALID_TIMESTAMP
 
 
-class BatchInvalid(BatchRefused):
-    """Any other rule."""
+class BatchInvalid(BatchRefused): ...
 
 
 def check_batches(
     records: bytes | memoryview | None, *, version: int, bytes_max: int
 ) -> list[tuple[memoryview, batch.BatchHeader]]:
-    """``version`` is that of the Produce request, ``bytes_max`` the limit of a batch."""
+    """Return the batches with their headers. ``version`` is the version of the Produce request,
+    ``bytes_max`` the limit of a batch."""
     if not records:
-        raise BatchInvalid("a partition has no batch")
+        raise BatchInvalid("the request has no batch for a partition")
     view = memoryview(records)
     batches: list[tuple[memoryview, batch.BatchHeader]] = []
     position = 0
@@ -79,7 +79,7 @@ def check_batches(
             raise BatchCorrupt(f"the batch is {stop - end} bytes longer than the records")
         if stop - position > bytes_max:
             raise BatchTooLarge(f"the batch has {stop - position} bytes, {bytes_max} are allowed")
-        # The usual batch passes here; otherwise the exact rule is found below.
+        # The usual batch passes this test; for others ``_check_rules`` finds the broken rule.
         if (
             attributes > Codec.LZ4
             or attributes < 0
@@ -93,16 +93,15 @@ def check_batches(
         batches.append((view[position:stop], header))
         position = stop
     if len(batches) > 1 and any(header.producer_id != batch.NO_PRODUCER for _, header in batches):
-        raise BatchInvalid("a producer with an id sends one batch per partition")
+        raise BatchInvalid("a producer with an id must send one batch per partition")
     return batches
 
 
 def check_opened_count(header: batch.BatchHeader) -> None:
-    """Check the number of records for a topic whose batches are decoded. Raises BatchTooLarge."""
     if header.count > OPENED_BATCH_RECORDS_MAX:
         raise BatchTooLarge(
-            f"a batch of {header.count} records; queues, compacted or encrypted topics and topics "
-            f"with limits on timestamps take at most {OPENED_BATCH_RECORDS_MAX}"
+            f"the batch has {header.count} records; queues, compacted or encrypted topics, and "
+            f"topics with limits on timestamps accept at most {OPENED_BATCH_RECORDS_MAX}"
         )
 
 
@@ -112,38 +111,40 @@ def _header_at(view: memoryview, position: int) -> batch.BatchHeader:
         header = batch.parse_header(view, position)
         if header.magic == batch.MAGIC and header.length >= batch.HEADER_BYTES - batch.LENGTH_FROM:
             return header
-    # Magic first: an old message set is shorter than our header, and has its own error.
+    # The magic byte comes first, because an old message set may be shorter than this header.
     if left >= _PREFIX_BYTES and view[position + _MAGIC_AT] != batch.MAGIC:
         raise MagicUnsupported(
-            f"magic {view[position + _MAGIC_AT]}, only {batch.MAGIC} is supported"
+            f"the batch has magic {view[position + _MAGIC_AT]}, only {batch.MAGIC} is supported"
         )
     if left < batch.HEADER_BYTES:
         raise BatchCorrupt(f"{left} bytes are too few for a batch")
-    raise BatchCorrupt(f"length {header.length} is smaller than a batch header")
+    raise BatchCorrupt(f"the length {header.length} is smaller than a batch header")
 
 
 def _check_rules(header: batch.BatchHeader, version: int) -> None:
     attributes = header.attributes
     if attributes & _SERVER_ONLY:
         if attributes & batch.ATTR_APPEND_TIME and not attributes & batch.ATTR_CONTROL:
-            raise TimestampInvalid("append time is set by the log, not by a producer")
+            raise TimestampInvalid("a producer must not set the append time, only the server does")
         if attributes & (batch.ATTR_PRODUCED | batch.ATTR_SEALED):
             raise BatchInvalid(
-                f"attributes {attributes:#06x}: bits 13 and 14 are reserved for the server"
+                f"the attributes {attributes:#06x} have bit 13 or 14, reserved for the server"
             )
-        raise BatchInvalid("only the log writes control batches and delete horizons")
+        raise BatchInvalid("a producer must not send control batches or delete horizons")
     if header.count <= 0 or header.count != header.last_offset_delta + 1:
         raise BatchInvalid(
-            f"{header.count} records and a last offset delta of {header.last_offset_delta}"
+            f"the batch has {header.count} records but last offset delta {header.last_offset_delta}"
         )
     codec = attributes & batch.ATTR_CODEC_MASK
     if codec > Codec.ZSTD or (codec == Codec.ZSTD and version < _ZSTD_FROM):
-        raise CompressionUnsupported(f"codec {codec} is not supported in version {version}")
+        raise CompressionUnsupported(
+            f"compression codec {codec} is not supported in Produce version {version}"
+        )
     if header.producer_id == batch.NO_PRODUCER:
         if attributes & batch.ATTR_TRANSACTIONAL:
             raise BatchInvalid("a transactional batch has no producer id")
     elif header.producer_id < 0 or header.producer_epoch < 0 or header.base_sequence < 0:
         raise BatchInvalid(
-            f"producer {header.producer_id}, epoch {header.producer_epoch}, "
-            f"sequence {header.base_sequence}: none may be negative"
+            f"the producer id {header.producer_id}, epoch {header.producer_epoch} or "
+            f"sequence {header.base_sequence} is negative"
         )

@@ -1,17 +1,15 @@
 """Readers and writers of Kafka messages, compiled from the layouts of their classes (``fields``).
 
-``codec`` makes the functions of a message. The code for a version is written and compiled when the
-version is first used: a message has one reader and one writer per version. Nested structs are loops
-inside that function, and neighbouring fixed-size fields are one call of ``struct``, with the length
-of what follows in the same call.
+``codec`` returns the functions of a message. The code for a version is written and compiled when
+the version is first used: a message has one reader and one writer per version. Nested structs are
+loops inside that function. Neighbouring fixed-size fields are read with one call of ``struct``.
 
 Two rules make readers safe. The position only grows, and a read beyond the end either fails or
-leaves the position beyond the end, which the last line checks; and the count of an array is
-compared with the bytes left before the first element is made.
+leaves the position beyond the end, which the last line checks. And the count of an array is
+compared with the remaining bytes before the first element is read.
 
-Readers of requests also check a bound on the elements of each array (``bound_of``). A nested array
-is counted over the whole request: the partitions of all topics. Tagged fields are counted likewise.
-"""
+Readers of requests also limit the elements of each array (``bound_of``). A nested array is counted
+over the whole request, such as the partitions of all topics. Tagged fields are counted likewise."""
 
 import linecache
 import struct
@@ -37,7 +35,7 @@ from penstock.wire.kafka.malformed import Malformed, TooManyEntries, Unencodable
 from penstock.wire.kafka.primitives import BROKEN, UNFIT, Buffer, Message, malformed
 
 _TABLES = {"int8": "INT8S", "int16": "INT16S", "int32": "INT32S", "int64": "INT64S"}
-# The value for null, and the expression of the value between ``position`` and ``stop``.
+# By type: the code for null, and the code for the value between ``position`` and ``stop``.
 _FORMS = {
     "string": ("None", 'str(data[position:stop], "utf-8")'),
     "records": ("None", "view[position:stop]"),
@@ -46,7 +44,8 @@ _FORMS = {
 
 
 class _Code:
-    """Lines with their indent, a run of fixed-size fields not yet written, and names in use."""
+    """Code of a function that is being written: its lines, a run of neighbouring fixed-size fields
+    that are not written yet, and the names in use."""
 
     def __init__(self, version: int, *, is_flexible: bool) -> None:
         self.version = version
@@ -54,7 +53,7 @@ class _Code:
         self.lines: list[str] = []
         self.depth = 1
         self.run: list[tuple[str, str]] = []
-        self.names: dict[str, Any] = {}  # of packers that the code uses
+        self.names: dict[str, Any] = {}  # methods of ``struct.Struct`` that the code calls
         self._used: Counter[str] = Counter()
 
     def emit(self, *lines: str) -> None:
@@ -66,7 +65,7 @@ class _Code:
         return f"{stem}_" if count == 1 else f"{stem}_{count}"
 
     def packer(self, method: str, codes: Sequence[str]) -> str:
-        """Return the code's name for a bound method of ``struct.Struct``."""
+        """Return the name of a method of ``struct.Struct`` in the written code."""
         form = "".join(codes)
         name = f"_{method}_{form.replace('16s', 'u').replace('?', 't')}"
         self.names[name] = getattr(struct.Struct(">" + form), method)
@@ -78,8 +77,8 @@ class _Code:
 
 
 class _Reader(_Code):
-    api = ""  # of a request, whose arrays have bounds; empty: none have
-    loops = 0  # that the code is inside of
+    api = ""  # name of the request, whose arrays are limited; empty for a response
+    loops = 0  # depth of nested loops
 
     def flush(self) -> None:
         run = self.take_run()
@@ -95,7 +94,7 @@ class _Reader(_Code):
         self.emit(f"position += {struct.calcsize('>' + ''.join(codes))}")
 
     def length(self, code: str) -> None:
-        """Into ``length``; in flexible versions one more than the length, and 0 for null."""
+        """Write code that reads ``length``. Flexible versions add one, and 0 means null."""
         self.run.append(("B" if self.is_flexible else code, "length"))
         self.flush()
         if self.is_flexible:
@@ -103,7 +102,7 @@ class _Reader(_Code):
             self.emit("    length, position = read_uvarint(data, position - 1)")
 
     def fields(self, owner: Struct) -> str:
-        """Reads all fields of a struct; returns the expression that makes it."""
+        """Write code that reads all fields of a struct. Returns the expression that creates it."""
         values = {each.name: self.value(each) for each in present(owner.fields, self.version)}
         if self.is_flexible:
             values |= self.tags(owner)
@@ -125,7 +124,6 @@ class _Reader(_Code):
         return name
 
     def bytes(self, each: Field, name: str) -> None:
-        """Texts, byte strings and records: ``records`` and ``slices`` are views of the data."""
         self.length("h" if each.type == "string" else "i")
         empty, source = _FORMS.get(each.type, ("None", "data[position:stop]"))
         self.begin_present(each, name, empty)
@@ -134,7 +132,7 @@ class _Reader(_Code):
         self.end_present(each)
 
     def begin_present(self, each: Field, name: str, empty: str) -> None:
-        """What follows reads a value of ``length``. Null is ``empty`` if the field may be null."""
+        """Write the code before a value, which becomes ``empty`` if it is null."""
         if self.version in each.nullable:
             self.emit(f"{name} = {empty}")
             self.emit("if length:" if self.is_flexible else "if length >= 0:")
@@ -184,7 +182,7 @@ class _Reader(_Code):
     def check_bound(self, each: Field, count: str) -> None:
         if not self.api:
             return
-        # Produce requests with many partitions are decoded in a thread: the caller gives the bound.
+        # The caller limits Produce requests, because large ones are decoded in a thread.
         bound = "most" if self.api == "Produce" else bound_of(self.api, each.name)
         if self.loops:
             total = self.name(f"{each.name}_count")
@@ -305,7 +303,7 @@ class _Writer(_Code):
             if each.type == "uuid":
                 self.emit(f"if len({expression}) != 16:", f'    raise not_uuid("{each.name}")')
             self.run.append((FIXED[each.type], expression))
-        elif each.type == "slices":  # not copied: the parts so far become a buffer before them
+        elif each.type == "slices":  # slices are not copied: the parts so far become a buffer
             self.length("i", f"sum(map(len, {expression}))")
             self.emit(
                 f"if {expression}:", '    buffers.append(b"".join(parts))', "    parts.clear()"
@@ -385,7 +383,7 @@ class _Writer(_Code):
         self.depth -= 1
 
     def tags(self, known: Sequence[Field], var: str) -> None:
-        """Only what differs from its default is written, as Kafka does; usually nothing does."""
+        """Write code for tagged fields; values that equal their defaults are not sent."""
         self.flush()
         values = {each.name: f"{var}.{each.name}" for each in known}
         differs = {each.name: _differs(each, values[each.name]) for each in known}
@@ -407,7 +405,7 @@ class _Writer(_Code):
 
 
 def _differs(each: Field, expression: str) -> str:
-    if each.default == "()":  # any empty sequence will do
+    if each.default == "()":  # any empty sequence equals the default
         return expression
     if each.default == "None":
         return f"{expression} is not None"
@@ -428,9 +426,9 @@ def codec(
     kind: type[T], first: int, last: int, flexible_from: int | None, *, has_slices: bool = False
 ) -> tuple[Callable[[Buffer, int, int], T], Callable[[T, int], bytes]]:
     """Return ``decode(buffer, position, version)`` and ``encode(value, version)`` for the versions
-    from ``first`` to ``last``. Like Kafka, ``decode`` ignores what follows the message.
-    ``has_slices``: some fields are views of the buffer, so it is not copied. A message with slices
-    is encoded into a list, given to ``encode``, and the bytes after the last slice."""
+    from ``first`` to ``last``. Like Kafka, ``decode`` ignores bytes after the message. With
+    ``has_slices`` some fields are views of the buffer, which is not copied. A message with slices
+    is encoded into the list given to ``encode``, which returns the bytes after the last slice."""
     name = kind.__name__
     readers: dict[int, Callable[[Buffer, int, int], T]] = {}
     writers: dict[int, Write[T]] = {}

@@ -1,12 +1,12 @@
-"""What consumers of a group share besides requests: their assignments, and the records of
-``__consumer_offsets`` as Apache Kafka writes them, for programs that read committed offsets there.
+"""Assignments of consumer groups, and records of ``__consumer_offsets`` in Apache Kafka's format,
+for programs that read committed offsets from that topic.
 
-    assignment  version i16 · ConsumerProtocolAssignment, which a broker forwards unread
+    assignment  version i16 · ConsumerProtocolAssignment, which a broker forwards unchanged
 
     key    version i16 = 1 · group string · topic string · partition i32
     value  version i16 = 4 · offset i64 · leader epoch i32 · metadata compact string ·
            commit time i64 · one tagged field: 0 = topic id
-    no value: the offset was deleted
+           (no value if the offset was deleted)
 """
 
 import struct
@@ -52,12 +52,12 @@ def encode_value(
 
 
 def decode_assignment(blob: bytes) -> ConsumerProtocolAssignment:
-    """Accept any version: newer ones only append fields, and the rest is ignored."""
+    """Decode an assignment of any version; fields of newer versions are ignored."""
     if len(blob) < _INT16.size:
         raise Malformed("the consumer protocol data has no version")
     (version,) = _INT16.unpack_from(blob)
     if version < 0:
-        raise Malformed(f"consumer protocol version {version}")
+        raise Malformed(f"the consumer protocol version {version} is negative")
     version = min(version, wire.VERSION_MAX)
     return wire.decode_consumer_protocol_assignment(blob, _INT16.size, version)
 

@@ -1,8 +1,7 @@
-"""Kafka's error codes, and the table from our errors to them.
+"""Kafka's error codes, and the table from Penstock's errors to them.
 
 Most replies have only a code, so clients decide by the code whether to retry, to go to another
-node, or to give up. ``is_retriable`` is what Kafka's own clients assume; other codes are final for
-the application. The texts are for replies that have a field for them."""
+node, or to give up. ``is_retriable`` is what Kafka's own clients assume."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -18,7 +17,7 @@ class ErrorCode(IntEnum):
     is_retriable: bool
     message: str
 
-    # The defaults are for the type checker, which takes ErrorCode(3) for a call of this.
+    # The defaults are for the type checker, which takes ErrorCode(3) for a call of this method.
     def __new__(cls, code: int, is_retriable: bool = False, message: str = "") -> "ErrorCode":
         made = int.__new__(cls, code)
         made._value_ = code
@@ -47,7 +46,7 @@ class ErrorCode(IntEnum):
     NOT_ENOUGH_REPLICAS = 19, _AGAIN, "Too few replicas are in sync to accept the records."
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20, _AGAIN, "The records reached too few replicas."
     INVALID_REQUIRED_ACKS = 21, _FINAL, "acks must be -1, 0 or 1."
-    ILLEGAL_GENERATION = 22, _FINAL, "The generation is not that of the group."
+    ILLEGAL_GENERATION = 22, _FINAL, "The group has another generation."
     INCONSISTENT_GROUP_PROTOCOL = 23, _FINAL, "The members have no protocol in common."
     INVALID_GROUP_ID = 24, _FINAL, "The group id is invalid."
     UNKNOWN_MEMBER_ID = 25, _FINAL, "Unknown member of the group."
@@ -74,7 +73,7 @@ class ErrorCode(IntEnum):
     DUPLICATE_SEQUENCE_NUMBER = 46, _FINAL, "The batch was appended already."
     INVALID_PRODUCER_EPOCH = 47, _FINAL, "A newer producer uses the same producer id."
     INVALID_TXN_STATE = 48, _FINAL, "The request is not valid in this state of the transaction."
-    INVALID_PRODUCER_ID_MAPPING = 49, _FINAL, "The producer id is not that of the transaction."
+    INVALID_PRODUCER_ID_MAPPING = 49, _FINAL, "The transactional id has another producer id."
     INVALID_TRANSACTION_TIMEOUT = 50, _FINAL, "The transaction timeout is longer than allowed."
     CONCURRENT_TRANSACTIONS = 51, _AGAIN, "The previous transaction is still being completed."
     TRANSACTION_COORDINATOR_FENCED = 52, _FINAL, "A newer coordinator has taken over."
@@ -96,11 +95,11 @@ class ErrorCode(IntEnum):
     NON_EMPTY_GROUP = 68, _FINAL, "The group still has members."
     GROUP_ID_NOT_FOUND = 69, _FINAL, "Unknown group."
     FETCH_SESSION_ID_NOT_FOUND = 70, _AGAIN, "Unknown fetch session."
-    INVALID_FETCH_SESSION_EPOCH = 71, _AGAIN, "The epoch is not that of the fetch session."
+    INVALID_FETCH_SESSION_EPOCH = 71, _AGAIN, "The fetch session has another epoch."
     TOPIC_DELETION_DISABLED = 73, _FINAL, "Topic deletion is disabled."
     FENCED_LEADER_EPOCH = 74, _AGAIN, "The partition has a newer leader than the client knows."
     UNKNOWN_LEADER_EPOCH = 75, _AGAIN, "The client knows a newer leader than this node."
-    UNSUPPORTED_COMPRESSION_TYPE = 76, _FINAL, "This compression is not supported here."
+    UNSUPPORTED_COMPRESSION_TYPE = 76, _FINAL, "This compression type is not supported."
     OFFSET_NOT_AVAILABLE = 78, _AGAIN, "The new leader does not know its high watermark yet."
     MEMBER_ID_REQUIRED = 79, _FINAL, "Join again with the member id given."
     PREFERRED_LEADER_NOT_AVAILABLE = 80, _AGAIN, "The preferred leader is not available."
@@ -134,7 +133,7 @@ class ErrorCode(IntEnum):
     TRANSACTION_ABORTABLE = 120, _FINAL, "The transaction must be aborted."
     INVALID_RECORD_STATE = 121, _FINAL, "The record is not leased to this member."
     SHARE_SESSION_NOT_FOUND = 122, _AGAIN, "Unknown share session."
-    INVALID_SHARE_SESSION_EPOCH = 123, _AGAIN, "The epoch is not that of the share session."
+    INVALID_SHARE_SESSION_EPOCH = 123, _AGAIN, "The share session has another epoch."
     FENCED_STATE_EPOCH = 124, _FINAL, "The state epoch of the share group is old."
     INVALID_REGULAR_EXPRESSION = 128, _FINAL, "The pattern is not a valid regular expression."
     REBOOTSTRAP_REQUIRED = 129, _FINAL, "Reconnect to the bootstrap servers."
@@ -161,12 +160,12 @@ CODES: Mapping[type[errors.PenstockError], ErrorCode] = MappingProxyType(
         # Kafka replies the same for a name whose deletion is not complete.
         errors.TopicDeletedRecently: ErrorCode.TOPIC_ALREADY_EXISTS,
         errors.PurgeInProgress: ErrorCode.OPERATION_NOT_ATTEMPTED,
-        # Another writer was faster each time: a retry is right.
+        # Another writer was faster each time, so the client should retry.
         errors.VersionConflict: ErrorCode.REQUEST_TIMED_OUT,
         errors.AccessDenied: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
         errors.Overloaded: ErrorCode.THROTTLING_QUOTA_EXCEEDED,
         errors.DiskFull: ErrorCode.KAFKA_STORAGE_ERROR,
-        # Clients then request metadata, which by then names another node.
+        # Clients then request metadata, which names another node.
         errors.Draining: ErrorCode.NOT_LEADER_OR_FOLLOWER,
         errors.NotLeader: ErrorCode.NOT_LEADER_OR_FOLLOWER,
         # Producers that must not write twice number their batches, so every producer may retry.

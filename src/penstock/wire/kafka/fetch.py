@@ -30,9 +30,9 @@ class FetchPartition(Message, frozen=True, gc=False):
     bytes_max: Annotated[int, "int32", "0+"]
     current_leader_epoch: Annotated[int, "int32", "9+", "ignorable"] = -1  # −1: not checked
     last_fetched_epoch: Annotated[int, "int32", "12+", "ignorable"] = -1
-    log_start_offset: Annotated[int, "int64", "5+", "ignorable"] = -1  # of a follower's log
+    log_start_offset: Annotated[int, "int64", "5+", "ignorable"] = -1  # start of a follower's log
     replica_directory_id: Annotated[bytes, "uuid", "17+", "tag 0 17+", "ignorable"] = ZERO_UUID
-    # As the follower knows it.
+    # The high watermark that the follower knows.
     high_watermark: Annotated[int, "int64", "18+", "tag 1 18+", "ignorable"] = (
         HIGH_WATERMARK_UNKNOWN
     )
@@ -140,14 +140,13 @@ decode_fetch_response, _encode_response = codec(
 
 
 def encode_fetch_reply(value: FetchResponse, version: int) -> tuple[list[Piece], int]:
-    """Return the buffers in the order of writing, with those of records, and their size."""
+    """Return the buffers in the order of writing, including the records, and their size."""
     buffers: list[Piece] = []
     buffers.append(_encode_response(value, version, buffers))
     return buffers, sum(map(len, buffers))
 
 
 def encode_fetch_response(value: FetchResponse, version: int) -> bytes:
-    """Return the body in one piece, for callers that may copy it."""
     return b"".join(in_memory(encode_fetch_reply(value, version)[0]))
 
 
@@ -170,7 +169,7 @@ class SharePartitionReply(Message, frozen=True, gc=False):
     acquired: Annotated[Sequence[AcquiredRange], "[]AcquiredRange", "0+"] = ()
     error_message: Annotated[str | None, "string", "0+", "null 0+"] = None
     acknowledge_error_message: Annotated[str | None, "string", "0+", "null 0+"] = None
-    current_leader: Annotated[Leader, "Leader", "0+"] = Leader()  # it has not changed
+    current_leader: Annotated[Leader, "Leader", "0+"] = Leader()  # the leader has not changed
 
 
 class ShareTopicReply(Message, frozen=True, gc=False):
@@ -197,7 +196,6 @@ _, _encode_share = codec(ShareFetchReply, 1, 2, 0)
 
 
 def encode_share_fetch_reply(value: ShareFetchReply, version: int) -> list[Piece]:
-    """Return the body as ``encode_fetch_reply`` does."""
     buffers: list[Piece] = []
     buffers.append(_encode_share(value, version, buffers))
     return buffers

@@ -1,11 +1,11 @@
 """The layout of a Kafka message as data: its fields, their wire types and their versions.
 
-The message classes of ``generated`` note these on each field: ``Annotated[int, "int32", "4+"]``. A
-note may follow for the versions in which the field may be null (``null 2+``), for its tag and the
-versions in which it is tagged (``tag 0 1+``), and for ``ignorable``: a field that is left out of a
-version that cannot carry it. A field without this note must then have its default value.
+The message classes of ``generated`` annotate each field: ``Annotated[int, "int32", "4+"]``. Further
+annotations give the versions in which the field may be null (``null 2+``), its tag and the versions
+in which it is tagged (``tag 0 1+``), and ``ignorable``: in versions without the field, its value is
+ignored. A field that is not ignorable must have its default value in such versions.
 
-A class whose fields are not in the order of the wire names that order in ``WIRE_ORDER``.
+If the fields of a class are in another order than in the message, ``WIRE_ORDER`` has that order.
 """
 
 import struct
@@ -65,14 +65,14 @@ NEVER: Final = Versions(1, 0)
 @dataclass(frozen=True, slots=True)
 class Field:
     name: str
-    type: str  # of the element, if it is an array
+    type: str  # for an array, the type of its elements
     versions: Versions
     is_array: bool = False
     struct: "Struct | None" = None
     nullable: Versions = NEVER
     tagged: Versions = NEVER
     tag: int = -1
-    default: str = ""  # the expression of the default value
+    default: str = ""  # the default value as a Python expression
     is_ignorable: bool = False
 
     @property
@@ -87,7 +87,7 @@ class Field:
 @dataclass(frozen=True, slots=True)
 class Struct:
     name: str
-    fields: tuple[Field, ...]  # in the order of the wire
+    fields: tuple[Field, ...]  # in the order of the message
     arguments: tuple[Field, ...] = ()  # in the order of the class
 
 
@@ -99,7 +99,6 @@ def struct_of(kind: type[msgspec.Struct]) -> Struct:
 
 
 def classes_of(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
-    """Return a message class and the classes inside it, by name."""
     found = {kind.__name__: kind}
     for each in struct_of(kind).fields:
         if each.struct is not None:
@@ -159,8 +158,8 @@ def smallest(fields: Sequence[Field], version: int, is_flexible: bool) -> int:
     return size
 
 
-# Besides the arrays of these names, which are partitions in every API or belong to one partition,
-# these are bounded by KAFKA_PARTITIONS_MAX; "*" is every array of the API.
+# The arrays with a limit of KAFKA_PARTITIONS_MAX: those with these names in any API, the topics of
+# some APIs, and others ("*" is every array of the API).
 _OF_PARTITIONS = {"partitions", "partition_indexes", "assignments", "broker_ids", "replicas"}
 _TOPICS_OF: Final = (
     "AddPartitionsToTxn AlterPartitionReassignments AlterReplicaLogDirs AlterShareGroupOffsets "
@@ -178,7 +177,7 @@ _MANY: Final = {f"{api}.topics" for api in _TOPICS_OF.split()} | set(_OTHERS.spl
 
 
 def bound_of(api: str, array: str) -> int:
-    """Return the bound on an array of a request. A nested array is counted over all of them."""
+    """Return the limit on an array; a nested one is counted over the whole request."""
     if api == "AlterUserScramCredentials":
         return KAFKA_USERS_MAX
     is_many = array in _OF_PARTITIONS and (api, array) != ("SyncGroup", "assignments")

@@ -2,12 +2,10 @@
 
 
 class Malformed(ValueError):
-    """Bytes that are not a valid message: the only error that a decoder raises for them."""
+    """The bytes are not a valid message. Decoders raise no other error."""
 
 
 class TooManyEntries(Malformed):
-    """An array of a request has more elements than its bound."""
-
     def __init__(self, name: str, count: int, bound: int) -> None:
         super().__init__(f"{name} has {count} elements; {bound} are allowed in one request")
         self.name = name
@@ -16,7 +14,7 @@ class TooManyEntries(Malformed):
 
 
 class UnsupportedVersion(ValueError):
-    """A version that we have no layout for, or a value that the version cannot carry."""
+    """The version is not supported, or a value cannot be sent in that version."""
 
     def __init__(self, what: str, version: int, reason: str = "") -> None:
         super().__init__(f"{what} version {version} {reason or 'is not supported'}")
@@ -25,4 +23,4 @@ class UnsupportedVersion(ValueError):
 
 
 class Unencodable(ValueError):
-    """Our own fault: null in a field that may not be null, a number too large, invalid text."""
+    """A value cannot be encoded, because of a bug."""

@@ -23,23 +23,22 @@ Add = Callable[[bytes | memoryview], None]
 ZERO_UUID: Final = bytes(16)  # "no id"
 UUID_BYTES: Final = 16
 
-# Errors of readers besides Malformed, and of writers besides UnsupportedVersion.
+# Errors that compiled readers and writers raise for invalid data and for invalid values.
 BROKEN: Final = (IndexError, struct.error, UnicodeDecodeError)
 UNFIT: Final = (struct.error, TypeError, AttributeError, UnicodeEncodeError)
 
 _VARINT_BYTES_MAX = 5
 _VARINT_MAX = 0x7FFF_FFFF
 _TABLE_SIZE = 4_096
-_INTS_MAX = 256  # longer arrays are rare, and their layout is made quickly
+_INTS_MAX = 256  # longer arrays are rare
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
-    """Base of all message structs: a value, never part of a cycle."""
+class Message(msgspec.Struct, frozen=True, gc=False): ...
 
 
 def encode_uvarint(value: int) -> bytes:
     if not 0 <= value <= _VARINT_MAX:
-        raise struct.error(f"{value} is not a length")
+        raise struct.error(f"{value} is not a valid length")
     out = bytearray()
     while value > 0x7F:
         out.append((value & 0x7F) | 0x80)
@@ -49,8 +48,6 @@ def encode_uvarint(value: int) -> bytes:
 
 
 class _Uvarints(dict[int, bytes]):
-    """One subscript for all numbers, and no call of a Python function for the usual ones."""
-
     def __missing__(self, value: int) -> bytes:
         return encode_uvarint(value)
 
@@ -91,7 +88,7 @@ def read_uvarint(data: Buffer, position: int) -> tuple[int, int]:
 
 
 def skip_tags(data: Buffer, position: int) -> int:
-    """Return the position after a section of unknown tagged fields; ``position`` is its count."""
+    """Return the position after unknown tagged fields, whose count is at ``position``."""
     return count_tags(data, position, 0)[1]
 
 
@@ -122,7 +119,7 @@ class NodeEndpoint(Message, frozen=True, gc=False):
 
 def malformed(what: str, error: Exception) -> Malformed:
     if isinstance(error, UnicodeDecodeError):
-        return Malformed(f"{what}: text that is not UTF-8: {error.reason}")
+        return Malformed(f"{what} contains text that is not UTF-8: {error.reason}")
     return Malformed(f"{what} ends early")
 
 
@@ -147,4 +144,4 @@ def not_uuid(name: str) -> struct.error:
 
 
 def inexpressible(name: str, version: int) -> UnsupportedVersion:
-    return UnsupportedVersion(name, version, "cannot be expressed")
+    return UnsupportedVersion(name, version, "does not have this field")

@@ -1,8 +1,7 @@
-"""Produce requests and replies, compiled from their classes; the usual reply is written by hand.
+"""Produce requests and replies, compiled from their classes; the usual reply is encoded by hand.
 
-The records of a partition are a view of the frame, checked by ``batches``; no object is made per
-record and nothing is copied. If ``acks`` is 0 no reply is sent; the connection takes care of that.
-"""
+The records of a partition are a view of the frame, checked by ``batches``; no object is created per
+record and nothing is copied. If ``acks`` is 0, the connection sends no reply."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -69,7 +68,7 @@ class ProduceResponse(Message, frozen=True, gc=False):
     node_endpoints: Annotated[Sequence[NodeEndpoint], "[]NodeEndpoint", "10+", "tag 0 10+"] = ()
 
 
-# The fourth argument is the bound on topics and on partitions: more raise TooManyEntries.
+# The fourth argument limits the number of topics and of partitions.
 decode_produce_request: Callable[..., ProduceRequest]
 decode_produce_request, encode_produce_request = codec(
     ProduceRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM, has_slices=True
@@ -90,7 +89,6 @@ def encode_produce_response(value: ProduceResponse, version: int) -> bytes:
 
 
 def _usual_response(name: str, one: ProducePartitionResponse, throttle_ms: int) -> bytes:
-    """Encode the usual reply: one partition without an error text, bad records or tags."""
     raw = name.encode()
     end = _USUAL_END.pack(
         one.index,

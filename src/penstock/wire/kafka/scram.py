@@ -1,11 +1,10 @@
-"""SCRAM (RFC 5802, RFC 7677): the messages of both sides, and what is stored of a password. Pure:
-nonces, salts and stored keys are arguments.
+"""SCRAM (RFC 5802, RFC 7677): the messages of both sides, and the stored form of a password.
 
     client                               server
     n,,n=user,r=C                ──►     is there such a user?
                                  ◄──     r=CS,s=salt,i=iterations
     c=…,r=CS,p=proof             ──►     the same nonce? does the proof fit the stored key?
-                                 ◄──     v=signature, by which the client knows the server
+                                 ◄──     v=signature, which proves the server to the client
 
 No reply reveals why a proof was refused: wrong password, wrong nonce and unknown user look the
 same. Channel binding is not offered, so a client that requires it is refused.
@@ -31,19 +30,19 @@ SHA_512: Final = "SCRAM-SHA-512"
 DIGESTS: Final[Mapping[str, str]] = MappingProxyType({SHA_256: "sha256", SHA_512: "sha512"})
 ITERATIONS_DEFAULT: Final = 8_192
 SALT_BYTES: Final = 16
-NONCE_BYTES: Final = 24  # of the server's part, before base64
-NONCE_CHARS_MIN: Final = 8  # of the client's part: a shorter one could be guessed
+NONCE_BYTES: Final = 24  # the server's part, before base64
+NONCE_CHARS_MIN: Final = 8  # the client's part; a shorter one could be guessed
 NONCE_CHARS_MAX: Final = 512
 NAME_CHARS_MAX: Final = 256
-CLIENT_ITERATIONS_MAX: Final = 1_000_000  # half a second; older servers stored up to as many
+CLIENT_ITERATIONS_MAX: Final = 1_000_000  # half a second; older servers may have stored so many
 SALT_BYTES_MAX: Final = 1_024
 
 _NO_KEY: Final = b"\0"
-_GS2_HEADER: Final = "n,,"  # no channel binding, no other user to act for
+_GS2_HEADER: Final = "n,,"  # no channel binding, no authorization as another user
 
 
 class ScramRefused(Exception):
-    """The exchange is over. The text is only for our log and for malformed messages."""
+    """The login failed. The text is for the log."""
 
 
 class ClientFirst(msgspec.Struct, frozen=True, gc=False):
@@ -58,7 +57,7 @@ class ClientFirst(msgspec.Struct, frozen=True, gc=False):
 
 
 def salted_password(mechanism: str, password: bytes, *, salt: bytes, iterations: int) -> bytes:
-    """Return the salted password. Slow on purpose (milliseconds): call it in a thread."""
+    """Return the salted password. This takes milliseconds, so call it in a thread."""
     return hashlib.pbkdf2_hmac(DIGESTS[mechanism], password, salt, iterations)
 
 
@@ -83,9 +82,9 @@ def is_password(credential: ScramCredential, salted: bytes) -> bool:
 def invented(
     account: str, user: str, mechanism: str, *, seed: bytes, counts: Mapping[int, int]
 ) -> ScramCredential:
-    """Return the credential of a user that does not exist: always the same salt, and keys that no
-    password has, so that a client cannot find out who exists. ``counts`` is the number of existing
-    users by their iterations: made-up users have each count as often as existing ones."""
+    """Return a credential for a user that does not exist, so that a client cannot find out which
+    users exist. It always has the same salt, and keys that match no password. ``counts`` is the
+    number of existing users by iterations; invented users are distributed alike."""
     place = f"{mechanism}/{account}/{user}".encode("utf-8", "surrogatepass")
     drawn, salt, stored_key, server_key = (
         hmac.digest(seed, what + place, DIGESTS[mechanism])
@@ -96,7 +95,6 @@ def invented(
 
 
 def _chosen(counts: Mapping[int, int], drawn: bytes) -> int:
-    """By weight. One user more or less changes the choice for few values of ``drawn``."""
     at = scaled(drawn, sum(counts.values()))
     for iterations in sorted(counts):
         at -= counts[iterations]
@@ -136,7 +134,7 @@ def read_client_first(message: bytes) -> ClientFirst:
 
 
 class ScramExchange:
-    """One login attempt of a client, with one proof: a nonce cannot be used twice."""
+    """One login attempt of a client, which may send one proof: a nonce cannot be used twice."""
 
     def __init__(
         self,
@@ -147,7 +145,7 @@ class ScramExchange:
         iterations: int,
         entropy: bytes,
     ) -> None:
-        """``entropy``: the server's half of the nonce, new for each exchange."""
+        """Begin a login. ``entropy`` is the server's half of the nonce, new for each login."""
         assert len(entropy) >= NONCE_BYTES, "the nonce is too short"
         assert iterations >= SCRAM_ITERATIONS_MIN
         self.mechanism = mechanism
@@ -161,9 +159,9 @@ class ScramExchange:
         self._is_over = False
 
     def finish(self, message: bytes, credential: ScramCredential) -> bytes:
-        """Return the server's last message, if the proof fits. Raises ScramRefused."""
+        """Return the server's last message. Raises ScramRefused if the proof is wrong."""
         if self._is_over:
-            raise ScramRefused("the exchange is over")
+            raise ScramRefused("the login attempt is already over")
         self._is_over = True
         binding, nonce, proof, without_proof = _read_client_final(message)
         digest = DIGESTS[self.mechanism]
@@ -182,8 +180,7 @@ class ScramExchange:
         return b"v=" + base64.b64encode(verifier)
 
     def _is_nonce(self, shown: str) -> bool:
-        """Compare with the nonce. librdkafka before 2.6.1, which many systems ship, prepends its
-        own half once more; that is as fresh, and it is what such a client has signed."""
+        """Return whether the nonce is right; librdkafka before 2.6.1 sends its half twice."""
         ours, doubled = self._nonce, self._client_first.nonce + self._nonce
         is_ours = hmac.compare_digest(shown.encode(), ours.encode())
         return is_ours or hmac.compare_digest(shown.encode(), doubled.encode())
@@ -204,16 +201,14 @@ def _read_client_final(message: bytes) -> tuple[bytes, str, bytes, str]:
 
 
 class ScramClient:
-    """One login attempt: ``first``, ``final``, ``verify``. Each may raise ScramRefused."""
-
     def __init__(self, mechanism: str, user: str, password: str, *, nonce: str) -> None:
-        """``nonce``: new for each attempt, printable and without commas."""
+        """Begin a login. ``nonce`` is new for each attempt, printable and without commas."""
         assert mechanism in DIGESTS
         assert NONCE_CHARS_MIN <= len(nonce) <= NONCE_CHARS_MAX
         assert "," not in nonce
         self._mechanism = mechanism
         self._nonce = nonce
-        # As in Kafka's clients: UTF-8 unchanged, without the normal forms of SASLprep.
+        # Like Kafka's clients, without the Unicode normalization of SASLprep.
         self._password = password.encode()
         written = user.replace("=", "=3D").replace(",", "=2C")
         self._bare = f"n={written},r={nonce}"
@@ -221,11 +216,10 @@ class ScramClient:
         self._verifier: bytes | None = None
 
     def final(self, server_first: bytes) -> bytes:
-        """Return the proof. Slow on purpose (milliseconds)."""
         text = _text(server_first, "the server's message")
         nonce, salt, iterations = _read_server_first(text)
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
-            raise ScramRefused("the server's nonce does not extend the client's")
+            raise ScramRefused("the server's nonce does not extend the client's nonce")
         digest = DIGESTS[self._mechanism]
         salted = salted_password(self._mechanism, self._password, salt=salt, iterations=iterations)
         client_key, stored_key, server_key = _keys(self._mechanism, salted)
