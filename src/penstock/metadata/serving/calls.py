@@ -1,4 +1,4 @@
-"""The calls of the metadata role: the operations of the store, for the keys that are served.
+"""The internal calls of the metadata service, which match the operations of a store.
 
 Frontends change entries by compare-and-swap, because functions cannot be sent: so a few calls are
 enough for every change, and the rules for a topic's settings stay with the caller. A watch is a
@@ -22,14 +22,14 @@ class Misdirected(Overloaded):
 
 class Get(msgspec.Struct, frozen=True, array_like=True):
     key: str
-    min_revision: int = 0  # the reply must be of at least this revision
+    min_revision: int = 0  # the reply must not be older than this revision
     is_fresh: bool = False  # read from the store itself
     is_forwarded: bool = False
 
 
 class Got(msgspec.Struct, frozen=True, array_like=True):
     entry: Entry | None
-    revision: int  # at which this was true
+    revision: int  # at which the entry was read
 
 
 class ListPage(msgspec.Struct, frozen=True, array_like=True):
@@ -38,19 +38,21 @@ class ListPage(msgspec.Struct, frozen=True, array_like=True):
     count_max: int = 1_000
     bytes_max: int = 4_194_304
     min_revision: int = 0
-    ring: str = ""  # forwarded: return only the receiver's part of the ring with this fingerprint
+    ring: str = (
+        ""  # if forwarded: the fingerprint of the ring of which the receiver returns its part
+    )
 
 
 class Listed(msgspec.Struct, frozen=True, array_like=True):
-    entries: Sequence[Entry]  # by key; empty only at the end
+    entries: Sequence[Entry]  # sorted by key; empty only on the last page
     is_end: bool
-    revision: int  # of the oldest part: later changes are in the watch from there
-    entry_count: int  # of all entries, held here or by other nodes
+    revision: int  # of the oldest part of the page; a watch reports later changes
+    entry_count: int  # of the whole prefix, held by this or other nodes
 
 
 class FindId(msgspec.Struct, frozen=True, array_like=True):
     topic_id: str
-    ring: str = ""  # forwarded: as in ListPage
+    ring: str = ""  # as in ListPage
 
 
 class Written(msgspec.Struct, frozen=True, array_like=True):
