@@ -57,7 +57,6 @@ log_ = logging.getLogger(__name__)
 
 
 def make_node(loaded: Loaded[Config]) -> "Node | MetadataNode":
-    """Raises PenstockError."""
     config = loaded.config
     check_not_of_workers(Path(config.node.data))
     check_internal(config)
@@ -66,7 +65,7 @@ def make_node(loaded: Loaded[Config]) -> "Node | MetadataNode":
 
 
 class Node:
-    """Frontend and broker in one process."""
+    """A node with frontend and broker."""
 
     def __init__(self, setup: NodeSetup) -> None:
         self.is_auth_on = setup.is_auth_on
@@ -190,7 +189,7 @@ class Node:
     async def _sweep_tombs(self) -> None:
         """Remove old tombstones whose folders are gone, and data keys that no message needs."""
         topics = self._setup.folder.path / "topics"
-        # A node that was down must find it: files are removed only by a tombstone.
+        # Longer in a cluster: a node that was down needs the tombstone to remove its files.
         kept_ms = TOMBSTONE_MS if self._cluster is None else CLUSTER_TOMBSTONE_MS
         while True:
             await asyncio.sleep(TOMB_SWEEP_SECONDS)
@@ -205,7 +204,7 @@ class Node:
                 log_.warning("tombstones not removed", extra={"reason": str(error)})
 
     def _report(self) -> None:
-        # At most one trouble of the metadata: all copies are of the same store.
+        # Reported once, because all of them are copies of the same store.
         away = self._metadata.trouble or self._security.trouble or self._role.trouble
         self._setup.health.show(
             [

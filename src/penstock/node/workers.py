@@ -47,11 +47,11 @@ EXIT_FAILED: Final = 1
 
 log_ = logging.getLogger(__name__)
 
-Hints = Callable[[str], Sequence[str]]  # by the URL of the endpoint
+Hints = Callable[[str], Sequence[str]]  # returns lines to print, by the URL of the endpoint
 
 
 class NotStarted(SetupError):
-    """A process ended before it was ready; its own error is in the output."""
+    """Raised if a process ended before it was ready. Its own error is in the output."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -66,7 +66,7 @@ def serve(
     hints: Hints | None = None,
     manager: ServiceManager,
 ) -> int:
-    """Return the exit code. ``flags``: of this process, by dotted key. Raises SetupError."""
+    """Run the supervisor and its workers, and return the exit code. ``flags`` have dotted keys."""
     config = loaded.config
     folder = Path(config.node.data)
     try:
@@ -109,7 +109,7 @@ def serve(
 
 
 def _share_master(config: Config, folder: Path) -> dict[str, str]:
-    """Return the settings of the shared master key, made if missing. Raises KeyRingUnusable."""
+    """Create the shared master key if it is missing, and return its settings for workers."""
     keys = config.keys
     asyncio.run(start_key_ring(keys, folder, env=os.environ))
     made = folder / MASTER_NAME
@@ -123,7 +123,7 @@ def _share_master(config: Config, folder: Path) -> dict[str, str]:
         return {"keys.master_file": str(made)}
     if not made.exists():
         return {}
-    # From before another key was configured: secrets wrapped by it still exist.
+    # Created before another key was configured: it may still wrap secrets.
     old = [keys.old_master_files] if keys.old_master_files else []
     return {"keys.old_master_files": ",".join([*old, str(made)])}
 
@@ -188,8 +188,8 @@ def _hold_admin(config: Config, http: NodeAddress, held: contextlib.ExitStack) -
 def _hold(
     held: contextlib.ExitStack, host: str, port: int, *, is_shared: bool = False
 ) -> NodeAddress:
-    """Reserve a port. ``is_shared``: several processes will listen on it; whether other processes
-    already do is detected by binding a socket without SO_REUSEPORT first."""
+    """Reserve a port. If ``is_shared``, several processes will listen on it; a socket without
+    SO_REUSEPORT is bound first, to detect that another program uses the port."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -229,7 +229,6 @@ class Child:
     def __init__(
         self, name: str, command: Sequence[str], env: Mapping[str, str], *, secret: bytes
     ) -> None:
-        """``secret``: shared by the processes to authenticate each other."""
         self.name = name
         self.is_ready = asyncio.Event()
         self.has_ended = asyncio.Event()
@@ -240,14 +239,13 @@ class Child:
         self.served_ms = 0  # of the run that has ended
         self._command = command
         self._env = {**env, **SECRET_ENV}
-        self._secret = secret
+        self._secret = secret  # shared by the processes, to authenticate each other
         self._line = b""
         self._process: subprocess.Popen[bytes]
         self._descriptor = -1
         self._ready_at = 0.0
 
     def start(self) -> None:
-        """Raises OSError."""
         assert self.has_ended.is_set(), "the process still runs"
         secret_pipe = pipe_with(self._secret)
         try:
@@ -308,7 +306,7 @@ class Child:
         self.has_ended.set()
 
     async def ready(self) -> None:
-        """Wait until the process is ready. Raises NotStarted."""
+        """Wait until the process is ready. Raises NotStarted if it ends before."""
         ready = asyncio.create_task(self.is_ready.wait())
         ended = asyncio.create_task(self.has_ended.wait())
         try:
@@ -366,7 +364,7 @@ class Supervisor:
         return EXIT_OK if is_clean else EXIT_FAILED
 
     async def _start(self) -> None:
-        """Start all and wait until they are ready. Raises NotStarted."""
+        """Start all processes and wait until they are ready."""
         await self._start_some([self._metadata])
         if self.is_first_alone:
             await self._start_some(self._workers[:1])
@@ -415,7 +413,7 @@ class Supervisor:
         self._stop.set()
 
     async def _end(self) -> bool:
-        """Stop workers before the metadata. Returns whether all stopped cleanly."""
+        """Stop the workers, then the metadata process. Returns whether all stopped cleanly."""
         for keeper in self._keepers:
             keeper.cancel()
         if self._keepers:
@@ -445,5 +443,5 @@ class Supervisor:
                     child.send(signal.SIGKILL)
             for child in running:
                 await child.has_ended.wait()
-        # Ended by the signal itself: it was still starting.
+        # A process that was still starting is ended by the signal itself.
         return all(child.code in (EXIT_OK, -signal.SIGTERM) for child in running)

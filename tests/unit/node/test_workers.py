@@ -159,7 +159,7 @@ def test_clients_are_told_of_one_port_for_each_worker() -> None:
     ],
 )
 def test_workers_are_for_one_machine_by_itself(flags: dict[str, object]) -> None:
-    with pytest.raises(ConfigInvalid, match="--workers excludes"):
+    with pytest.raises(ConfigInvalid, match="--workers cannot be used with"):
         config(**flags)
 
 

@@ -38,9 +38,7 @@ class ListPage(msgspec.Struct, frozen=True, array_like=True):
     count_max: int = 1_000
     bytes_max: int = 4_194_304
     min_revision: int = 0
-    ring: str = (
-        ""  # if forwarded: the fingerprint of the ring of which the receiver returns its part
-    )
+    ring: str = ""  # if forwarded: fingerprint of the ring whose part the receiver returns
 
 
 class Listed(msgspec.Struct, frozen=True, array_like=True):

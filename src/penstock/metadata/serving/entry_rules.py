@@ -172,9 +172,7 @@ def _node_entry_key(key: str, value: bytes) -> str:
     _check_node(key, entry.node)
     texts = (entry.name, entry.internal, entry.http, entry.kafka, entry.rack)
     if max(map(len, (*texts, entry.folder_id, entry.version))) > NODE_TEXT_CHARS_MAX:
-        raise InvalidRequest(
-            f"{key}: a text of a node has at most {NODE_TEXT_CHARS_MAX} characters."
-        )
+        raise InvalidRequest(f"{key}: a text may have at most {NODE_TEXT_CHARS_MAX} characters.")
     return cluster.node_key(entry.node)
 
 
@@ -311,9 +309,7 @@ def check_txn(txn: Txn) -> Sequence[str]:
         prefix = prefix_of(key)
         rule = RULES[prefix]
         if prefix == TOPICS_PREFIX and (key not in compared or key not in tombs):
-            raise InvalidRequest(
-                f"{key}: to delete a topic, a transaction must compare the version and put the tombstone."
-            )
+            raise InvalidRequest(f"{key}: a delete must compare the version and put the tombstone.")
         if not (rule.is_deleted_blindly or _is_compared(key, rule, compared)):
             raise InvalidRequest(f"{key}: a delete must compare the version of the entry.")
     return [key for key, _ in txn.puts if not compared.get(key)]

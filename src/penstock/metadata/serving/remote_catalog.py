@@ -134,9 +134,7 @@ class RemoteCatalog:
         if self._is_absent(self._absent, key):
             return
         if self.store.trouble is not None:
-            raise Throttled(
-                f"{name} cannot be looked up: the metadata store is not reachable; retry."
-            )
+            raise Throttled(f"{name} cannot be looked up: the metadata is not reachable; retry.")
         self._start(key, account, region, name)
         raise Throttled(f"{name} is being looked up; retry.", retry_after_ms=LOOKUP_RETRY_MS)
 

@@ -87,9 +87,7 @@ class StoredCatalog:
         self._by_name: dict[NameKey, Topic] = {}
         self._by_id: dict[str, Topic] = {}
         self._by_arn: dict[str, Topic] = {}
-        self._by_source: dict[
-            str, dict[str, Topic]
-        ] = {}  # the shares of a topic, by topic id and share id
+        self._by_source: dict[str, dict[str, Topic]] = {}  # shares, by topic id and share id
         self._names: dict[tuple[str, str], list[str]] = {}  # sorted
         # View of the tombstones: the newest one of each guarded name.
         self._deleted: dict[NameKey, Topic] = {}

@@ -45,7 +45,7 @@ SECRET_ENV: Final = {_VARIABLE: "0"}  # makes a child read the pipe
 
 
 class SecretMissing(PenstockError):
-    """A worker was started without the secret of its parent."""
+    """Raised if a worker was started without the secret of its parent."""
 
 
 def draw_secret() -> bytes:
@@ -53,7 +53,7 @@ def draw_secret() -> bytes:
 
 
 def pipe_with(secret: bytes) -> int:
-    """Return the reading end of a pipe that holds the secret and nothing after it."""
+    """Return the reading end of a pipe that contains the secret."""
     reading, writing = os.pipe()
     os.write(writing, secret)  # far less than a pipe holds
     os.close(writing)
@@ -61,7 +61,7 @@ def pipe_with(secret: bytes) -> int:
 
 
 def receive_secret(env: Mapping[str, str]) -> bytes | None:
-    """Return the secret from the parent; None: this process is no worker. Raises SecretMissing."""
+    """Return the secret from the parent process, or None if this process is not a worker."""
     given = env.get(_VARIABLE)
     if given is None:
         return None
@@ -82,7 +82,6 @@ class CertificateKeeper:
     runs; if they are unusable, that is logged and the old certificate stays in use."""
 
     def __init__(self, tls: TlsConfig, internal: InternalConfig) -> None:
-        """Raises CertificateUnusable."""
         self._clients: Certificates | None = None
         self.nodes: NodeCertificates | None = None
         if tls.cert_file:
@@ -95,7 +94,6 @@ class CertificateKeeper:
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """The TLS context of listeners for clients; None: no TLS."""
         return None if self._clients is None else self._clients.context
 
     @property
@@ -130,8 +128,8 @@ class CertificateKeeper:
 
 
 class Entropy:
-    """Random bytes, read from the kernel a page at a time: a system call per message id would cost
-    as much as encoding the message."""
+    """A source of random bytes, read from the kernel a page at a time: a system call per message id
+    would cost as much as encoding the message."""
 
     __slots__ = ("_page", "_position")
 
@@ -159,7 +157,7 @@ class NodeSetup:
     folder: DataFolder
     certificates: CertificateKeeper
     is_auth_on: bool
-    is_elapsed_trusted: bool  # the wall clock has run evenly since the last process
+    is_elapsed_trusted: bool  # the wall clock was not set since the last start
     endpoints: dict[str, str]  # filled as listeners open
     worker_secret: bytes | None = None  # shared by the workers of one server; None: not a worker
 
@@ -188,7 +186,7 @@ class NodeSetup:
         )
 
     async def watch_health(self, report: Callable[[], None]) -> None:
-        """Measure the lag of the event loop and call ``report`` every second, forever."""
+        """Measure the lag of the event loop and call ``report``, once a second."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + LOOK_SECONDS
@@ -198,7 +196,7 @@ class NodeSetup:
 
 
 def make_setup(loaded: Loaded[Config], *, is_auth_on: bool) -> NodeSetup:
-    """Lock the data folder. Raises CertificateUnusable, FolderUnusable, SecretMissing."""
+    """Lock the data folder and create the basic parts of a node."""
     certificates = CertificateKeeper(loaded.config.tls, loaded.config.internal)
     worker_secret = receive_secret(os.environ)
     clock = SystemClock()
