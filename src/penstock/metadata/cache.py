@@ -118,7 +118,7 @@ class Cache(PrefixWatch, Generic[T]):
         return self._values.get(key)
 
     def version(self, key: str) -> int:
-        """Return the version of an existing value, otherwise 0."""
+        """Return the version of a value, or 0 if there is no such value."""
         return self._versions.get(key, 0) if key in self._values else 0
 
     def values(self) -> Collection[T]:
@@ -128,7 +128,7 @@ class Cache(PrefixWatch, Generic[T]):
         return len(self._values)
 
     def apply(self, key: str, value: T | None, *, version: int) -> None:
-        """Set a value in memory, or delete it if it is None, unless a newer one is known."""
+        """Set a value in memory, or delete it if it is None, unless memory is newer."""
         if version <= self._versions.get(key, 0):
             return
         before = self._values.get(key)

@@ -82,7 +82,7 @@ log = logging.getLogger(__name__)
 
 
 class _Database:
-    """The blocking calls, which all run in the thread of the store."""
+    """The blocking calls of SQLite, which all run in one thread."""
 
     def __init__(self, path: Path, *, history_revisions_max: int) -> None:
         self._path = path

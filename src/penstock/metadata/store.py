@@ -104,9 +104,9 @@ class Store(Protocol):
 
     async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:
         """Return all entries under a prefix in key order, and the revision at which they were read.
-        It is at least ``min_revision``, and not older than any revision that this store has
-        returned before. SQLite and etcd include every acknowledged change. Raises StoreUnusable if
-        the store is below ``min_revision``, because it was restored from an older state."""
+        This revision is at least ``min_revision``, and not older than any revision that this store
+        has returned before. SQLite and etcd include every acknowledged change. Raises StoreUnusable
+        if the store is below ``min_revision``, because it was restored from an older state."""
         ...
 
     async def put(self, key: str, value: bytes, *, if_version: int | None = None) -> int:

@@ -187,7 +187,8 @@ class Node:
         self._jobs = [asyncio.create_task(job, name=name) for name, job in jobs.items()]
 
     async def _sweep_tombs(self) -> None:
-        """Remove old tombstones whose folders are gone, and data keys that no message needs."""
+        """Periodically remove tombstones of topics without files, and data keys without
+        messages."""
         topics = self._setup.folder.path / "topics"
         # Longer in a cluster: a node that was down needs the tombstone to remove its files.
         kept_ms = TOMBSTONE_MS if self._cluster is None else CLUSTER_TOMBSTONE_MS
@@ -200,7 +201,7 @@ class Node:
                     kept_ms=kept_ms,
                 )
                 await self._security.data_keys.sweep()
-            except PenstockError as error:  # for example a full disk: retried
+            except PenstockError as error:  # such as a full disk; the next sweep retries
                 log_.warning("tombstones not removed", extra={"reason": str(error)})
 
     def _report(self) -> None:

@@ -28,8 +28,8 @@ LISTENING: Final = "0A"  # the state of a socket in /proc/net/tcp
 
 @contextlib.contextmanager
 def binding(what: str, flag: str, host: str, port: int) -> Iterator[None]:
-    """Convert an OSError of opening a listener to a SetupError. ``what`` is served by the listener,
-    and ``flag`` sets its address."""
+    """Convert an OSError of opening a listener to a SetupError. ``what`` names the listener, and
+    ``flag`` sets its address."""
     try:
         yield
     except OSError as error:
@@ -45,7 +45,6 @@ async def bind(listener: Listener, listen: str, what: str, flag: str, **more: An
 async def open_internal(
     setup: NodeSetup, answers: CallHandlers, **more: Any
 ) -> tuple[InternalListener, str]:
-    """Open the listener for other nodes, and return it with its address."""
     internal, nodes = setup.config.internal, setup.certificates.nodes
     listener = InternalListener(
         answers, NodeEnd(setup.name, internal.cluster, secret=setup.worker_secret, **more)
@@ -149,7 +148,6 @@ def make_listener(
 async def open_admin(
     setup: NodeSetup, handle: Handle, *, is_open: bool
 ) -> tuple[HttpListener, str]:
-    """Open the admin listener, and return it with its URL."""
     tls = setup.certificates.context
     listener = make_listener(
         setup, handle, "admin", forbid=forbidden, is_open=is_open, request_bytes_max=BODY_BYTES_MAX

@@ -116,7 +116,7 @@ def _restore_logs(
 
 
 def _restore_log(backup: Path, part: PartitionPart, topics: Path, now_ms: int) -> Iterator[int]:
-    """Write one log, as after a clean stop. Yields the number of bytes of each append."""
+    """Write the log of one partition. Yields the number of bytes of each append."""
     folder = topics / part.topic_id / str(part.partition)
     log = Log.open(folder, LogConfig(tail_bytes_max=0), now_ms=now_ms)
     try:
@@ -214,7 +214,6 @@ def _entries(backup: Path, manifest: Manifest, node: int) -> Iterator[tuple[str,
 
 
 def _portions(entries: Iterable[tuple[str, bytes]]) -> Iterator[Sequence[tuple[str, bytes]]]:
-    """Split entries into groups that fit one transaction each."""
     some: list[tuple[str, bytes]] = []
     size = 0
     for key, value in entries:

@@ -52,8 +52,6 @@ class Marker(msgspec.Struct, frozen=True):
 
 
 class Addresses(NamedTuple):
-    """The addresses of all processes."""
-
     http: str
     kafka: Sequence[str]  # by worker, "off" for each or an address
     admin: Sequence[str]  # by worker

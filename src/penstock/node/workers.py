@@ -66,7 +66,8 @@ def serve(
     hints: Hints | None = None,
     manager: ServiceManager,
 ) -> int:
-    """Run the supervisor and its workers, and return the exit code. ``flags`` have dotted keys."""
+    """Run the supervisor and its workers, and return the exit code. ``flags`` have dotted keys,
+    such as ``http.listen``."""
     config = loaded.config
     folder = Path(config.node.data)
     try:
@@ -169,7 +170,7 @@ def _hold_kafka(config: Config, held: contextlib.ExitStack) -> Sequence[str]:
             found = [str(_hold(trying, *one)) for one in plan.kafka_addresses(config, host, port)]
             held.push(trying.pop_all())
             return found
-    # The default ports are in use, or not wanted.
+    # The default ports are in use, or http.listen has port 0.
     return [str(_hold(held, host, 0)) for _ in range(config.node.workers)]
 
 
@@ -364,7 +365,6 @@ class Supervisor:
         return EXIT_OK if is_clean else EXIT_FAILED
 
     async def _start(self) -> None:
-        """Start all processes and wait until they are ready."""
         await self._start_some([self._metadata])
         if self.is_first_alone:
             await self._start_some(self._workers[:1])

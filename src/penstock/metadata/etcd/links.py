@@ -106,7 +106,7 @@ def fault_of(error: aio.AioRpcError, endpoint: str) -> Fault:
     if error.code() in _REFUSALS:
         return Fault(StoreUnusable(text), is_final=True)
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        text = f"etcd at {endpoint}: timeout"
+        text = f"etcd at {endpoint} did not reply in time"
     return Fault(StoreUnreachable(text), is_unknown=True)
 
 
@@ -143,15 +143,13 @@ class Method(StrEnum):
 
 
 class Failed(Exception):
-    """Raised if a call to etcd failed."""
-
     def __init__(self, fault: Fault) -> None:
         super().__init__(str(fault.error))
         self.fault = fault
 
 
 class Link:
-    """A connection to one member."""
+    """A connection to one member of etcd."""
 
     def __init__(self, endpoint: str, channel: aio.Channel) -> None:
         self.endpoint = endpoint
@@ -187,14 +185,14 @@ class Link:
             raise Failed(fault_of(error, self.endpoint)) from error
         except (aio.UsageError, asyncio.InvalidStateError) as error:
             # The channel was already closed, or the stream being written to has ended.
-            text = f"etcd at {self.endpoint}: connection closed"
+            text = f"etcd at {self.endpoint}: the connection was closed"
             raise Failed(Fault(StoreUnreachable(text))) from error
         except asyncio.CancelledError as error:
             # The library also raises this error if the channel is closed during a call.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            text = f"etcd at {self.endpoint}: connection closed during a call"
+            text = f"etcd at {self.endpoint}: the connection was closed during a call"
             raise Failed(Fault(StoreUnreachable(text), is_unknown=True)) from error
 
     @property
@@ -203,9 +201,9 @@ class Link:
 
 
 def open_link(endpoint: str, config: EtcdConfig) -> Link:
-    """Return a link to a member, which connects at its first call."""
+    """Return a connection to a member of etcd, which is opened by the first call."""
     options: list[tuple[str, Any]] = [
-        ("grpc.use_local_subchannel_pool", 1),  # otherwise all channels to a member share one
+        ("grpc.use_local_subchannel_pool", 1),  # without it, all channels share a connection
         ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
         ("grpc.max_send_message_length", REQUEST_BYTES_MAX),
         ("grpc.enable_http_proxy", 0),
@@ -283,7 +281,7 @@ class Links:
         return connecting.result()
 
     def failed(self, link: Link, error: PenstockError) -> None:
-        """Stop using a link. Calls in progress on it may still finish."""
+        """Stop using a connection. Calls in progress on it may still finish."""
         if link is not self._link:
             return
         self._link = None

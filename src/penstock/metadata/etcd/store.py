@@ -51,7 +51,7 @@ PAGE_ENTRIES_MIN: Final = 64
 PAGE_ENTRIES_MAX: Final = 4_096
 PAGE_BYTES: Final = 4 * 1_048_576
 LISTS_MAX: Final = 5  # attempts at a list whose revision keeps being compacted
-ATTEMPTS: Final = 2  # at a read within its timeout, each with an equal part of it
+ATTEMPTS: Final = 2  # attempts at a read within its timeout, each with an equal part of it
 
 _NAMESPACE = re.compile(r"(/[A-Za-z0-9._-]{1,64}){1,4}\Z")
 _ENDPOINT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}\Z")
@@ -87,7 +87,6 @@ class EtcdStore(Store):
 
     @property
     def trouble(self) -> str | None:
-        """Why etcd is not reachable, or None."""
         return self._calls.trouble or self._watches.trouble
 
     @property
@@ -187,8 +186,8 @@ class EtcdStore(Store):
         await self._calls.close()
 
     async def _call(self, method: Method, request: bytes, *, is_repeatable: bool = True) -> bytes:
-        """Send a request and return the reply. A repeatable request is sent to one member after the
-        other until the timeout. Raises OutcomeUnknown if the reply to any other request is lost."""
+        """Send a request and return the reply. If it is lost and the request is repeatable, the
+        next member is tried, until the timeout; otherwise OutcomeUnknown is raised."""
         if self._is_closed:
             raise StoreUnusable("The metadata store is closed.")
         if self._call_count == CALLS_MAX:

@@ -53,7 +53,7 @@ class WatchAnswer(NamedTuple):
     compacted: int  # if not 0, history up to this revision is gone
     reason: str  # why the watch ended
     is_fragment: bool  # the next reply continues this one
-    events: Sequence[tuple[bool, Stored]]  # True: a put
+    events: Sequence[tuple[bool, Stored]]  # True: a put, False: a delete
 
 
 _SMALL: Final = tuple(bytes((number,)) for number in range(0x80))  # tags and most lengths
@@ -109,7 +109,7 @@ def encode_txn(txn: Txn, name: Callable[[str], bytes]) -> bytes:
 
 
 def encode_watch(start: bytes, end: bytes, *, from_revision: int) -> bytes:
-    # 4, progress_notify: report the revision periodically; 8, fragment: split large replies
+    # Field 4, progress_notify: report the revision periodically; 8, fragment: split large replies
     options = _int(3, from_revision) + _int(4, 1) + _int(8, 1)
     return _bytes(1, _bytes(1, start) + _bytes(2, end) + options)
 
@@ -185,7 +185,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _parsed(data: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
-    """Return by field number: the last integer value, and all bytes values."""
+    """Return the last integer value and all bytes values of each field, by field number."""
     numbers: dict[int, int] = {}
     parts: dict[int, list[bytes]] = {}
     for field, number, content in fields(data):

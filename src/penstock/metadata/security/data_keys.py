@@ -43,10 +43,8 @@ TOPIC_ID_BYTES: Final = 16
 DAY_MS: Final = 24 * 3_600_000
 USES_MAX: Final = 2**31  # half of the limit for random nonces of 96 bits
 BLOCK_USES: Final = 2**24  # more than the records of one batch
-RESERVED_MS: Final = DAY_MS  # a block is used within this time or not at all
-KEY_AGE_MS_MAX: Final = (
-    DAY_MS - 2 * 3_600_000
-)  # shorter than a block, so that the next one gets a new key
+RESERVED_MS: Final = DAY_MS  # a block must be used within this time
+KEY_AGE_MS_MAX: Final = DAY_MS - 2 * 3_600_000  # so that every new block gets a new key
 # Twice the longest retention of a queue, which is 14 days: once as a dead letter, and once more for
 # messages that were moved back and failed again.
 COPIES_MS: Final = 28 * DAY_MS
@@ -96,7 +94,7 @@ class _Block:
 
     key: DataKey
     label: str
-    until_ms: int  # monotonic
+    until_ms: int  # on the monotonic clock
     renew_at_ms: int
     left: int = BLOCK_USES
 
@@ -213,7 +211,7 @@ class DataKeys:
     # ── Encryption ───────────────────────────────────────────────────────────────────────────
 
     def take(self, topic: Topic, count: int) -> DataKey | None:
-        """Return the key for the next ``count`` messages, or None if none are reserved."""
+        """Return the key for the next ``count`` messages, or None if too few are reserved."""
         block = self._blocks.get(topic.topic_id)
         if block is None or block.left < count:
             return None
@@ -373,7 +371,7 @@ class DataKeys:
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
         """Encrypt every data key with the present master key. ``rewrap(wrapped, context)`` returns
-        the same bytes if that key has encrypted them. Messages are not changed."""
+        ``wrapped`` if that key has encrypted it. Messages are not changed."""
         count = unreadable = 0
         for at in [at for topic_id in self._ids for at, _ in self._of_topic(topic_id)]:
             try:

@@ -67,7 +67,7 @@ class StoredIdentities(entries.IdentityMemory):
             if is_behind and (await self._tenants.refresh(at))[1]:
                 raise Conflict(f"The tenant {tenant.account} exists already.")
             if len(self._tenants) >= entries.TENANTS_MAX:
-                raise Conflict(f"Limit reached: {entries.TENANTS_MAX} tenants.")
+                raise Conflict(f"The limit of {entries.TENANTS_MAX} tenants is reached.")
             self._check_tenant_name(tenant)
             await self._commit(((at, 0),), ((self._tenants, at, TenantEntry(tenant)),))
             return tenant
@@ -129,10 +129,10 @@ class StoredIdentities(entries.IdentityMemory):
             entry, version = await self._tenant_entry(user.account, is_behind)
             if entry.user_count >= entries.USERS_PER_TENANT_MAX:
                 raise Conflict(
-                    f"Limit reached: the tenant has {entries.USERS_PER_TENANT_MAX} users."
+                    f"The tenant has {entries.USERS_PER_TENANT_MAX} users, which is the limit."
                 )
             if len(self._users) >= entries.USERS_MAX:
-                raise Conflict(f"Limit reached: {entries.USERS_MAX} users.")
+                raise Conflict(f"The limit of {entries.USERS_MAX} users is reached.")
             counted = msgspec.structs.replace(entry, user_count=entry.user_count + 1)
             await self._commit(
                 ((tenant_at, version), (at, 0)),
@@ -207,7 +207,7 @@ class StoredIdentities(entries.IdentityMemory):
             entry, version = await self._user_entry(account, user, is_behind)
             if len(entry.key_ids) >= entries.KEYS_PER_USER_MAX:
                 raise Conflict(
-                    f"Limit reached: the user {user} has {entries.KEYS_PER_USER_MAX} keys."
+                    f"The user {user} has {entries.KEYS_PER_USER_MAX} keys, which is the limit."
                     " Delete an unused key."
                 )
             chosen = key_id or entries.new_key_id(self._entropy(entries.KEY_ID_ENTROPY_BYTES))
@@ -335,7 +335,7 @@ class StoredIdentities(entries.IdentityMemory):
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
         """Encrypt every secret with the present master key; the old one is not needed afterwards.
-        ``rewrap(wrapped, context)`` returns the same bytes if that key has encrypted them."""
+        ``rewrap(wrapped, context)`` returns ``wrapped`` if that key has encrypted it."""
         count = unreadable = 0
 
         def again(wrapped: bytes, *, context: bytes) -> bytes:
@@ -377,7 +377,7 @@ class StoredIdentities(entries.IdentityMemory):
     # ── One step of a change ─────────────────────────────────────────────────────────────────
 
     async def _commit(self, compare: Sequence[tuple[str, int]], writes: Sequence[Write]) -> None:
-        """Write all entries, or none if there is a VersionConflict, and update memory."""
+        """Write all entries in one transaction, and then to memory."""
         if not writes:
             return
         version = await self._store.txn(

@@ -240,7 +240,6 @@ class IdentityMemory:
 
     @property
     def trouble(self) -> str | None:
-        """The reason why memory may be behind the store, or None."""
         return next((cache.trouble for cache in self._caches if cache.trouble is not None), None)
 
     # ── Reading: from memory ─────────────────────────────────────────────────────────────────

@@ -16,14 +16,14 @@ from penstock.wire.internal.calls import Call, Nothing
 
 
 class Misdirected(Overloaded):
-    """A forwarded request reached a node that does not hold the entry either, because the two nodes
-    see different members at the moment. It is not forwarded again."""
+    """Raised if a forwarded request reaches a node that does not hold the entry either, because the
+    two nodes know different members. The request is not forwarded again."""
 
 
 class Get(msgspec.Struct, frozen=True, array_like=True):
     key: str
     min_revision: int = 0  # the reply must not be older than this revision
-    is_fresh: bool = False  # read from the store itself
+    is_fresh: bool = False  # read the store, not memory
     is_forwarded: bool = False
 
 

@@ -65,7 +65,7 @@ CLUSTER: Final = "cluster"  # the family of nodes, rows, manager and requests
 
 class Rule(NamedTuple):
     family: str  # a transaction changes entries of one family only
-    key_of: Callable[[str, bytes], str]  # returns the valid key of a value
+    key_of: Callable[[str, bytes], str]  # returns the key under which a value must be
     entries_max: int
     follows: str = ""  # prefix of entries of which one may be compared instead
     is_put_blindly: bool = False  # may be put without a comparison

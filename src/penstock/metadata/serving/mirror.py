@@ -46,9 +46,10 @@ class Ring:
     """A consistent-hash ring with virtual nodes. Immutable, with at least one member.
 
     Keys and members have places (positions) on a circle of 2^64. A key belongs to the next member
-    clockwise, so a member that joins or leaves affects about one key in n, and no key moves between
-    two members that stay. A member has 128 virtual nodes of eight places each, times its weight, so
-    that the parts are of similar size: their standard deviation is about 3 %.
+    clockwise, so a member that joins or leaves affects about one key in n (the number of members),
+    and no key moves between two members that stay. A member has 128 virtual nodes of eight places
+    each, times its weight, so that the parts are of similar size: their standard deviation is about
+    3 %.
 
     Places depend only on BLAKE2b and the ids of members, so every node and every version has the
     same ring. Two nodes that know different members notice it by the ``fingerprint``."""
@@ -139,7 +140,7 @@ class Mirror(PrefixWatch):
         self._floor = 0  # revision at which the held values were read
         self._history: list[Change] = []
         self._history_bytes = 0
-        self._history_start = 1  # the history is complete from here on
+        self._history_start = 1  # the history is complete from this revision on
         self._history_changes_max = history_changes_max
         self._moved = asyncio.Event()
         self._is_stopped = False
@@ -166,7 +167,7 @@ class Mirror(PrefixWatch):
 
     @property
     def entry_count(self) -> int:
-        """The number of all entries, held or not."""
+        """The number of all entries of the prefix, including those that only other nodes hold."""
         return len(self._held.entries) if self._keeps is None else len(self._places)
 
     @property
@@ -174,7 +175,7 @@ class Mirror(PrefixWatch):
         return len(self._held.entries)
 
     def holds(self, key: str) -> bool:
-        """Return whether this node holds a key, so that it does not exist if ``get`` is None."""
+        """Return whether this node holds a key if it exists."""
         return self._keeps is None or self._keeps(place_of(key))
 
     def get(self, key: str) -> Entry | None:
@@ -187,7 +188,7 @@ class Mirror(PrefixWatch):
     def page(
         self, prefix: str, *, after: str, count_max: int, bytes_max: int
     ) -> tuple[Sequence[Entry], bool]:
-        """Return the held entries with a prefix after a key, and whether they are the last."""
+        """Return a page of the held entries after a key, and whether it is the last page."""
         keys, entries = self._held.keys, self._held.entries
         at = bisect_left(keys, prefix)
         if after:

@@ -69,14 +69,13 @@ class RemoteCatalog:
 
     @property
     def trouble(self) -> str | None:
-        """The reason why memory may be out of date, or None."""
         if self.stored.trouble is not None:
             return self.stored.trouble
         staleness_ms = self.store.staleness_ms
         if staleness_ms <= self._config.stale_ms_max:
             return None
         reason = self.store.trouble or "the store does not reply"
-        return f"no reply from the metadata service for {staleness_ms // 1_000} s: {reason}"
+        return f"the metadata service has not replied for {staleness_ms // 1_000} s: {reason}"
 
     def find(self, account: str, region: str, name: str) -> Topic | None:
         topic = self._find(account, region, name)
@@ -127,7 +126,7 @@ class RemoteCatalog:
         return self.store.staleness_ms <= self._config.stale_ms_max
 
     def _check_absent(self, account: str, region: str, name: str) -> None:
-        """Raise Throttled unless the topic certainly does not exist."""
+        """Raise Throttled and look the topic up, unless it is known not to exist."""
         if "/" in name or "/" in account or "/" in region:
             return  # not a valid name
         key = topic_key(account, region, name)

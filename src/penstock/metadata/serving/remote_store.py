@@ -1,8 +1,8 @@
 """A ``store.Store`` that calls the metadata service, for a node without a store.
 
 After an outage of the service the watch continues where it was; all entries are listed again only
-if the service no longer has the changes. If the outage lasts, all calls but keep-alives are refused
-at once, so that callers need not wait for a timeout.
+if the service no longer has the changes. If the outage lasts, most calls are refused at once, so
+that callers need not wait for a timeout.
 
 The watch may report a change before the reply to a get that does not include it. Such a get is
 repeated; otherwise the catalog would keep a deleted entry forever."""
@@ -43,7 +43,7 @@ class RemoteConfig:
 
 @dataclass(slots=True)
 class _Lookup:
-    """The state of the gets of one key that are in progress."""
+    """The running ``get`` calls for one key."""
 
     count: int = 0
     version: int = 0  # of the newest change that the watch has reported since they began
@@ -56,7 +56,7 @@ class RemoteStore(store.Store):
         *,
         clock: Clock,
         config: RemoteConfig,
-        on_put: Callable[[str], None] = lambda _key: None,  # called for the key of a changed topic
+        on_put: Callable[[str], None] = lambda _key: None,  # called with the key of a stored topic
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.trouble: str | None = None  # why the service is not reachable

@@ -41,7 +41,7 @@ PAGE_ENTRIES_MAX = 2_000
 PAGE_BYTES_MAX = 8 * 1_048_576  # of a page, merged from the pages of all members
 CATCH_UP_SECONDS = 0.25  # wait for the watch to report a revision that another node has seen
 SETTLE_RETRY_SECONDS = 1.0
-WHOLE_AGAIN = 0.8  # of whole_entries_max, so that a catalog near it is not read repeatedly
+WHOLE_AGAIN = 0.8  # below this part of whole_entries_max all topics are held again
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,6 @@ class MetadataService:
 
     @property
     def trouble(self) -> str | None:
-        """The reason why memory may be behind the store, or None."""
         return next((one.trouble for one in self._mirrors.values() if one.trouble), None)
 
     @property
@@ -226,7 +225,7 @@ class MetadataService:
         self.members_changed()
         owner = self.ring.owner_at(place_of(key))
         if owner == self._node_id:
-            return self._read_store(request)  # the entry has just become this node's
+            return self._read_store(request)  # this node has just become its owner
         if request.is_forwarded:
             raise calls.Misdirected(f"Node {self._node_id} does not hold {key}.")
         return self._ask_owner(owner, request, asked)
@@ -247,7 +246,7 @@ class MetadataService:
             # Not reachable, overloaded, or using another ring: read the store.
             self._fell_back("get", error)
             got = await self._read_store(request)
-        # Cache only an entry that no change has overtaken: the next change removes it.
+        # Cache an entry only if it is as new as memory; its next change removes it.
         if got.entry is not None and got.revision >= self.topics.known_revision:
             self._read_through[request.key] = got.entry
             if len(self._read_through) > self._config.read_through_entries_max:
@@ -392,7 +391,7 @@ class MetadataService:
             if mirror is self.topics:
                 most, what = self._config.topics_max, "queues"
             if mirror.entry_count >= most:
-                raise errors.QuotaExceeded(f"Limit reached: {most} {what} in the catalog.")
+                raise errors.QuotaExceeded(f"The limit of {most} {what} in the catalog is reached.")
         # Deleted keys that exist, as far as this node knows.
         known = {**dict(request.compare_created), **dict(request.compare)}
         gone = [key for key in request.deletes if known.get(key) or self._mirror_of(key).get(key)]

@@ -105,7 +105,6 @@ class StoredCatalog:
 
     @property
     def trouble(self) -> str | None:
-        """The reason why memory may be behind the store, or None."""
         return self._topics.trouble or self._tombs.trouble
 
     # ── Reading: from memory ─────────────────────────────────────────────────────────────────
@@ -215,8 +214,8 @@ class StoredCatalog:
     async def sweep(
         self, *, now_ms: int, is_gone: Callable[[str], bool], kept_ms: int = TOMBSTONE_MS
     ) -> int:
-        """Remove tombstones that are too old or too many, and return their number. Those of topics
-        whose data is not ``is_gone`` are kept."""
+        """Remove tombstones that are too old or too many, and return their number. ``is_gone``
+        returns whether the data of a topic is gone; if not, its tombstone is kept."""
         tombs = sorted(self._tombs.values(), key=lambda tomb: tomb.deleted_at_ms or 0)
         surplus = len(tombs) - TOMBSTONES_MAX
         keys = [

@@ -100,7 +100,6 @@ class ResourceConfigs:
 
     @property
     def trouble(self) -> str | None:
-        """The reason why memory may be behind the store, or None."""
         return self._cache.trouble
 
     def get(self, resource: Resource) -> Configs:
@@ -117,7 +116,7 @@ class ResourceConfigs:
         return self._names.get((account, kind), ())
 
     def accounts(self, kind: str) -> Collection[str]:
-        """Return the tenants with resources of a kind that have configs."""
+        """Return the tenants that have configs for resources of this kind."""
         return [account for account, one in self._names if one == kind]
 
     def on_change(self, kind: str, listener: Listener) -> None:
@@ -203,7 +202,7 @@ class DynamicConfigs:
         return self.stored.get(Resource(self.account, kind, name))
 
     async def change(self, kind: str, name: str, changes: Mapping[str, str | None]) -> None:
-        """Change configs. The caller has checked the values."""
+        """Change configs whose values the caller has checked."""
         await self.stored.change(Resource(self.account, kind, name), changes)
 
     def value(self, name: str) -> str | None:
@@ -243,6 +242,6 @@ class DynamicConfigs:
             listener()
 
     def _topic_configs(self, own: Configs) -> Configs:
-        """Return the topic defaults on a broker that has these configs set for itself."""
+        """Return the topic defaults of a broker with these configs of its own."""
         names, merged = self._topic_names, {**self.of_all, **own}
         return {names[name]: text for name, text in merged.items() if name in names}

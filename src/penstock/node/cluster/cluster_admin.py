@@ -181,7 +181,7 @@ class ClusterAdmin:
         return port.Drain(node, node in cluster.draining, len(rows), leaders, stuck)
 
     def _stuck(self, cluster: ClusterState, node: int) -> int:
-        """Return the number of the node's partitions for which there are too few other nodes."""
+        """Return how many partitions cannot leave the node, because there are too few others."""
         going = cluster.draining | {node}
         open_nodes = {host.node for host in cluster.hosts if host.is_open} - going
         count = 0

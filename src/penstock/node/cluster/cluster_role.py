@@ -317,7 +317,8 @@ class ClusterRole:
     # ── Routing ──────────────────────────────────────────────────────────────────────────────
 
     def route(self, broker: Broker, callees: Callees) -> Callable[[BrokerPort], Router]:
-        """Connect the broker to other nodes. Returns a function that makes more routers."""
+        """Connect the broker to other nodes. Returns a function that makes a router for a
+        frontend."""
 
         def epoch_of(topic: Topic, partition: int) -> int:
             led = self.routes.leader(topic, partition)
@@ -391,7 +392,6 @@ class ClusterRole:
 
     @property
     def trouble(self) -> str | None:
-        """The reason why this node's view of the cluster may be out of date, or None."""
         return self.view.trouble or self.level.trouble
 
     def troubles(self) -> Iterator[Trouble]:

@@ -25,7 +25,7 @@ from penstock.telemetry.families import Family
 
 PAUSE_FACTOR: Final = 50
 SEEN_MIN: Final = 2  # batches from the future; a single one may be caused by setting a clock
-KEPT_WRITES: Final = 3  # a finding is valid for this number of write intervals
+KEPT_WRITES: Final = 3  # such a batch counts for this number of write intervals
 _UNKNOWN: Final = NodeEntry(0, "", "")
 
 

@@ -401,7 +401,7 @@ def config_files(explicit: Path | None, *, system: Path = SYSTEM_FILE) -> list[P
 def load(
     flags: Mapping[str, object], env: Mapping[str, str], files: Sequence[Path] = ()
 ) -> Loaded[Config]:
-    """Load the configuration. ``flags`` have dotted keys; None: the flag was not given."""
+    """Load the configuration. ``flags`` have dotted keys, such as ``http.listen``."""
     loaded = settings.load(Config, flags=flags, env=env, files=files)
     _check_together(loaded.config)
     return loaded

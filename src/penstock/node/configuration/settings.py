@@ -83,7 +83,7 @@ class Setting(msgspec.Struct, frozen=True):
         return f"{self.section}.{self.name}"
 
 
-Given = dict[str, tuple[object, Origin]]  # by dotted key; later layers overwrite
+Given = dict[str, tuple[object, Origin]]  # by dotted key; later sources overwrite earlier ones
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

@@ -280,7 +280,7 @@ def open_key_ring(
 
 
 def read_master(path: Path) -> bytes:
-    """Read a key from a file that other users cannot read. Raises KeyRingUnusable."""
+    """Read a master key from a file. Raises KeyRingUnusable if other users can read the file."""
     try:
         with path.open("rb") as file:
             _check_mode(path, os.fstat(file.fileno()))
@@ -331,7 +331,7 @@ def _write_new(path: Path, content: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        raise KeyRingUnusable(f"cannot write {path}: {error.strerror}") from error
+        raise KeyRingUnusable(f"{path} cannot be written: {error.strerror}") from error
 
 
 class _KmsFile(msgspec.Struct, frozen=True):

@@ -35,7 +35,7 @@ class Facts:
         producer_ids: StoredProducerIds,
         *,
         groups: Coordinators | None = None,  # whose lags are reported
-        leads: Leads = leads_all,  # whether this node reports a partition
+        leads: Leads = leads_all,  # returns whether this node reports a partition
     ) -> None:
         config, node, clock, entropy = setup.config, setup.name, setup.clock, setup.entropy
 

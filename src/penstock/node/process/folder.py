@@ -122,7 +122,8 @@ class DataFolder:
         return self.path / METADATA_NAME
 
     def renew_anchor(self, clock: SystemClock) -> bool:
-        """Store the time of all clocks. Returns whether the wall clock was not set since then."""
+        """Store the time of all clocks. Returns whether neither the machine was restarted nor a
+        clock set since the last call."""
         now = clock.anchor()
         file = self.path / ANCHOR_NAME
         try:

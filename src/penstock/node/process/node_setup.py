@@ -157,7 +157,7 @@ class NodeSetup:
     folder: DataFolder
     certificates: CertificateKeeper
     is_auth_on: bool
-    is_elapsed_trusted: bool  # the wall clock was not set since the last start
+    is_elapsed_trusted: bool  # whether clocks have run without a gap since the last start
     endpoints: dict[str, str]  # filled as listeners open
     worker_secret: bytes | None = None  # shared by the workers of one server; None: not a worker
 

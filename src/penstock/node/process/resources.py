@@ -74,7 +74,7 @@ class MemoryKeeper:
         self._trim = _trim_call()
 
     def freeze(self, topics: Iterable[Topic]) -> None:
-        """Exempt all present objects from collections."""
+        """Exempt all present objects from garbage collection."""
         gc.collect()
         gc.freeze()
         self._frozen = {topic.topic_id for topic in topics}

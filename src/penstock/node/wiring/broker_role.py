@@ -201,7 +201,6 @@ class BrokerRole:
 
     @property
     def trouble(self) -> str | None:
-        """The reason why metadata in memory may be out of date, or None."""
         return self.configs.trouble or (None if self._cluster is None else self._cluster.trouble)
 
     def troubles(self) -> Iterator[Trouble]:

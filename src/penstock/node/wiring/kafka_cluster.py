@@ -123,7 +123,7 @@ class ClusterChanges:
             )
             yield
         except (Conflict, InvalidRequest, NotFound):
-            # The catalog rejected the topic. Only if it is new, its partitions cannot be in use.
+            # The catalog rejected the change. The partitions of a new topic cannot be in use.
             if is_new:
                 await operator_requests.discard(self._store, topic.topic_id)
             raise

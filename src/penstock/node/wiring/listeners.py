@@ -67,7 +67,7 @@ class FrontendCalls:
         role: BrokerRole,
         metadata: MetadataLink,
         identities: StoredIdentities,
-        bounds: Mapping[Quota, int],  # what this node has for all tenants together
+        bounds: Mapping[Quota, int],  # capacity of this node for all tenants together
         cluster: ClusterRole | None = None,
     ) -> None:
         node, broker, own_account = setup.name, role.broker, setup.config.node.account
@@ -132,7 +132,7 @@ class Listeners:
         self._kafka: KafkaListener | None = None
         self._kafka_address = KAFKA_LISTEN_DEFAULT
         self.http: HttpListener
-        self._kafka_url: str | None = None  # shown to commands
+        self._kafka_url: str | None = None  # shown to CLI commands
         self.kafka_address = ""
         self.http_url = ""
         self.admin_url = ""
@@ -349,7 +349,6 @@ class Listeners:
         self.http.is_draining = True
 
     async def drain(self) -> None:
-        """Finish the running requests of clients."""
         listeners: list[Listener] = [self.http]
         if self._kafka is not None:
             self._kafka_frontend.drain()

@@ -85,7 +85,6 @@ def _name(identities: StoredIdentities, account: str) -> str:
 
 
 def find_operator_key(identities: StoredIdentities) -> str | None:
-    """Return the id of an active access key of an operator, or None."""
     for tenant in identities.tenants():
         for user in identities.users(tenant.account):
             if user.is_operator:
@@ -166,7 +165,6 @@ class NodeSecurity:
 
     @property
     def trouble(self) -> str | None:
-        """The reason why identities and keys in memory may be out of date, or None."""
         return self.data_keys.trouble or self.identities.trouble or self.tokens.trouble
 
     def troubles(self) -> Iterator[Trouble]:
