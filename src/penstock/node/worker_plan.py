@@ -2,10 +2,10 @@
 settings of each process, and the delay before a restart. A worker is an ordinary cluster node with
 one replica of everything.
 
-    DATA/workers.json     number of workers; marks the folder as one of workers
+    DATA/workers.json     number of workers
     DATA/master.key       the shared master key, unless one is configured
-    DATA/metadata/        of the metadata process: topics, users, keys, placement
-    DATA/worker-1/ ...    of the workers: logs, as of a cluster node"""
+    DATA/metadata/        data of the metadata process: topics, users, keys, placement
+    DATA/worker-1/ ...    data of the workers: logs"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

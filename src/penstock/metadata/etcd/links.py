@@ -7,8 +7,8 @@ accepts connections for a stopped process. A caller that finds a member unusable
 (``failed``); then another member is tried, those that failed longest ago first. All callers wait
 for the same connection attempt.
 
-Calls, watches and keep-alives each use separate ``Links``, and so separate connections: a burst of
-watched changes must not delay the keep-alive that keeps the node in the cluster."""
+Calls, watches and keep-alives use separate connections: a burst of watched changes must not delay
+the keep-alive that keeps the node in the cluster."""
 
 import os
 

@@ -1,9 +1,8 @@
 """The internal calls of the metadata service, which match the operations of a store.
 
-Frontends change entries by compare-and-swap, because functions cannot be sent: so a few calls are
-enough for every change, and the rules for a topic's settings stay with the caller. A watch is a
-long poll: a watcher requests changes from where the last reply ended, so a slow watcher uses no
-memory of the service. The holder of a lease may keep it alive through any node."""
+Other nodes change entries by compare-and-swap. A watch is a long poll: a watcher requests changes
+from where the last reply ended, so a slow watcher uses no memory of the service. The holder of a
+lease may keep it alive through any node."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -3,9 +3,9 @@ ring by which large prefixes are divided among metadata nodes.
 
 A mirror has the values of all keys or of this node's part of the keys, and the latest changes of
 all keys, so that any node can serve any watch. A request for older changes gets Compacted and must
-list all entries again. Values are not decoded, which takes a third of the memory. ``revision`` is
-that of the last change that the watch reported, ``known_revision`` that of the values, which a new
-read of the store may put ahead of the watch."""
+list all entries again. Values are not decoded, which saves two thirds of the memory. ``revision``
+is the revision of the last change that the watch reported; ``known_revision``, the revision of the
+values, may be newer after a read of the store."""
 
 import asyncio
 import struct

@@ -1,9 +1,9 @@
 """The catalog of topics on a node without a metadata store, which calls the metadata service.
 
 It uses ``StoredCatalog`` over ``remote_store``, so topics are looked up in memory. A topic in
-memory is served even if the service is not reachable. If a topic is missing in memory, it certainly
-does not exist only if the service has replied recently. Otherwise a look-up raises Throttled and
-calls the service, so that the client's next attempt finds the result."""
+memory is served even if the service is not reachable. If a topic is missing in memory and the
+service has not replied recently, the topic may exist. Then a look-up raises Throttled and calls the
+service, so that the client's next attempt finds the result."""
 
 import asyncio
 import random

@@ -292,7 +292,7 @@ class LogConfig(Section):
     )
     tails_bytes_max: int = option(
         limits.TAILS_BYTES_MAX,
-        "Limit of the memory for the newest parts of all logs together.",
+        "Maximum memory for the newest parts of all logs together.",
         between=(0, 64 * 1_024 * limits.MIB),
     )
     disk_reserve_bytes: int = option(

@@ -1,10 +1,10 @@
 """The key ring, identities, data keys and delegation tokens of a node, started in this order, as
 each needs the one before.
 
-If authentication is on and no operator has an active access key, users and keys could not be
-managed: then the start creates a tenant, an operator called root and an access key, even if there
-are other users. Automated deployments provide the key (``PENSTOCK_ROOT_KEY_ID`` and the path of a
-file in ``PENSTOCK_ROOT_SECRET_FILE``); otherwise it is random, and the caller shows it once."""
+If authentication is on and no operator has an active access key, the start creates a tenant, an
+operator called root and an access key, so that users and keys can be managed. Automated deployments
+provide the key (``PENSTOCK_ROOT_KEY_ID`` and the path of a file in ``PENSTOCK_ROOT_SECRET_FILE``);
+otherwise it is random, and the caller shows it once."""
 
 import asyncio
 import logging
