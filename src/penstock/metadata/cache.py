@@ -47,7 +47,7 @@ class PrefixWatch(ABC):
 
     async def start(self) -> None:
         """Load all entries into memory and begin to watch. Raises the errors of the store."""
-        assert self._watching is None, "start called twice"
+        assert self._watching is None, "start was called twice"
         await self._fill()
         self._watching = asyncio.create_task(self._follow(), name=f"watch {self.prefix}")
 

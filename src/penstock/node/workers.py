@@ -269,7 +269,7 @@ class Child:
         loop.add_reader(self._stdout(), self._read_output)
 
     def _stdout(self) -> int:
-        assert self._process.stdout is not None, "started with a pipe"
+        assert self._process.stdout is not None, "the process was started with a pipe"
         return self._process.stdout.fileno()
 
     def send(self, number: signal.Signals) -> None:

@@ -171,7 +171,7 @@ class Link:
                 await stream.write(request)
                 answer = await stream.read()
                 if answer is aio.EOF:
-                    raise Failed(Fault(StoreUnreachable(f"etcd at {self.endpoint} hung up")))
+                    raise Failed(Fault(StoreUnreachable(f"etcd at {self.endpoint} ended a call")))
                 return cast(bytes, answer)
             finally:
                 stream.cancel()

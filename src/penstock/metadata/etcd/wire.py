@@ -181,7 +181,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         elif kind in _FIXED_BYTES:
             at = _end(data, at, _FIXED_BYTES[kind])
         else:
-            raise ValueError(f"unknown wire type {kind}")
+            raise ValueError(f"the wire type {kind} is unknown")
 
 
 def _parsed(data: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:

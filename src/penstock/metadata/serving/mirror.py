@@ -63,7 +63,7 @@ class Ring:
         assert len(set(ids)) == len(ids), "a member is in the ring twice"
         found: list[tuple[int, str]] = []
         for member in self.members:
-            assert 0.0 < member.weight <= WEIGHT_MAX, "invalid weight of a member"
+            assert 0.0 < member.weight <= WEIGHT_MAX, "the weight of a member is invalid"
             for number in range(max(1, round(virtual_nodes * member.weight))):
                 described = f"{member.node_id}#{number}".encode()
                 digest = blake2b(described, digest_size=_PLACES.size).digest()

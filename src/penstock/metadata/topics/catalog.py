@@ -53,7 +53,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def topic_key(account: str, region: str, name: str) -> str:
-    assert "/" not in account + region + name, "invalid name: callers must check names"
+    assert "/" not in account + region + name, "a name contains a slash: callers must check names"
     return f"{TOPICS_PREFIX}{account}/{region}/{name}"
 
 

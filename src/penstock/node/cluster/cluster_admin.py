@@ -145,8 +145,8 @@ class ClusterAdmin:
         stuck = self._stuck(cluster, node)
         if stuck:
             raise errors.Conflict(
-                f"Node {node} cannot be emptied: for {stuck} of its partitions there is no other"
-                " node. Add a node first, or lower replication.factor of their topics."
+                f"Node {node} cannot be emptied: {stuck} of its partitions have no other node to"
+                " move to. Add a node first, or lower replication.factor of their topics."
             )
         await operator_requests.drain(self._store, node)
         return await self._drain_of(node)

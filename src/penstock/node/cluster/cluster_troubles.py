@@ -205,7 +205,7 @@ def _replication(role: "ClusterRole") -> Samples:
 
 def _management(role: "ClusterRole") -> Samples:
     manager = role.manager
-    assert manager is not None, "the role was started"
+    assert manager is not None, "the role must be started first"
     active = manager.active
     yield families.MANAGER, ((), int(active is not None))
     passes = manager.passes

@@ -104,7 +104,7 @@ def parse_roles(text: str) -> frozenset[Role]:
     names = [part.strip() for part in text.split(",") if part.strip()]
     unknown = [name for name in names if name not in set(Role)]
     if unknown or not names:
-        raise ValueError(f"expected some of {', '.join(Role)}")
+        raise ValueError(f"expected one or more of {', '.join(Role)}")
     roles = frozenset(Role(name) for name in names)
     if roles not in (EVERYTHING, SERVICE, ATTACHED):
         raise ValueError("expected frontend,broker,metadata together, metadata, or frontend,broker")

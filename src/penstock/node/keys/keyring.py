@@ -86,8 +86,8 @@ class CommandKms:
         except (ValueError, KeyError, TypeError, binascii.Error):
             # The error does not show the reply, which may contain the key.
             raise KmsFailed(
-                f"{self._command[0]}: {operation}: expected one JSON object with {wanted!r} in"
-                " base64"
+                f"{self._command[0]}: the reply to {operation} is not a JSON object with {wanted!r}"
+                " in base64"
             ) from None
 
     def _run(self, request: bytes) -> bytes:

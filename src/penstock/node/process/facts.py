@@ -62,7 +62,7 @@ class Facts:
                 own_account=config.node.account,
             )
         if config.usage.enabled:
-            assert self.usage is not None, "made above"
+            assert self.usage is not None, "created above"
             self._writer = UsageWriter(
                 self.usage,
                 log_of(USAGE_TOPIC, config.usage.retention_ms),
@@ -74,7 +74,7 @@ class Facts:
                 leads=leads,
             )
         if config.telemetry.enabled:
-            assert self.usage is not None, "made above"
+            assert self.usage is not None, "created above"
             self._telemetry = TelemetryWriter(
                 self.usage,
                 log_of(TELEMETRY_TOPIC, config.telemetry.retention_ms),

@@ -71,8 +71,8 @@ def receive_secret(env: Mapping[str, str]) -> bytes | None:
         raise SecretMissing(f"{_VARIABLE}={given} cannot be read: {error}") from error
     if len(secret) != SECRET_BYTES:
         raise SecretMissing(
-            f"{_VARIABLE}={given}: read {len(secret)} bytes instead of the {SECRET_BYTES} of the"
-            " workers' secret; only `penstock serve --workers N` sets this variable, unset it"
+            f"{_VARIABLE}={given}: the secret has {len(secret)} bytes instead of {SECRET_BYTES};"
+            " only `penstock serve --workers N` may set this variable, unset it"
         )
     return secret
 

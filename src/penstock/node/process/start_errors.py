@@ -60,5 +60,5 @@ def explained(error: Exception) -> SetupError:
     why = str(error)
     if isinstance(error, OSError) and error.strerror and error.filename:
         why = f"{error.filename}: {error.strerror}"
-    assert isinstance(error, PenstockError | OSError), "others are bugs"
+    assert isinstance(error, PenstockError | OSError), "any other error is a bug"
     return SetupError(why, do)
