@@ -118,7 +118,6 @@ class Cache(PrefixWatch, Generic[T]):
         return self._values.get(key)
 
     def version(self, key: str) -> int:
-        """Return the version of a value, or 0 if there is no such value."""
         return self._versions.get(key, 0) if key in self._values else 0
 
     def values(self) -> Collection[T]:

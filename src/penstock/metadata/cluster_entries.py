@@ -51,8 +51,6 @@ class PartitionKey(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class NodeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A registered node, as other nodes see it."""
-
     node: int  # number of the node, never reused for another machine
     name: str
     internal: str  # host:port for calls of other nodes
@@ -104,13 +102,11 @@ def placement_key(key: PartitionKey) -> str:
 
 
 def partitions_of(topic: Topic) -> Iterable[PartitionKey]:
-    """Return the partitions of a topic; a share has none."""
     count = 0 if topic.is_share else topic.partition_count
     return (PartitionKey(topic.topic_id, index) for index in range(count))
 
 
 def node_of(key: str) -> int:
-    """Return the node number in the key of a node or of a drain request."""
     try:
         return int(key.rpartition("/")[2])
     except ValueError:
@@ -118,7 +114,6 @@ def node_of(key: str) -> int:
 
 
 def partition_of(key: str) -> PartitionKey:
-    """Return the partition in the key of a partition row or of a placement request."""
     rest, _, index = key.rpartition("/")
     try:
         return PartitionKey(rest.rpartition("/")[2], int(index))

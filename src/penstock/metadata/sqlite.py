@@ -138,7 +138,6 @@ class _Database:
             raise StoreUnusable(f"{self._path} is damaged: the revision is missing")
 
     def guarded(self, work: Callable[[], T]) -> T:
-        """Run one call and convert the errors of SQLite."""
         if self._failure is not None:
             raise StoreUnusable(self._failure)
         try:
@@ -216,7 +215,6 @@ class _Database:
         return revision
 
     def leases(self) -> Sequence[tuple[int, int]]:
-        """Return the ids and TTLs of all leases."""
         return self._connection.execute("SELECT id, ttl_ms FROM lease").fetchall()
 
     def grant(self, ttl_ms: int) -> int:
@@ -361,7 +359,6 @@ class SqliteStore(Store):
     async def open(
         cls, path: Path, *, history_revisions_max: int = HISTORY_REVISIONS_MAX
     ) -> "SqliteStore":
-        """Open the database file, or create it. Raises StoreUnusable if that fails."""
         assert history_revisions_max >= 1
         loop = asyncio.get_running_loop()
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata")
@@ -432,7 +429,6 @@ class SqliteStore(Store):
             self._ending = self._loop.create_task(self._end_leases(), name="metadata leases")
 
     async def _end_leases(self) -> None:
-        """End the leases that are not kept alive, until the store is closed."""
         while True:
             self._lease_began.clear()
             try:

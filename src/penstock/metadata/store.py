@@ -1,17 +1,15 @@
 """The interface of the key-value stores that contain all metadata.
 
-The interface follows etcd, where a cluster keeps its metadata; a single machine uses SQLite with
-the same calls (``sqlite.py``). Every change raises one store-wide revision. An entry's version is
-the revision of its last change, so a version is never reused, and "changed since it was read" is
-one comparison of integers. No store is called on the path of a message.
+The interface follows etcd, where a cluster keeps its metadata; a single machine uses SQLite
+(``sqlite.py``). Every change raises one store-wide revision. An entry's version is the revision of
+its last change, so a version is never reused. No store is called on the path of a message.
 
 An entry may have a lease, which its holder keeps alive. When the lease ends, its entries are
 deleted, and watches report these deletes: so a cluster notices that a node is gone.
 
 A change whose reply was lost may have happened. Then ``txn`` raises OutcomeUnknown and does not
-retry: only the caller can find out, by reading, and knows whether a retry is safe. Every other
-error of ``txn`` means that nothing was changed, except StoreUnusable, after which nothing that this
-store returns can be trusted."""
+retry: only the caller knows whether a retry is safe. After any other error of ``txn``, except
+StoreUnusable, nothing was changed."""
 
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncGenerator, Callable, Sequence

@@ -65,8 +65,6 @@ def make_node(loaded: Loaded[Config]) -> "Node | MetadataNode":
 
 
 class Node:
-    """A node with frontend and broker."""
-
     def __init__(self, setup: NodeSetup) -> None:
         self.is_auth_on = setup.is_auth_on
         self._setup = setup

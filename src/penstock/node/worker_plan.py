@@ -97,7 +97,6 @@ def check_folder(folder: Path, count: int) -> int:
 
 
 def check_not_of_workers(folder: Path) -> None:
-    """Raise FolderUnusable if the folder belongs to workers."""
     count = read_marker(folder)
     if count:
         raise FolderUnusable(
@@ -188,7 +187,6 @@ def _roles(roles: frozenset[cluster_config.Role]) -> str:
 
 
 def arguments(settings: Mapping[str, str], config_file: str | None) -> list[str]:
-    """Return the arguments of ``penstock serve`` for settings that are passed as flags."""
     found = [] if config_file is None else ["--config", config_file]
     for key, flag in _FLAGS.items():
         if key in settings:

@@ -6,8 +6,7 @@ SQS on the same port, and the kernel distributes connections among them; each wo
 to the leader of a partition. For Kafka, whose clients find leaders, each worker has its own port.
 
 The supervisor reserves ports, starts the processes, prints ``ready`` when all are, restarts
-processes that end, passes signals on, and ends last. If it is killed, the kernel kills the workers
-too: acknowledged messages are on disk, and orphaned processes would block the next start."""
+processes that end, and passes signals on. If it is killed, the kernel kills the workers too."""
 
 import asyncio
 import contextlib
@@ -225,8 +224,6 @@ def _prepare(one: socket.socket, family: int, *, is_shared: bool) -> None:
 
 
 class Child:
-    """A process that can be restarted."""
-
     def __init__(
         self, name: str, command: Sequence[str], env: Mapping[str, str], *, secret: bytes
     ) -> None:

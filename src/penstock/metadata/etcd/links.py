@@ -54,8 +54,6 @@ class Fault(NamedTuple):
 
 
 class HistoryGone(Compacted):
-    """Raised if etcd no longer keeps a requested revision. etcd does not report which it keeps."""
-
     def __init__(self) -> None:
         super().__init__(1)
 
@@ -149,8 +147,6 @@ class Failed(Exception):
 
 
 class Link:
-    """A connection to one member of etcd."""
-
     def __init__(self, endpoint: str, channel: aio.Channel) -> None:
         self.endpoint = endpoint
         self.channel = channel

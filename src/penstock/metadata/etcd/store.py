@@ -91,7 +91,6 @@ class EtcdStore(Store):
 
     @property
     def staleness_ms(self) -> int:
-        """The longest time for which the watches may have missed changes."""
         return self._watches.staleness_ms
 
     async def get(self, key: str) -> Entry | None:
@@ -179,7 +178,6 @@ class EtcdStore(Store):
             await self._call(Method.REVOKE, wire.encode_lease(lease))
 
     async def close(self) -> None:
-        """Close all connections; calls in progress fail."""
         self._is_closed = True
         await self._watches.close()
         await self._keep_alives.close()
@@ -241,7 +239,6 @@ class EtcdStore(Store):
 
 
 def _conflict_of(done: wire.TxnDone, txn: Txn) -> VersionConflict:
-    """Return an error that names the first key whose comparison failed."""
     found = iter(done.found)
     for key, version in txn.compare:
         actual = next((one.version for one in next(found, ())), 0)

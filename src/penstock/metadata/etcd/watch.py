@@ -3,13 +3,11 @@
 Each watch has a separate stream and remembers its next revision; when the stream or the member is
 lost, the watch restarts there, on any member that replies. Three properties of etcd matter:
 
-- A watch may start exactly where history was compacted, and then silently misses a delete of that
-  revision. So a watch starts one revision early and skips older changes: then etcd reports the
-  compaction.
+- A watch that starts exactly where history was compacted silently misses a delete of that revision.
+  So a watch starts one revision early and skips older changes: then etcd reports the compaction.
 - A member that stops, or is cut off from the others, just becomes silent. So after a short silence
-  the stream is asked for a progress notification. Its revision is ignored: etcd before 3.4.25 and
-  3.5.8 may send one that is ahead of changes not sent yet. Periodic notifications of a watch are in
-  order with its changes, and are used.
+  a progress notification is requested. Its revision is ignored, because etcd before 3.4.25 and
+  3.5.8 may send one that is ahead of changes not sent yet.
 - A large reply comes in fragments, which may split a revision: the last revision of a fragment is
   kept back until the rest has arrived."""
 
@@ -92,7 +90,6 @@ class Watches:
 
     @property
     def staleness_ms(self) -> int:
-        """The longest time for which a watch may have missed changes."""
         now = self._loop.time()
         return int(max((now - watch.heard_at for watch in self._watches), default=0.0) * 1_000)
 
@@ -199,12 +196,10 @@ def _end_of(answer: WatchAnswer, link: Link) -> PenstockError | Failed:
 
 
 class KeepAlives:
-    """Keeps leases alive. Each keep-alive is a separate request, first to the member that replied
-    last. If there is no reply for a while, the request is also sent to the next member, and so on
-    in a cycle; the first reply counts. Members are asked more than once because they forward
-    requests to their leader: if it has died, only a later request reaches the new leader. There is
-    one connection to each member, for keep-alives only, so that the failure of one member never
-    ends a lease. ``membership/registration.py`` decides when a keep-alive is due."""
+    """Keeps leases alive. A keep-alive is first sent to the member that replied last. If there is
+    no reply for a while, it is also sent to the next member, and so on in a cycle; the first reply
+    counts. Members are asked more than once because they forward requests to their leader: if the
+    leader has died, only a later request reaches the new one."""
 
     def __init__(self, config: EtcdConfig, *, chance: Callable[[], float]) -> None:
         self._config = config

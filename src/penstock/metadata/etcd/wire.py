@@ -136,7 +136,6 @@ def _read(decode: Callable[P, T]) -> Callable[P, T]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Decode a varint. Returns the number and the position after it."""
     byte = data[at]
     if byte < 0x80:
         return byte, at + 1
@@ -199,7 +198,6 @@ def _last(parts: Mapping[int, Sequence[bytes]], field: int) -> bytes:
 
 
 def _revision(parts: Mapping[int, Sequence[bytes]]) -> int:
-    """Return the revision in the header of a reply."""
     return _parsed(_last(parts, 1))[0].get(3, 0)
 
 

@@ -73,7 +73,6 @@ class AclRules(Cache[Acl]):
             await self._write_all(account, some, is_put=True)
 
     async def remove(self, account: str, rules: Collection[Acl]) -> None:
-        """Remove rules, ignoring those that do not exist."""
         for some in _portions(list(rules)):
             await self._write_all(account, some, is_put=False)
 
@@ -201,7 +200,6 @@ class DelegationTokens(Cache[DelegationToken]):
         return found
 
     async def sweep(self, *, now_ms: int) -> int:
-        """Delete expired tokens and return their number."""
         expired = [token for token in self.values() if token.is_expired(now_ms=now_ms)]
 
         def left(token: DelegationToken) -> DelegationToken | None:

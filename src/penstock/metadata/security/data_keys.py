@@ -4,9 +4,8 @@
 
 A topic has one key that encrypts, and older keys that still decrypt. A new key takes over after a
 day, after 2^31 messages (nonces are random; with more messages two might be equal), or when the
-queue names another KMS key. Messages per key are counted in blocks, which a node reserves in the
-store before it uses a key: so the count survives restarts and covers several nodes, and the store
-is written once a day or once per sixteen million messages.
+queue names another KMS key. Messages per key are counted in blocks of 2^24, which a node reserves
+in the store before it uses a key, so that the count survives restarts and covers all nodes.
 
 A key is removed when no message encrypted with it can exist: after its last block, the topic's
 retention and 28 more days, because a message lives on in a dead-letter queue and may be moved back
@@ -244,7 +243,6 @@ class DataKeys:
         self._hold(topic, label, await self._create(topic, label))
 
     def _begin(self, topic: Topic) -> "asyncio.Task[None]":
-        """Start a reservation, or return the one in progress."""
         task = self._reserving.get(topic.topic_id)
         if task is None:
             task = asyncio.create_task(self._reserve(topic), name="reserve a data key")

@@ -1,17 +1,14 @@
-"""Rules for entries that other nodes write into the metadata, checked before the store is called.
-Pure.
+"""Checks of the entries that other nodes write into the metadata, before the store is called.
 
 A faulty, old or compromised node must not be able to write entries that other nodes cannot read,
 nor change entries that it has not read: every value must match its key, and every changed key must
-be compared, by its version or its create revision. Three changes need no comparison of their key,
-because another key is compared: a tombstone (its topic), a password and the removal of a key (their
-user's entry, which names both). A topic is deleted only together with writing its tombstone;
-without one its data would never be removed.
+be compared, by its version or its create revision. For passwords and deleted access keys, it is
+enough to compare the entry of the user. A topic can only be deleted together with writing its
+tombstone; without one its data would never be removed.
 
-Operators' requests and tasks may overwrite any value; a node's entry may be removed by any node,
-because a live node registers again. Entries that show that a process is alive must have a lease;
-entries that must survive, such as partition rows and requests, must not. A transaction changes one
-family of entries."""
+Requests and tasks of operators may overwrite any value, and any node may remove the entry of a
+node. Entries that show that a process is alive must have a lease; entries that must survive, such
+as partition rows, must not."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

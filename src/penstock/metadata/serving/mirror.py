@@ -51,8 +51,8 @@ class Ring:
     each, times its weight, so that the parts are of similar size: their standard deviation is about
     3 %.
 
-    Places depend only on BLAKE2b and the ids of members, so every node and every version has the
-    same ring. Two nodes that know different members notice it by the ``fingerprint``."""
+    Places depend only on the ids and weights of members, so every node has the same ring. Two nodes
+    that know different members notice it by the ``fingerprint``."""
 
     __slots__ = ("_owners", "_places", "fingerprint", "members")
 

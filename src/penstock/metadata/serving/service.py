@@ -172,7 +172,6 @@ class MetadataService:
                 loop.call_later(SETTLE_RETRY_SECONDS, self._unsettled.set)
 
     async def _settle(self) -> None:
-        """Load the topics that this node should hold now."""
         if self.is_settled:
             return
         topics, ring = self.topics, self.ring
@@ -346,7 +345,6 @@ class MetadataService:
         return calls.Listed(entries, is_end, mirror.known_revision, mirror.entry_count)
 
     async def _gather(self, request: calls.ListPage, asked: CallerInfo) -> calls.Listed:
-        """Return a page that is merged from the pages of all members."""
         self.members_changed()
         ring, topics = self.ring, self.topics
         part = msgspec.structs.replace(

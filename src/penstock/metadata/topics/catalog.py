@@ -192,7 +192,6 @@ class StoredCatalog:
         raise errors.Throttled(f"The queue {name} is being changed by another request; retry.")
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
-        """Delete a topic and return its tombstone."""
         key = topic_key(account, region, name)
         for _ in range(TRIES_MAX):
             topic, version = await self._newest(key, name)

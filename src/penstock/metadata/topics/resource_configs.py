@@ -112,11 +112,9 @@ class ResourceConfigs:
             return NO_CONFIGS  # the name is too long: nothing can be set for it
 
     def names(self, account: str, kind: str) -> Collection[str]:
-        """Return the names of a tenant's resources that have configs."""
         return self._names.get((account, kind), ())
 
     def accounts(self, kind: str) -> Collection[str]:
-        """Return the tenants that have configs for resources of this kind."""
         return [account for account, one in self._names if one == kind]
 
     def on_change(self, kind: str, listener: Listener) -> None:

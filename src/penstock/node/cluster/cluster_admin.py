@@ -317,7 +317,6 @@ def level_shown(level: ClusterLevel, nodes: Mapping[int, NodeEntry]) -> port.Lev
 
 
 def latest_of(level: ClusterLevel, nodes: Mapping[int, NodeEntry]) -> int:
-    """Return the highest feature level that all nodes support."""
     spoken = min((entry.levels.highest for entry in nodes.values()), default=level.in_force)
     return max(level.in_force, spoken)
 

@@ -291,10 +291,9 @@ class ClusterRole:
     async def wait_for_last_writes(self) -> None:
         """Report that this node has written its last records, and wait shortly for other nodes.
 
-        If all nodes are stopped at once, as the workers of a server are, the slowest could not
-        write its last counts and audit records to leaders that have stopped. So each node removes
-        its client addresses from its registration when it has nothing more to write, and remains
-        leader until the others have done so."""
+        If all workers of a server are stopped at once, the slowest could not write its last counts
+        and audit records to leaders that have stopped. So each node removes its addresses from its
+        registration when it has nothing more to write, and leads until the others have done so."""
         changed = asyncio.Event()
         self.view.on_nodes(changed.set)
         await self.announce(http="", kafka="")

@@ -117,7 +117,6 @@ def path_option(help_text: str) -> str:
 
 
 def declared(config_type: type[Section]) -> dict[str, Setting]:
-    """Return all settings of a configuration, by dotted key, in the order of their declaration."""
     return {
         f"{section.name}.{field.name}": Setting(
             section=section.name,
@@ -287,7 +286,6 @@ def _checked(setting: Setting, raw: object, origin: Origin) -> Any:
 
 
 def _kind_of(setting: Setting) -> units.Kind | None:
-    """Return whether a setting is a duration or a size, by the unit in its name."""
     if get_args(setting.type)[0] is not int:
         return None
     words = setting.name.split("_")
@@ -318,7 +316,6 @@ def _expected(exc: msgspec.ValidationError) -> str:
 
 
 def _choices(annotation: Any) -> str | None:
-    """Return a text with the allowed values if the type is an enumeration."""
     plain = get_args(annotation)[0]
     if issubclass(plain, Enum):
         return "expected one of " + ", ".join(str(member.value) for member in plain)

@@ -75,7 +75,6 @@ def unusable(path: Path, error: OSError) -> FolderUnusable:
 
 
 def is_in_use(path: Path) -> bool:
-    """Return whether a server uses the data folder."""
     try:
         lock = os.open(path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

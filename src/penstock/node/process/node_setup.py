@@ -53,7 +53,6 @@ def draw_secret() -> bytes:
 
 
 def pipe_with(secret: bytes) -> int:
-    """Return the reading end of a pipe that contains the secret."""
     reading, writing = os.pipe()
     os.write(writing, secret)  # far less than a pipe holds
     os.close(writing)

@@ -74,7 +74,6 @@ class MemoryKeeper:
         self._trim = _trim_call()
 
     def freeze(self, topics: Iterable[Topic]) -> None:
-        """Exempt all present objects from garbage collection."""
         gc.collect()
         gc.freeze()
         self._frozen = {topic.topic_id for topic in topics}
@@ -116,7 +115,6 @@ class MemoryKeeper:
 
 
 def _trim_call() -> Callable[[int], int] | None:
-    """Return glibc's malloc_trim, or None if the C library is not glibc."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError):

@@ -103,7 +103,6 @@ def is_operator_key(identities: StoredIdentities, key_id: str) -> bool:
 
 
 def _given(env: Mapping[str, str]) -> tuple[str, str]:
-    """Return the key id and secret from the environment, or two empty texts."""
     key_id, file = env.get(KEY_ID_VARIABLE, ""), env.get(SECRET_FILE_VARIABLE, "")
     if bool(key_id) != bool(file):
         given, other = KEY_ID_VARIABLE, SECRET_FILE_VARIABLE
