@@ -73,8 +73,7 @@ class Compacted(PenstockError):
 
 
 class StoreUnreachable(Unreachable):
-    """Raised if the store does not reply. The error text names the address of the store; clients
-    see ``public`` instead."""
+    """Raised if the store does not reply. Clients see ``public``, without the address."""
 
     public = "The metadata store is not reachable; retry."
 
@@ -139,13 +138,12 @@ class Store(Protocol):
 
     def watch(self, prefix: str, *, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
         """Yield changes under a prefix from a revision on, oldest first; the changes of one
-        revision are never split over two batches. Raises Compacted if the revision is no longer
-        kept. Ends when the store is closed."""
+        revision are never split. Raises Compacted if the revision is no longer kept. Ends when the
+        store closes."""
         ...
 
     async def grant(self, ttl_ms: int) -> int:
-        """Create a lease that lasts at least this long, and return its id, which is never reused
-        and never 0."""
+        """Create a lease that lasts at least this long. Its id is never 0 and never reused."""
         ...
 
     async def keep_alive(self, lease: int) -> int:
@@ -200,8 +198,7 @@ def prefix_range(prefix: str) -> tuple[bytes, bytes]:
 
 
 async def store_id(store: Store, entropy: Callable[[int], bytes]) -> str:
-    """Return the random id of a store, which is created once. If it has changed, a node is
-    connected to a different store."""
+    """Return the random id of a store, by which nodes recognize it."""
     entry = await store.get(ID_KEY)
     if entry is None:
         drawn = urlsafe_b64encode(entropy(ID_BYTES))

@@ -185,8 +185,7 @@ class Node:
         self._jobs = [asyncio.create_task(job, name=name) for name, job in jobs.items()]
 
     async def _sweep_tombs(self) -> None:
-        """Periodically remove tombstones of topics without files, and data keys without
-        messages."""
+        """Periodically remove tombstones without files, and data keys that no message needs."""
         topics = self._setup.folder.path / "topics"
         # Longer in a cluster: a node that was down needs the tombstone to remove its files.
         kept_ms = TOMBSTONE_MS if self._cluster is None else CLUSTER_TOMBSTONE_MS

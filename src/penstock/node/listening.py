@@ -28,8 +28,7 @@ LISTENING: Final = "0A"  # the state of a socket in /proc/net/tcp
 
 @contextlib.contextmanager
 def binding(what: str, flag: str, host: str, port: int) -> Iterator[None]:
-    """Convert an OSError of opening a listener to a SetupError. ``what`` names the listener, and
-    ``flag`` sets its address."""
+    """Convert an OSError to a SetupError that names the listener and its flag."""
     try:
         yield
     except OSError as error:

@@ -57,8 +57,7 @@ Progress = Callable[[int, int], None]
 def restore(
     backup: Path, manifest: Manifest, config: Config, *, now_ms: int, progress: Progress
 ) -> None:
-    """Restore a backup into the data folder, and for a cluster node into etcd. ``progress`` is
-    called with the number of restored bytes and their total."""
+    """Restore a backup into the data folder, and for a cluster node also into etcd."""
     check_etcd(config)
     data = Path(config.node.data)
     _check_empty(data)
@@ -198,8 +197,7 @@ async def _fill(config: Config, data: Path, backup: Path, manifest: Manifest) ->
 
 
 def _entries(backup: Path, manifest: Manifest, node: int) -> Iterator[tuple[str, bytes]]:
-    """Yield the entries to restore. Partition rows come first: a topic without rows would be
-    treated as new."""
+    """Yield the entries to restore, first the rows: a topic without rows would count as new."""
     if node:
         for part in manifest.partitions:
             key = cluster.PartitionKey(part.topic_id, part.partition)

@@ -156,8 +156,7 @@ def worker_settings(
 
 
 def shared_settings(*, is_auth_on: bool) -> dict[str, str]:
-    """Return the settings that all processes share. Connections between workers stay on the machine
-    and need no certificates."""
+    """Return the settings that all processes share."""
     return {
         "node.workers": "0",
         "auth.mode": "on" if is_auth_on else "off",
@@ -170,8 +169,7 @@ def shared_settings(*, is_auth_on: bool) -> dict[str, str]:
 
 
 def partition_settings(loaded: Loaded[Config]) -> dict[str, str]:
-    """Return the setting for the partition count of new queues: at least one per worker, unless it
-    is configured."""
+    """Return the partition count of new queues, at least one per worker, unless configured."""
     if loaded.origins[PARTITIONS] != DEFAULT:
         return {}
     config = loaded.config
@@ -212,8 +210,7 @@ def _variable(key: str) -> str:
 
 
 def next_pause_ms(before_ms: int, served_ms: int) -> int:
-    """Return the delay before a restart: twice the last one (``before_ms``), or the shortest one if
-    there was none or the process has served for a while."""
+    """Return the delay before a restart, which doubles until the process serves for a while."""
     if not before_ms or served_ms >= STEADY_MS:
         return PAUSE_MS_MIN
     return min(2 * before_ms, PAUSE_MS_MAX)

@@ -65,8 +65,7 @@ def serve(
     hints: Hints | None = None,
     manager: ServiceManager,
 ) -> int:
-    """Run the supervisor and its workers, and return the exit code. ``flags`` have dotted keys,
-    such as ``http.listen``."""
+    """Run the supervisor and its workers, and return the exit code."""
     config = loaded.config
     folder = Path(config.node.data)
     try:

@@ -88,8 +88,7 @@ _REFUSALS: Final = frozenset(
 
 def fault_of(error: aio.AioRpcError, endpoint: str) -> Fault:
     """Classify an error of the gRPC library. etcd identifies its errors by their texts, because
-    gRPC uses the same codes for lost connections. After an unknown error, the outcome of the call
-    is unknown."""
+    gRPC uses the same codes for lost connections."""
     details = one_line(error.details() or error.code().name)
     text = f"etcd at {endpoint}: {details}"
     if details.startswith(_OWN):

@@ -74,8 +74,7 @@ class EtcdStore(Store):
     async def open(
         cls, config: EtcdConfig, *, chance: Callable[[], float] = random.random
     ) -> "EtcdStore":
-        """Return a connected store. Raises StoreUnusable if the configuration is invalid, or
-        Unreachable if no member replies in time."""
+        """Return a connected store. Raises Unreachable if no member replies in time."""
         _check_config(config)
         store = cls(config, chance=chance)
         try:

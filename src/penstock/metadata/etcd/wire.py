@@ -82,8 +82,7 @@ def _bytes(number: int, value: bytes) -> bytes:
 def encode_range(
     start: bytes, end: bytes = b"", *, limit: int = 0, revision: int = 0, is_keys_only: bool = False
 ) -> bytes:
-    """Encode a linearizable read of the keys from ``start`` to before ``end``, or of one key if
-    ``end`` is empty."""
+    """Encode a linearizable read of one key, or of the keys from ``start`` to before ``end``."""
     until = _bytes(2, end) if end else b""
     options = _int(3, limit) + _int(4, revision) + _int(8, is_keys_only)
     return _bytes(1, start) + until + options
@@ -164,8 +163,7 @@ def _end(data: bytes, at: int, length: int) -> int:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (field number, integer value, bytes value) of every field. The value that the field
-    does not have is 0 or empty."""
+    """Yield (field number, integer or 0, bytes or b"") of every field."""
     at, end = 0, len(data)
     while at < end:
         tag, at = _varint(data, at)

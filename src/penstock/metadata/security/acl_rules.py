@@ -64,8 +64,7 @@ class AclRules(Cache[Acl]):
         return self._indexes.get(account)
 
     async def add(self, account: str, rules: Collection[Acl]) -> None:
-        """Add rules, ignoring those that exist. Raises QuotaExceeded, and adds none, if there is no
-        room for all of them."""
+        """Add rules that do not exist. Raises QuotaExceeded, and adds none, if not all fit."""
         known = self.of(account) or ()
         unique = list(dict.fromkeys(rules))
         self._check_room(account, sum(rule not in known for rule in unique))

@@ -197,8 +197,7 @@ class Mirror(PrefixWatch):
         return take_page(found, prefix, count_max=count_max, bytes_max=bytes_max)
 
     def changes(self, from_revision: int) -> tuple[Sequence[Change], int]:
-        """Return the changes that fit one reply, and the next revision to request. Raises Compacted
-        if the history begins later."""
+        """Return the changes that fit one reply, and the next revision to request."""
         if from_revision < self._history_start:
             raise Compacted(self._history_start)
         history = self._history

@@ -116,8 +116,7 @@ class RemoteCatalog:
         return await self.stored.delete(account, region, name, now_ms=now_ms)
 
     def _doubt_missing(self, account: str, region: str, name: str) -> None:
-        """If a topic is not in memory, make the next get read the store: the topic may just have
-        been created through another node."""
+        """If a topic is not in memory, make the next get of its key read the store."""
         if self._find(account, region, name) is None:
             self.store.doubt(topic_key(account, region, name))
 

@@ -205,8 +205,7 @@ class ClusterAdmin:
         return manager
 
     async def _state(self) -> ClusterState:
-        """Return the state of the cluster from memory, with new requests from the store if it is
-        reachable."""
+        """Return the cluster's state from memory, with new requests if the store is reachable."""
         try:
             self._requests = await read_requests(self._store)
             self._requests_trouble = None

@@ -216,8 +216,7 @@ class ClusterRole:
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
     async def start(self, broker: Broker, context: BrokerContext) -> None:
-        """Open the replicas of this node and register it. Raises LevelRefused if it does not
-        support the feature level of the cluster."""
+        """Open the replicas of this node and register it."""
         setup, config = self._setup, self._setup.config
         await self.level.start()
         await self.view.start()
@@ -316,8 +315,7 @@ class ClusterRole:
     # ── Routing ──────────────────────────────────────────────────────────────────────────────
 
     def route(self, broker: Broker, callees: Callees) -> Callable[[BrokerPort], Router]:
-        """Connect the broker to other nodes. Returns a function that makes a router for a
-        frontend."""
+        """Let the broker call other nodes. Returns a function that makes a router."""
 
         def epoch_of(topic: Topic, partition: int) -> int:
             led = self.routes.leader(topic, partition)

@@ -392,8 +392,7 @@ class Config(Section):
 
 
 def config_files(explicit: Path | None, *, system: Path = SYSTEM_FILE) -> list[Path]:
-    """Return the system's configuration file, if it exists, and the given one, which overrides
-    it."""
+    """Return the system's configuration file, if it exists, and the given one."""
     files = [system] if system.is_file() else []
     return [*files, explicit] if explicit is not None else files
 

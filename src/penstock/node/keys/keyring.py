@@ -252,8 +252,7 @@ def open_key_ring(
     kms: Kms | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> MasterKeyRing:
-    """Read the master key, or create one, and return the key ring. ``master_text`` is the key in
-    base64, from the environment."""
+    """Read or create the master key. ``master_text`` is a key in base64."""
     given = [bool(master_file), bool(master_text), kms is not None]
     if sum(given) > 1:
         raise KeyRingUnusable(

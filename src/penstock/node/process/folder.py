@@ -32,11 +32,10 @@ def set_umask() -> None:
 
 
 def repair(folder: Path, *, but: str = "") -> None:
-    """Remove the rights of other users on a folder and its content, except files named ``but``. The
-    folder itself is changed last: if it is private, its content is too. A mode that cannot be
-    changed is logged."""
+    """Remove the rights of other users on a folder and its content, except files named ``but``. A
+    mode that cannot be changed is logged."""
     if not folder.stat().st_mode & OTHERS:
-        return
+        return  # the folder itself is changed last, so its content is private too
     failed: list[tuple[Path, str]] = []
     inside = (
         Path(below, name)
@@ -121,8 +120,7 @@ class DataFolder:
         return self.path / METADATA_NAME
 
     def renew_anchor(self, clock: SystemClock) -> bool:
-        """Store the time of all clocks. Returns whether neither the machine was restarted nor a
-        clock set since the last call."""
+        """Store the present clocks. Returns whether they had no gap since the last call."""
         now = clock.anchor()
         file = self.path / ANCHOR_NAME
         try:

@@ -57,9 +57,9 @@ from penstock.node.wiring.security import NodeSecurity
 
 
 class FrontendCalls:
-    """The broker, its coordinators and the metadata, with bulkheads and the quotas of tenants, as
-    frontends call them. In a cluster, SQS calls go to the leader of the partition; Kafka clients
-    find leaders by themselves."""
+    """The broker, its coordinators and the metadata, with bulkheads and quotas, as frontends call
+    them. In a cluster, SQS calls go to the leader of the partition; Kafka clients find leaders
+    themselves."""
 
     def __init__(
         self,

@@ -49,8 +49,7 @@ class BootstrapImpossible(SetupError):
 async def bootstrap(
     identities: StoredIdentities, *, account: str, env: Mapping[str, str], now_ms: int
 ) -> NewKey | None:
-    """Create an access key for an operator, unless an operator has an active one. Returns the new
-    key, or None."""
+    """Create an access key for an operator, unless an operator has an active one."""
     if find_operator_key(identities) is not None:
         return None
     key_id, secret = _given(env)
@@ -72,8 +71,7 @@ async def bootstrap(
 
 
 def _name(identities: StoredIdentities, account: str) -> str:
-    """Return the user for the new key: root, or root-2 and so on if root is not an operator or has
-    the maximum number of keys."""
+    """Return root, or root-2 and so on if root is not an operator or has too many keys."""
     for number in range(1, NAMES_MAX):
         name = ROOT if number == 1 else f"{ROOT}-{number}"
         user = identities.user(account, name)
@@ -197,8 +195,7 @@ class NodeSecurity:
             log_.warning("last uses of keys not stored", extra={"reason": str(error)})
 
     def _check_shared_master(self) -> None:
-        """Raise KeyRingUnusable if this node must use the master key of other nodes and has
-        none."""
+        """Raise KeyRingUnusable if this node lacks the master key of the other nodes."""
         keys, folder = self._setup.config.keys, self._setup.folder.path
         made = folder / (keyring.KMS_NAME if keys.kms_command else keyring.MASTER_NAME)
         is_given = keys.master_file or os.environ.get(keyring.MASTER_VARIABLE) or made.exists()
