@@ -250,8 +250,6 @@ class StoredIdentities(entries.IdentityMemory):
 
         await _again(f"The key {key_id}", step)
 
-    # ── When a key was last used ─────────────────────────────────────────────────────────────
-
     def note_used(self, key: AccessKey, *, now_ms: int) -> None:
         if now_ms - key.last_used_at_ms >= MINUTE_MS:
             self._used[key.key_id] = now_ms - now_ms % MINUTE_MS
@@ -331,8 +329,6 @@ class StoredIdentities(entries.IdentityMemory):
     async def remove_acls(self, account: str, rules: Collection[Acl]) -> None:
         await self._acls.remove(account, rules)
 
-    # ── Another master key ───────────────────────────────────────────────────────────────────
-
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
         """Encrypt every secret with the present master key; the old one is not needed afterwards.
         ``rewrap(wrapped, context)`` returns ``wrapped`` if that key has encrypted it."""
@@ -373,8 +369,6 @@ class StoredIdentities(entries.IdentityMemory):
         except NotFound:
             return 0  # deleted meanwhile
         return 1
-
-    # ── One step of a change ─────────────────────────────────────────────────────────────────
 
     async def _commit(self, compare: Sequence[tuple[str, int]], writes: Sequence[Write]) -> None:
         """Write all entries in one transaction, and then to memory."""

@@ -242,8 +242,6 @@ class IdentityMemory:
     def trouble(self) -> str | None:
         return next((cache.trouble for cache in self._caches if cache.trouble is not None), None)
 
-    # ── Reading: from memory ─────────────────────────────────────────────────────────────────
-
     def tenant(self, account: str) -> Tenant | None:
         entry = self._tenants.get(tenant_key(account))
         return None if entry is None else entry.tenant
@@ -289,8 +287,6 @@ class IdentityMemory:
 
     def acls(self, account: str) -> AclIndex | None:
         return self._acls.of(account)
-
-    # ── Updates: each change of this or another node, once ───────────────────────────────────
 
     def _raise_epoch(self) -> None:
         self.epoch += 1

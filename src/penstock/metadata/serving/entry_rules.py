@@ -87,9 +87,6 @@ def topic_id_of(value: bytes) -> str:
         return ""
 
 
-# ── Keys of values ───────────────────────────────────────────────────────────────────────────
-
-
 def _topic(key: str, value: bytes) -> Topic:
     topic = _decode(value)
     if not (is_account(topic.account) and is_region(topic.region)) or "/" in topic.name:

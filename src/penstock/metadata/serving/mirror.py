@@ -155,8 +155,6 @@ class Mirror(PrefixWatch):
         self._moved.set()
         await super().stop()
 
-    # ── Reading ──────────────────────────────────────────────────────────────────────────────
-
     @property
     def known_revision(self) -> int:
         return max(self.revision, self._floor)
@@ -222,8 +220,6 @@ class Mirror(PrefixWatch):
                         return  # it is not in the history: ``changes`` raises Compacted
                     await self._moved.wait()
 
-    # ── The held part ────────────────────────────────────────────────────────────────────────
-
     async def hold(self, keeps: Keeps | None) -> None:
         """Load another part of the keys, or all keys if ``keeps`` is None."""
         async with self._loading:
@@ -265,8 +261,6 @@ class Mirror(PrefixWatch):
             if at % SLICE == 0:
                 await asyncio.sleep(0)
         return held, places
-
-    # ── Following ────────────────────────────────────────────────────────────────────────────
 
     async def _fill(self) -> None:
         async with self._loading:

@@ -150,8 +150,6 @@ class MetadataService:
         is_part = self._held_ring == self.ring.fingerprint
         return is_part and topics.entry_count > most * WHOLE_AGAIN
 
-    # ── Members ──────────────────────────────────────────────────────────────────────────────
-
     def members_changed(self) -> None:
         """Update the ring if the members have changed."""
         members = tuple(sorted(self._members())) or (Member(self._node_id),)
@@ -202,8 +200,6 @@ class MetadataService:
     def _consider(self) -> None:
         if not self.is_settled:
             self._unsettled.set()
-
-    # ── One entry ────────────────────────────────────────────────────────────────────────────
 
     def _get(
         self, request: calls.Get, asked: CallerInfo
@@ -303,8 +299,6 @@ class MetadataService:
             else:
                 found.append(answer)
         return found, failure
-
-    # ── Pages ────────────────────────────────────────────────────────────────────────────────
 
     def _list(
         self, request: calls.ListPage, asked: CallerInfo

@@ -107,8 +107,6 @@ class StoredCatalog:
     def trouble(self) -> str | None:
         return self._topics.trouble or self._tombs.trouble
 
-    # ── Reading: from memory ─────────────────────────────────────────────────────────────────
-
     def find(self, account: str, region: str, name: str) -> Topic | None:
         return self._by_name.get((account, region, name))
 
@@ -150,8 +148,6 @@ class StoredCatalog:
     def on_tombstone(self, listener: Callable[[Topic], None]) -> None:
         """Call ``listener`` once for each deleted topic, whose data may be removed from then on."""
         self._tomb_listeners.append(listener)
-
-    # ── Changing: the store first ────────────────────────────────────────────────────────────
 
     async def create(self, topic: Topic) -> Topic:
         assert topic.deleted_at_ms is None
@@ -246,8 +242,6 @@ class StoredCatalog:
         if topic is None:
             raise errors.TopicNotFound(name)
         return topic, version
-
-    # ── Updates: each change of this or another node, once ───────────────────────────────────
 
     def _on_topic_change(self, key: str, before: Topic | None, after: Topic | None) -> None:
         if before is not None and after is not None and before.topic_id != after.topic_id:

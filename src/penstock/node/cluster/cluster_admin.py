@@ -193,8 +193,6 @@ class ClusterAdmin:
             count += node in replicas and missing > len(open_nodes - kept)
         return count
 
-    # ── What is known ────────────────────────────────────────────────────────────────────────
-
     def _heard(self) -> int:
         """Return the managing node. Raises Overloaded if it is not known yet."""
         manager = self.manager()
@@ -264,8 +262,6 @@ class ClusterAdmin:
             risk.unavailable or risk.unsendable for risk in risks
         )
         return port.Safety(is_safe=is_safe, nodes=risks, **now)
-
-    # ── As it is shown ───────────────────────────────────────────────────────────────────────
 
     def _node_shown(self, summary: NodeSummary, manager: int) -> port.NodeShown:
         entry = self._view.nodes.get(summary.node) or self.seen.get(summary.node, _STRANGER)

@@ -213,8 +213,6 @@ class ClusterRole:
         """Return the managing node, NO_NODE if there is none, or None if it is not known yet."""
         return None if self.manager is None else self.manager.manager
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
-
     async def start(self, broker: Broker, context: BrokerContext) -> None:
         """Open the replicas of this node and register it."""
         setup, config = self._setup, self._setup.config
@@ -312,8 +310,6 @@ class ClusterRole:
         await self.level.stop()
         await self.peers.close()
 
-    # ── Routing ──────────────────────────────────────────────────────────────────────────────
-
     def route(self, broker: Broker, callees: Callees) -> Callable[[BrokerPort], Router]:
         """Let the broker call other nodes. Returns a function that makes a router."""
 
@@ -367,8 +363,6 @@ class ClusterRole:
     def end_waits(self) -> None:
         for router in self._routers:
             router.end_waits()
-
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
 
     def leads(self, topic: Topic, partition: int) -> bool:
         led = self.routes.leader(topic, partition)
