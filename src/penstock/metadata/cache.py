@@ -157,10 +157,9 @@ class Cache(PrefixWatch, Generic[T]):
         return self.get(key), self.version(key)
 
     async def update(self, key: str, change: Callable[[T | None], T | None], *, what: str) -> None:
-        """Replace a value by the result of ``change``, a pure function of the newest value. None
-        means that there is no value. After a conflict ``change`` is called again; after an unknown
-        outcome only if the store does not have its result. Raises the errors of ``change``, and
-        Throttled after too many conflicts."""
+        """Replace a value by ``change(newest value)``; None means no value. After a conflict
+        ``change`` is called again, after an unknown outcome only if the store does not have its
+        result. Raises the errors of ``change``, and Throttled after too many conflicts."""
         before, version = self.get(key), self.version(key)
         for _ in range(TRIES_MAX):
             after = change(before)

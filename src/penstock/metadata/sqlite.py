@@ -307,8 +307,7 @@ def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE")
 
 
 class LeaseTimes:
-    """The end times of leases, in memory only: after a restart every lease lasts its full time
-    again, because its holder could not keep it alive meanwhile."""
+    """The end times of leases. After a restart every lease lasts its full time again."""
 
     def __init__(self) -> None:
         self._ttl_ms: dict[int, int] = {}

@@ -114,8 +114,7 @@ class EtcdStore(Store):
         raise Throttled("etcd compacts its history faster than the entries can be listed; retry.")
 
     async def _list(self, start: bytes, end: bytes) -> tuple[Sequence[wire.Stored], int]:
-        """Return all entries of a range and their revision. Pages are read at the revision of the
-        first page; raises HistoryGone if etcd compacts it meanwhile."""
+        """Return all entries at one revision. Raises HistoryGone if etcd compacts it meanwhile."""
         found: list[wire.Stored] = []
         revision, limit = 0, PAGE_ENTRIES_MIN
         while True:
@@ -183,8 +182,8 @@ class EtcdStore(Store):
         await self._calls.close()
 
     async def _call(self, method: Method, request: bytes, *, is_repeatable: bool = True) -> bytes:
-        """Send a request and return the reply. If it is lost and the request is repeatable, the
-        next member is tried, until the timeout; otherwise OutcomeUnknown is raised."""
+        """Send a request and return the reply. If the reply is lost, a repeatable request is sent
+        to the next member until the timeout, and any other request raises OutcomeUnknown."""
         if self._is_closed:
             raise StoreUnusable("The metadata store is closed.")
         if self._call_count == CALLS_MAX:

@@ -209,8 +209,7 @@ class KeepAlives:
         self._is_closed = False
 
     async def keep_alive(self, lease: int) -> int:
-        """Renew a lease and return its remaining time in ms. Raises LeaseGone if the lease has
-        ended, or Unreachable if no member replies in time."""
+        """Renew a lease and return its remaining time in ms."""
         if self._is_closed:
             raise StoreUnusable("The metadata store is closed.")
         until = self._loop.time() + self._config.keep_alive_ms / 1_000

@@ -117,8 +117,7 @@ PROGRESS: Final = _bytes(3, b"")  # requests a progress notification from the st
 
 
 def encode_lease(number: int) -> bytes:
-    """Encode a request to keep alive or revoke the lease with this id, or to grant a lease of this
-    number of seconds."""
+    """Encode a lease request: the id to keep alive or revoke, or the seconds to grant."""
     return _int(1, number)
 
 

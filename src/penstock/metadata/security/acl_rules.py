@@ -93,10 +93,9 @@ class AclRules(Cache[Acl]):
             )
 
     async def _write_all(self, account: str, rules: Sequence[Acl], *, is_put: bool) -> None:
-        """Put or delete entries in one transaction. The transaction compares the versions of all
-        entries, also of those that need no change, because memory may lag behind the store.
-        Repeating a put or delete is harmless, so after a conflict or an unknown outcome the entries
-        are read and the transaction is tried again."""
+        """Put or delete rules in one transaction. It compares the versions of all entries, because
+        memory may be behind, and is repeated after a conflict or an unknown outcome, which is
+        harmless."""
         entries = {acl_key(account, rule): rule for rule in rules}
         versions = {key: self.version(key) for key in entries}
         for _ in range(TRIES_MAX):
@@ -186,7 +185,7 @@ class DelegationTokens(Cache[DelegationToken]):
 
     async def change(self, token_id: str, change: Change) -> DelegationToken | None:
         """Replace a token by ``change(token)``, or delete it if that is None. Returns the new or
-        deleted token, or None if there is no such token. Raises the errors of ``change``."""
+        deleted token, or None if there is no such token."""
         found: DelegationToken | None = None
 
         def step(before: DelegationToken | None) -> DelegationToken | None:

@@ -368,8 +368,7 @@ class DataKeys:
         return len(deletes)
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
-        """Encrypt every data key with the present master key. ``rewrap(wrapped, context)`` returns
-        ``wrapped`` if that key has encrypted it. Messages are not changed."""
+        """Encrypt every data key with the present master key. Messages are not changed."""
         count = unreadable = 0
         for at in [at for topic_id in self._ids for at, _ in self._of_topic(topic_id)]:
             try:

@@ -330,8 +330,7 @@ class StoredIdentities(entries.IdentityMemory):
         await self._acls.remove(account, rules)
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
-        """Encrypt every secret with the present master key; the old one is not needed afterwards.
-        ``rewrap(wrapped, context)`` returns ``wrapped`` if that key has encrypted it."""
+        """Encrypt every secret with the present master key; the old one is not needed any more."""
         count = unreadable = 0
 
         def again(wrapped: bytes, *, context: bytes) -> bytes:
@@ -432,8 +431,7 @@ async def _again(what: str, step: Step[R]) -> R:
 
 
 async def _newest(cache: Cache[T], at: str, is_behind: bool, missing: str) -> tuple[T, int]:
-    """Return the newest value and its version, from memory, or from the store if memory is behind
-    or does not have the value, which another node may just have created."""
+    """Return the newest value and its version, from memory or, if it may be behind, the store."""
     value, version = (None, 0) if is_behind else (cache.get(at), cache.version(at))
     if value is None:
         value, version = await cache.refresh(at)

@@ -43,16 +43,12 @@ def place_of(key: str) -> int:
 
 
 class Ring:
-    """A consistent-hash ring with virtual nodes. Immutable, with at least one member.
+    """A consistent-hash ring of metadata nodes (members).
 
     Keys and members have places (positions) on a circle of 2^64. A key belongs to the next member
-    clockwise, so a member that joins or leaves affects about one key in n (the number of members),
-    and no key moves between two members that stay. A member has 128 virtual nodes of eight places
-    each, times its weight, so that the parts are of similar size: their standard deviation is about
-    3 %.
-
-    Places depend only on the ids and weights of members, so every node has the same ring. Two nodes
-    that know different members notice it by the ``fingerprint``."""
+    clockwise, so few keys move when a member joins or leaves. A member has 128 virtual nodes of
+    eight places each, times its weight, so that the parts are of similar size. Two nodes that know
+    different members notice it by the ``fingerprint``."""
 
     __slots__ = ("_owners", "_places", "fingerprint", "members")
 

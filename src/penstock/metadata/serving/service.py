@@ -322,9 +322,8 @@ class MetadataService:
         return listed if isinstance(listed, calls.Listed) else await listed
 
     async def _list_as_of_now(self, mirror: Mirror, request: calls.ListPage) -> calls.Listed:
-        """Return a page that is as new as the store. A node needs partition rows that are not older
-        than its registration, which is an entry of another prefix, so the revision in memory is
-        compared with the store. Later pages are never older than the first."""
+        """Return a page that is as new as the store: a node must not act on partition rows that are
+        older than its registration."""
         _, revision = await self._store.list(MANAGER_KEY)  # at most one entry; the revision matters
         await mirror.catch_up(max(revision, request.min_revision), seconds=0)
         return self._page(mirror, request)

@@ -344,8 +344,7 @@ def move_key(task_id: str) -> str:
 
 
 class MoveTasks:
-    """The tasks with which brokers move messages from dead-letter queues back to their sources. All
-    are in memory: a restarted broker continues the running tasks, and operators see ended tasks."""
+    """The tasks that move messages from dead-letter queues back to their source queues."""
 
     def __init__(self, store: Store, *, per_source_max: int = MOVES_PER_SOURCE_MAX) -> None:
         self._per_source_max = per_source_max
@@ -385,8 +384,7 @@ class MoveTasks:
 
 
 class StoredProducerIds:
-    """Unique producer ids. They are reserved in the store in blocks of PRODUCER_IDS_BLOCK; a node
-    that restarts does not use the rest of its block."""
+    """Unique producer ids, which are reserved in the store in blocks."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -325,9 +325,8 @@ async def upgrade(
     nodes: Mapping[int, NodeEntry],
     away: Sequence[int],
 ) -> port.Upgrade:
-    """Request a feature level, and wait until the manager has raised it. Raises Conflict with the
-    reasons if a node does not support it, or if ``away`` (dead nodes with partitions) is not empty.
-    The manager checks this again (``manager/level_raiser.py``)."""
+    """Request a feature level, and wait until the manager has raised it. Raises Conflict if a node
+    does not support it, or if ``away`` (dead nodes with partitions) is not empty."""
     await level.refresh()
     entry, version = level.entry, level.version
     wanted = latest_of(level, nodes) if to is None else to

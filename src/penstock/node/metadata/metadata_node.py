@@ -37,8 +37,7 @@ Levels = Callable[[], Iterable[tuple[Family, Sample]]]
 
 
 class MetadataAdmin:
-    """Serves health, metrics, info and configuration over HTTP. A metadata node has no queues and
-    opens no secrets, so it has no admin API (``frontend/admin``)."""
+    """Serves health, metrics, info and configuration of a metadata node over HTTP."""
 
     def __init__(self, setup: NodeSetup, levels: Levels) -> None:
         self._setup = setup

@@ -127,8 +127,7 @@ class CertificateKeeper:
 
 
 class Entropy:
-    """A source of random bytes, read from the kernel a page at a time: a system call per message id
-    would cost as much as encoding the message."""
+    """A source of random bytes that reads a page at a time from the kernel, for speed."""
 
     __slots__ = ("_page", "_position")
 

@@ -52,9 +52,8 @@ class MemoryKeeper:
 
     Objects of a topic refer to each other in cycles, so only Python's garbage collector frees them.
     It counts objects, not bytes, and ignores objects from before the start (``gc.freeze``). So some
-    seconds after a deletion a collection runs, and then the allocator returns free pages. With
-    1,250 partitions a collection blocks the process for up to 100 ms, so it waits until the node
-    has little to do, and collections use at most 1 % of the time."""
+    seconds after a deletion a collection runs. It may block the process for 100 ms, so it waits
+    until the node has little to do."""
 
     def __init__(
         self,

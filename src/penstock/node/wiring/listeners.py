@@ -58,8 +58,7 @@ from penstock.node.wiring.security import NodeSecurity
 
 class FrontendCalls:
     """The broker, its coordinators and the metadata, with bulkheads and quotas, as frontends call
-    them. In a cluster, SQS calls go to the leader of the partition; Kafka clients find leaders
-    themselves."""
+    them."""
 
     def __init__(
         self,
