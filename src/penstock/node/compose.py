@@ -250,8 +250,7 @@ class Node:
         self._setup.health.drain()
         if self._setup.config.node.drain_ms:
             await asyncio.sleep(self._setup.config.node.drain_ms / 1_000)
-        # With one replica there is nothing to hand over: the node keeps leading and managing until
-        # all nodes have written their last records.
+        # With one replica, the node remains leader until all nodes have written their last records.
         is_only = self._setup.config.cluster.replicas == 1
         if self._cluster is not None and not is_only:
             await self._cluster.leave()

@@ -256,7 +256,7 @@ class Links:
         self._probe = encode_range(f"{config.namespace}/".encode(), is_keys_only=True)
 
     async def ready(self, until: float) -> Link:
-        """Return a connection to a member that replies. Raises Unreachable at time ``until``."""
+        """Return a connection to a member that replies. Raises Unreachable if none does in time."""
         link = self._link
         if link is not None and link.is_connected:
             return link

@@ -94,8 +94,7 @@ def encode_txn(txn: Txn, name: Callable[[str], bytes]) -> bytes:
     parts: list[bytes] = []
     for target, union, keys in ((2, 6, txn.compare), (1, 5, txn.compare_created)):  # MOD, CREATE
         for key, revision in keys:
-            # The operator is EQUAL, the default, which is not sent. A revision of 0 must be sent,
-            # because it is in a union.
+            # The operator EQUAL is the default. A revision of 0 must be sent: it is in a union.
             expected = varint(union << 3) + varint(revision)
             parts.append(_bytes(1, _int(2, target) + _bytes(3, name(key)) + expected))
     for key, value in txn.puts:

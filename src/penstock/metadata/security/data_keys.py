@@ -122,8 +122,7 @@ class DataKeys:
         clock: Clock,
         entropy: Callable[[int], bytes],  # returns this number of random bytes
     ) -> None:
-        # Returns the longest retention of a topic on any node. Replaced when the configs of all
-        # nodes are known.
+        # Returns the longest retention of a topic on any node. Replaced when configs are known.
         self.retention_ms_of: Callable[[Topic], int | None] = lambda topic: (
             settings_of(topic).retention_ms
         )

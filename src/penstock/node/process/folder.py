@@ -120,7 +120,7 @@ class DataFolder:
         return self.path / METADATA_NAME
 
     def renew_anchor(self, clock: SystemClock) -> bool:
-        """Store the present clocks. Returns whether they had no gap since the last call."""
+        """Store the time. Returns False if the clock was set or the machine restarted meanwhile."""
         now = clock.anchor()
         file = self.path / ANCHOR_NAME
         try:

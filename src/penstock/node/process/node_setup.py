@@ -37,9 +37,8 @@ CERTIFICATES_SECONDS: Final = 5.0
 log_ = logging.getLogger(__name__)
 
 # The processes of ``penstock serve --workers`` call each other over loopback ports, which every
-# user of the machine can connect to. So both ends prove that they know a secret, which the parent
-# draws at each start (``wire/internal/proof.py``). A process gets it by a pipe as standard input:
-# other users can read its arguments, and the owner's other programs its environment and files.
+# user of the machine can connect to. So both ends prove that they know a secret of this start
+# (``wire/internal/proof.py``), which a process reads from a pipe that is its standard input.
 _VARIABLE: Final = "PENSTOCK_WORKER_SECRET_FD"
 SECRET_ENV: Final = {_VARIABLE: "0"}  # makes a child read the pipe
 
