@@ -248,7 +248,7 @@ START = [
         f"{SERVE} --config no.toml",
         2,
         "the configuration is not valid",
-        "no.toml: cannot be read: No such file",
+        "no.toml cannot be read: No such file",
         "penstock generate config",
     ),
     Mistake(

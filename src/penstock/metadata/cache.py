@@ -1,9 +1,8 @@
 """Copies of one prefix of the store in memory, updated by a watch.
 
 A reader never waits: reading is a dict lookup. A writer writes to the store first and then passes
-the result to ``Cache.apply``, so that it sees its own change when its call returns, before the
-watch reports it. When the watch does, ``apply`` ignores it: a value is replaced only by a newer
-one."""
+the result to ``Cache.apply``, so that it sees its own change when its call returns. When the watch
+reports the same change later, ``apply`` ignores it: a value is replaced only by a newer one."""
 
 import asyncio
 import logging
@@ -25,30 +24,30 @@ log = logging.getLogger(__name__)
 
 
 class PrefixWatch(ABC):
-    """Follows one prefix: reads it whole, applies the changes of the watch, and reads it whole
-    again when the watch has missed changes. ``Cache`` keeps decoded values for this node,
-    ``serving/mirror.py`` raw values for other nodes."""
+    """Keeps a copy of one prefix up to date: reads all entries, applies the changes that the watch
+    reports, and reads all entries again if the watch has missed changes. ``Cache`` keeps decoded
+    values for this node, ``serving/mirror.py`` raw values for other nodes."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self.prefix = prefix
-        self.revision = 0  # the last one that ``_fill`` and ``_take`` have covered
+        self.revision = 0  # the store revision up to which the copy is complete
         self.trouble: str | None = None  # why memory may lag behind the store
         self.troubled_at = 0.0  # start of the trouble, by the loop's clock
-        self.resync_count = 0  # times everything was read again
+        self.resync_count = 0  # how many times all entries were read again
         self._store = store
         self._watching: asyncio.Task[None] | None = None
 
     @abstractmethod
     async def _fill(self) -> None:
-        """Read everything and set ``revision``."""
+        """Read all entries and set ``revision``."""
 
     @abstractmethod
     def _take(self, changes: Sequence[Change]) -> None:
         """Apply changes and set ``revision``."""
 
     async def start(self) -> None:
-        """Load everything into memory. Raises the errors of the store."""
-        assert self._watching is None, "start called twice"
+        """Load all entries into memory and begin to watch. Raises the errors of the store."""
+        assert self._watching is None, "start was called twice"
         await self._fill()
         self._watching = asyncio.create_task(self._follow(), name=f"watch {self.prefix}")
 
@@ -94,7 +93,7 @@ T = TypeVar("T")
 
 
 class Cache(PrefixWatch, Generic[T]):
-    """All values of a prefix, decoded."""
+    """The decoded values of all entries under a prefix, in memory."""
 
     def __init__(
         self,
@@ -103,9 +102,8 @@ class Cache(PrefixWatch, Generic[T]):
         *,
         decode: Callable[[bytes], T],
         encode: Callable[[T], bytes] = msgspec.json.encode,
-        on_change: Callable[[str, T | None, T | None], None],
+        on_change: Callable[[str, T | None, T | None], None],  # called with key, old and new value
     ) -> None:
-        """``on_change`` is called with key, old and new value after each change by any node."""
         super().__init__(store, prefix)
         self._decode = decode
         self._encode = encode
@@ -120,7 +118,6 @@ class Cache(PrefixWatch, Generic[T]):
         return self._values.get(key)
 
     def version(self, key: str) -> int:
-        """Return the version of an existing value, otherwise 0."""
         return self._versions.get(key, 0) if key in self._values else 0
 
     def values(self) -> Collection[T]:
@@ -130,7 +127,7 @@ class Cache(PrefixWatch, Generic[T]):
         return len(self._values)
 
     def apply(self, key: str, value: T | None, *, version: int) -> None:
-        """Apply a change (None: a delete), unless this or a newer one is known."""
+        """Set a value in memory, or delete it if it is None, unless memory is newer."""
         if version <= self._versions.get(key, 0):
             return
         before = self._values.get(key)
@@ -144,7 +141,7 @@ class Cache(PrefixWatch, Generic[T]):
             self._on_change(key, before, value)
 
     async def write(self, key: str, value: T | None, *, if_version: int | None = None) -> None:
-        """Put or delete (None) a value in the store, then here. Raises VersionConflict."""
+        """Put a value in the store and then in memory; the value None deletes the entry."""
         if value is None:
             version = await self._store.delete(key, if_version=if_version)
         else:
@@ -152,8 +149,7 @@ class Cache(PrefixWatch, Generic[T]):
         self.apply(key, value, version=version)
 
     async def refresh(self, key: str) -> tuple[T | None, int]:
-        """Read one value from the store. Returns the newest known one and its version, or None,
-        0."""
+        """Read one value from the store. Returns the value and its version, or (None, 0)."""
         entry = await self._store.get(key)
         if entry is None:
             return None, 0
@@ -161,9 +157,9 @@ class Cache(PrefixWatch, Generic[T]):
         return self.get(key), self.version(key)
 
     async def update(self, key: str, change: Callable[[T | None], T | None], *, what: str) -> None:
-        """Store the result of a pure function of the newest value (None: absent, or delete it).
-        After a conflict the function is called again; after an unknown outcome only if the store
-        does not have its result. Raises its errors, and Throttled if conflicts do not end."""
+        """Replace a value by ``change(newest value)``; None means no value. After a conflict
+        ``change`` is called again, after an unknown outcome only if the store does not have its
+        result. Raises the errors of ``change``, and Throttled after too many conflicts."""
         before, version = self.get(key), self.version(key)
         for _ in range(TRIES_MAX):
             after = change(before)

@@ -34,7 +34,7 @@ FRONTENDS_PREFIX: Final = "/frontends/"
 
 NODES_MAX: Final = 1_000
 NODE_ID_MAX: Final = 2**31 - 1
-# Each writes every two seconds (``membership/frontends.py``), and all are notified of each write.
+# Every frontend writes its entry every two seconds, and every write is reported to all of them.
 FRONTENDS_MAX: Final = 100
 FRONTEND_NAME_CHARS_MAX: Final = 255
 
@@ -51,23 +51,21 @@ class PartitionKey(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class NodeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The description of a node for other nodes."""
-
-    node: int  # never given to another machine
+    node: int  # number of the node, never reused for another machine
     name: str
     internal: str  # host:port for calls of other nodes
     http: str = ""  # URL for clients
     kafka: str = ""  # host:port for clients
     folder_id: str = ""  # id of the data folder: changes when the disk is replaced
     version: str = ""
-    feature_level: int = 0  # the highest that it supports
-    is_leaving: bool = False  # about to stop: it should not lead
+    feature_level: int = 0  # the highest level that the node supports
+    is_leaving: bool = False  # the node is about to stop and should not lead partitions
     rack: str = ""
-    feature_level_min: int = 0  # the lowest that it supports
+    feature_level_min: int = 0  # the lowest level that the node supports
 
     @property
     def levels(self) -> Levels:
-        """The supported levels. Nodes from before feature levels send 0 or 1."""
+        # Nodes of versions without feature levels send 0 or 1.
         return Levels(
             max(self.feature_level_min, LEVEL_FIRST), max(self.feature_level, LEVEL_FIRST)
         )
@@ -79,12 +77,12 @@ class ManagerEntry(msgspec.Struct, frozen=True):
 
 class PlacementRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     replicas: tuple[int, ...]
-    before: tuple[int, ...] = ()  # replicas before an operator's request; empty: the manager's
+    before: tuple[int, ...] = ()  # the replicas before a request of an operator; else empty
 
 
 class LevelEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    level: int = LEVEL_FIRST  # in force
-    wanted: int = 0  # requested by an operator, until it is in force; 0: none
+    level: int = LEVEL_FIRST  # the feature level in force
+    wanted: int = 0  # the level requested by an operator and not yet in force; 0: none
 
 
 def node_key(node: int) -> str:
@@ -104,33 +102,29 @@ def placement_key(key: PartitionKey) -> str:
 
 
 def partitions_of(topic: Topic) -> Iterable[PartitionKey]:
-    """Return the partitions of a topic; a share has none."""
     count = 0 if topic.is_share else topic.partition_count
     return (PartitionKey(topic.topic_id, index) for index in range(count))
 
 
 def node_of(key: str) -> int:
-    """Return the node that the key of a node or drain request names. Raises Damaged."""
     try:
         return int(key.rpartition("/")[2])
     except ValueError:
-        raise Damaged(key, 0, "not the key of a node") from None
+        raise Damaged(key, 0, "this is not the key of a node") from None
 
 
 def partition_of(key: str) -> PartitionKey:
-    """Return the partition that the key of a row or placement request names. Raises Damaged."""
     rest, _, index = key.rpartition("/")
     try:
         return PartitionKey(rest.rpartition("/")[2], int(index))
     except ValueError:
-        raise Damaged(key, 0, "not the key of a partition") from None
+        raise Damaged(key, 0, "this is not the key of a partition") from None
 
 
-encode_entry = msgspec.json.Encoder(order="deterministic").encode  # any of the above, or a row
+encode_entry = msgspec.json.Encoder(order="deterministic").encode
 
 
 def _decoder(kind: type[T]) -> Callable[[str, bytes], T]:
-    """Return a function that decodes a value of this type, given its key. Raises Damaged."""
     decoder = msgspec.json.Decoder(kind)
 
     def decode(key: str, value: bytes) -> T:

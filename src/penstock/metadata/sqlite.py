@@ -1,16 +1,15 @@
-"""The store of a single machine: SQLite from the standard library, in a separate thread.
+"""The metadata store of a single machine, in SQLite.
 
-SQLite calls block, and a connection belongs to one thread: so one worker thread owns the connection
-and runs calls in order, which also makes every call a consistent snapshot. A commit is synced
-before the caller gets the reply (WAL, synchronous=FULL). ``node`` ensures that only one process
-uses a data folder.
+Calls of SQLite block, so one worker thread owns the connection and runs all calls in order. A
+commit is synced before the caller gets the reply (WAL, synchronous=FULL). ``node`` ensures that
+only one process uses a data folder.
 
-Watchers have no queue: each remembers a revision and reads the history table from there when a
-commit wakes it. A slow watcher costs nothing; one that is too slow gets Compacted. Leases are in a
-separate table, their times in memory; one task ends the leases that are not kept alive.
+A watch remembers its next revision and reads the table of changes from there after each commit; a
+watch that is too slow gets Compacted. Leases are in a separate table, their end times in memory;
+one task ends the leases that are not kept alive.
 
-Changing the schema: raise SCHEMA_VERSION, add the step from the version before to MIGRATIONS, keep
-a test that opens a database of each older version. A database of a newer version is refused."""
+To change the schema, raise SCHEMA_VERSION, add the step from the version before to MIGRATIONS, and
+add a test that opens a database of that version. A database of a newer version is refused."""
 
 import asyncio
 import logging
@@ -43,12 +42,12 @@ T = TypeVar("T")
 
 APPLICATION_ID = 0x50454E53  # "PENS", to detect databases of other programs
 SCHEMA_VERSION = 2
-HISTORY_REVISIONS_MAX = 1_024  # watchers in this process lag by one wake-up, not by a thousand
-WATCH_CHANGES_MAX = 4 * CHANGES_PER_TXN_MAX  # one read of history; holds several whole revisions
+HISTORY_REVISIONS_MAX = 1_024  # far more than a watch in this process is ever behind
+WATCH_CHANGES_MAX = 4 * CHANGES_PER_TXN_MAX  # of one read, enough for several whole revisions
 CALLS_MAX = 10_000  # calls waiting for the thread; more would only time out in the queue
 BUSY_SECONDS_MAX = 5.0
 LEASES_MAX = 10_000  # a cluster takes one per node; each is a few hundred bytes
-ENDING_RETRY_SECONDS = 1.0  # for example after the disk was full
+ENDING_RETRY_SECONDS = 1.0  # after an error, such as a full disk
 
 # Keys are blobs: SQLite compares blobs by byte, so a prefix is a range. A change without a value
 # is a delete. ``head`` has one row: the newest revision and the newest compacted one.
@@ -83,7 +82,7 @@ log = logging.getLogger(__name__)
 
 
 class _Database:
-    """The blocking half: everything here runs in the store's thread."""
+    """The blocking calls of SQLite, which all run in one thread."""
 
     def __init__(self, path: Path, *, history_revisions_max: int) -> None:
         self._path = path
@@ -97,12 +96,12 @@ class _Database:
                 self._path, isolation_level=None, timeout=BUSY_SECONDS_MAX, cached_statements=32
             )
         except sqlite3.Error as exc:
-            raise StoreUnusable(f"{self._path}: cannot be opened: {exc}") from exc
+            raise StoreUnusable(f"{self._path} cannot be opened: {exc}") from exc
         try:
             self._prepare(connection)
         except sqlite3.Error as exc:
             connection.close()
-            raise StoreUnusable(f"{self._path}: not a usable metadata database: {exc}") from exc
+            raise StoreUnusable(f"{self._path} is not a usable metadata database: {exc}") from exc
         except StoreUnusable:
             connection.close()
             raise
@@ -117,18 +116,18 @@ class _Database:
             raise StoreUnusable(f"{self._path}: the database belongs to another program")
         if version > SCHEMA_VERSION:
             raise StoreUnusable(
-                f"{self._path}: schema {version} is of a newer Penstock; this version reads up to"
+                f"{self._path}: schema {version} is from a newer version; this one reads up to"
                 f" {SCHEMA_VERSION}"
             )
         if version == 0 and table_count:
-            raise StoreUnusable(f"{self._path}: has tables but no schema version")
+            raise StoreUnusable(f"{self._path}: the database has tables but no schema version")
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise StoreUnusable(f"{self._path}: the file system does not support WAL")
         connection.execute("PRAGMA synchronous = FULL")
         (finding,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if finding != "ok":
-            raise StoreUnusable(f"{self._path}: damaged: {str(finding).splitlines()[-1]}")
+            raise StoreUnusable(f"{self._path} is damaged: {str(finding).splitlines()[-1]}")
         for step in range(version, SCHEMA_VERSION):
             with _transaction(connection):
                 for statement in MIGRATIONS[step]:
@@ -136,10 +135,9 @@ class _Database:
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {step + 1}")
         if connection.execute("SELECT revision FROM head").fetchone() is None:
-            raise StoreUnusable(f"{self._path}: damaged: the revision is missing")
+            raise StoreUnusable(f"{self._path} is damaged: the revision is missing")
 
     def guarded(self, work: Callable[[], T]) -> T:
-        """Run one call and convert errors of SQLite to Penstock's."""
         if self._failure is not None:
             raise StoreUnusable(self._failure)
         try:
@@ -149,7 +147,7 @@ class _Database:
             # closed connection, have no code.
             code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
             if code == sqlite3.SQLITE_FULL:
-                raise DiskFull("no space left on the disk for metadata") from exc
+                raise DiskFull("there is no space left on the disk for metadata") from exc
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise Throttled("the metadata database is locked by another process") from exc
             if code in FATAL:
@@ -217,21 +215,20 @@ class _Database:
         return revision
 
     def leases(self) -> Sequence[tuple[int, int]]:
-        """Return the ids and TTLs of all leases."""
         return self._connection.execute("SELECT id, ttl_ms FROM lease").fetchall()
 
     def grant(self, ttl_ms: int) -> int:
         with _transaction(self._connection):
             (count,) = self._connection.execute("SELECT count(*) FROM lease").fetchone()
             if count >= LEASES_MAX:
-                raise Throttled(f"Too many leases: {LEASES_MAX} exist; retry.")
+                raise Throttled(f"{LEASES_MAX} metadata leases exist, which is the limit; retry.")
             added = self._connection.execute("INSERT INTO lease (ttl_ms) VALUES (?)", (ttl_ms,))
             assert added.lastrowid, "SQLite row ids start at 1"
             return added.lastrowid
 
     def end_lease(self, lease: int) -> None:
-        """Delete a lease and its entries, at several revisions if they are more than a transaction
-        may change: a watch reads history by whole revisions, which therefore have a bound."""
+        """Delete a lease and its entries. If there are many, they are deleted at several revisions,
+        because a watch reads all changes of a revision at once."""
         with _transaction(self._connection):
             keys = self._connection.execute(
                 "SELECT key FROM entry WHERE lease = ? AND lease <> 0 ORDER BY key", (lease,)
@@ -277,7 +274,7 @@ class _Database:
         return revision, compacted
 
     def _revisions(self, key: str) -> tuple[int, int]:
-        """Return version and create revision, 0 if there is no such entry."""
+        """Return the version and the create revision of an entry, or (0, 0) if it is absent."""
         row = self._connection.execute(
             "SELECT version, create_revision FROM entry WHERE key = ?", (key.encode(),)
         ).fetchone()
@@ -310,8 +307,7 @@ def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE")
 
 
 class LeaseTimes:
-    """End times of leases, of a clock of this process and in memory only: a restarted store gives
-    every lease its full time again, because holders could not keep leases alive meanwhile."""
+    """The end times of leases. After a restart every lease lasts its full time again."""
 
     def __init__(self) -> None:
         self._ttl_ms: dict[int, int] = {}
@@ -325,7 +321,6 @@ class LeaseTimes:
         self._ends_at_ms[lease] = now_ms + ttl_ms
 
     def renew(self, lease: int, *, now_ms: int) -> int:
-        """Return how long the lease lasts. Raises LeaseGone if it has ended, removed or not."""
         ttl_ms = self._ttl_ms.get(lease)
         if ttl_ms is None or self._ends_at_ms[lease] <= now_ms:
             raise LeaseGone(lease)
@@ -333,7 +328,7 @@ class LeaseTimes:
         return ttl_ms
 
     def ended(self, *, now_ms: int) -> Sequence[int]:
-        """Return the ended leases by end time. They stay until ``forget`` is called."""
+        """Return the leases that have ended, oldest first. They stay until ``forget`` is called."""
         ended = [lease for lease, at_ms in self._ends_at_ms.items() if at_ms <= now_ms]
         return sorted(ended, key=self._ends_at_ms.__getitem__)
 
@@ -346,8 +341,6 @@ class LeaseTimes:
 
 
 class SqliteStore(Store):
-    """Call ``open``."""
-
     def __init__(
         self, database: _Database, thread: ThreadPoolExecutor, loop: asyncio.AbstractEventLoop
     ) -> None:
@@ -365,7 +358,6 @@ class SqliteStore(Store):
     async def open(
         cls, path: Path, *, history_revisions_max: int = HISTORY_REVISIONS_MAX
     ) -> "SqliteStore":
-        """Open the file, or create it. Raises StoreUnusable."""
         assert history_revisions_max >= 1
         loop = asyncio.get_running_loop()
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata")
@@ -425,7 +417,7 @@ class SqliteStore(Store):
 
     def _grant(self, ttl_ms: int) -> int:
         lease = self._database.grant(ttl_ms)
-        # Called here as in ``_commit``: a lease must end even if its caller was cancelled.
+        # Called from this thread, because the caller may have been cancelled meanwhile.
         self._loop.call_soon_threadsafe(self._begin_lease, lease, ttl_ms)
         return lease
 
@@ -436,7 +428,6 @@ class SqliteStore(Store):
             self._ending = self._loop.create_task(self._end_leases(), name="metadata leases")
 
     async def _end_leases(self) -> None:
-        """End the leases that are not kept alive, until the store is closed."""
         while True:
             self._lease_began.clear()
             try:
@@ -456,7 +447,7 @@ class SqliteStore(Store):
         return int(self._loop.time() * 1_000)
 
     async def close(self) -> None:
-        """Close after the calls that are already waiting; later calls are refused."""
+        """Finish the calls that are waiting, then close. Later calls are refused."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -472,7 +463,7 @@ class SqliteStore(Store):
         if self._is_closed:
             raise StoreUnusable("The metadata store is closed.")
         if self._call_count == CALLS_MAX:
-            raise Throttled(f"Too many metadata calls: {CALLS_MAX} are waiting; retry.")
+            raise Throttled(f"{CALLS_MAX} metadata calls are already waiting; retry.")
         self._call_count += 1
         try:
             return await self._loop.run_in_executor(self._thread, self._database.guarded, work)
@@ -481,7 +472,7 @@ class SqliteStore(Store):
 
     def _commit(self, work: Callable[[], T]) -> T:
         done = work()
-        # Called here and not by the caller, which may have been cancelled meanwhile.
+        # Called from this thread, because the caller may have been cancelled meanwhile.
         self._loop.call_soon_threadsafe(self._wake_watches)
         return done
 

@@ -1,17 +1,15 @@
-"""The key-value interface below all metadata: small, versioned, watchable.
+"""The interface of the key-value stores that contain all metadata.
 
-It follows etcd, where a cluster keeps its metadata; a single machine uses SQLite with the same
-calls (``sqlite.py``). Every change raises one store-wide revision. An entry's version is the
-revision of its last change, so a version is never reused, and "changed since it was read" is one
-comparison of integers. No store is called on the path of a message.
+The interface follows etcd, where a cluster keeps its metadata; a single machine uses SQLite
+(``sqlite.py``). Every change raises one store-wide revision. An entry's version is the revision of
+its last change, so a version is never reused. No store is called on the path of a message.
 
 An entry may have a lease, which its holder keeps alive. When the lease ends, its entries are
 deleted, and watches report these deletes: so a cluster notices that a node is gone.
 
 A change whose reply was lost may have happened. Then ``txn`` raises OutcomeUnknown and does not
-retry: only the caller can find out, by reading, and knows whether a retry is safe. Every other
-error of ``txn`` means that nothing was changed, except StoreUnusable, after which nothing that this
-store returns can be trusted."""
+retry: only the caller knows whether a retry is safe. After any other error of ``txn``, except
+StoreUnusable, nothing was changed."""
 
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -24,10 +22,10 @@ from penstock.model.errors import InvalidRequest, PenstockError, VersionConflict
 from penstock.wire.internal.faults import OutcomeUnknown, Unreachable
 
 # All limits are etcd's defaults, so that what fits a single machine also fits a cluster.
-CHANGES_PER_TXN_MAX = 128  # and the same number of comparisons
+CHANGES_PER_TXN_MAX = 128  # the number of comparisons has the same limit
 VALUE_BYTES_MAX = 512 * 1_024
 KEY_BYTES_MAX = 1_024
-TXN_BYTES_MAX = 1_024 * 1_024  # changed keys and values; comparisons need the rest of 1.5 MiB
+TXN_BYTES_MAX = 1_024 * 1_024  # changed keys and values; etcd allows 1.5 MiB with comparisons
 LEASE_TTL_MS_MAX = 3_600_000  # a dead node must not count as alive for longer
 
 Lease = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -56,17 +54,18 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Txn(msgspec.Struct, frozen=True, array_like=True):
-    """The changes of a transaction, also as sent to other nodes. See ``Store.txn``."""
+    """A transaction, as passed to a store and as sent to other nodes. See ``Store.txn``."""
 
     compare: Sequence[tuple[str, int]]
     puts: Sequence[tuple[str, bytes]] = ()
     deletes: Sequence[str] = ()
     compare_created: Sequence[tuple[str, int]] = ()
-    lease: Lease = 0  # of all puts
+    lease: Lease = 0  # lease of all entries that are put; 0: none
 
 
 class Compacted(PenstockError):
-    """A watch requested history that is gone; the watcher must list again and continue there."""
+    """Raised by a watch from a revision that the store no longer keeps. The watcher must list all
+    entries again and watch from the revision of the list."""
 
     def __init__(self, oldest_revision: int) -> None:
         super().__init__(f"History before revision {oldest_revision} was compacted.")
@@ -74,21 +73,21 @@ class Compacted(PenstockError):
 
 
 class StoreUnreachable(Unreachable):
-    """The text names the address; the public text for clients does not."""
+    """Raised if the store does not reply. Clients see ``public``, without the address."""
 
-    public = "Metadata store not reachable; retry."
+    public = "The metadata store is not reachable; retry."
 
 
 class StoreOutcomeUnknown(OutcomeUnknown):
-    public = "Metadata store not reachable, outcome unknown; retry."
+    public = "The metadata store is not reachable and the outcome is unknown; retry."
 
 
 class StoreUnusable(PenstockError):
-    """The store cannot be opened, or can no longer be trusted. The text is one line."""
+    """Raised if the store cannot be opened, or its data can no longer be trusted."""
 
 
 class LeaseGone(PenstockError):
-    """The lease has ended or never existed: its entries are gone or will be soon."""
+    """Raised if a lease has ended or never existed. Its entries are deleted or will be soon."""
 
     def __init__(self, lease: int) -> None:
         super().__init__(f"Lease {lease:x} has ended.")
@@ -96,25 +95,25 @@ class LeaseGone(PenstockError):
 
 
 class Store(Protocol):
-    """Base class of all stores. Any call may raise StoreUnusable, or Overloaded: retry."""
+    """The base class of all stores. Any call may raise StoreUnusable or Overloaded."""
 
     async def get(self, key: str) -> Entry | None: ...
 
     async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:
-        """Return all entries under a prefix in key order, and the revision of this state: at least
-        ``min_revision``, and not older than anything this store has returned or reported before. An
-        authoritative store (SQLite, etcd) includes every acknowledged change. Raises StoreUnusable
-        if the store has not reached ``min_revision``: it has been set back."""
+        """Return all entries under a prefix in key order, and the revision at which they were read.
+        This revision is at least ``min_revision``, and not older than any revision that this store
+        has returned before. SQLite and etcd include every acknowledged change. Raises StoreUnusable
+        if the store is below ``min_revision``, because it was restored from an older state."""
         ...
 
     async def put(self, key: str, value: bytes, *, if_version: int | None = None) -> int:
-        """Write a value durably and return the new revision. ``if_version``: None always writes, 0
-        only if the key is absent, any other only over that version. Raises VersionConflict."""
+        """Write a value durably and return the new revision. Raises VersionConflict if
+        ``if_version`` is given and the entry has another version (0: the key is absent)."""
         compare = () if if_version is None else ((key, if_version),)
         return await self.txn(compare=compare, puts=((key, value),))
 
     async def delete(self, key: str, *, if_version: int | None = None) -> int:
-        """Return the revision of the delete, or the present one if the key was absent."""
+        """Delete a key. Returns the new revision, or the present one if the key was absent."""
         compare = () if if_version is None else ((key, if_version),)
         return await self.txn(compare=compare, deletes=(key,))
 
@@ -127,39 +126,40 @@ class Store(Protocol):
         deletes: Sequence[str] = (),
         lease: int = 0,
     ) -> int:
-        """Make all changes at one revision, or none. Each compared key must have its version or its
-        create revision (0: absent); otherwise VersionConflict is raised. A key is changed at most
-        once. With ``lease``, all puts have that lease (raises LeaseGone if it has ended); without
-        it, they have none, even if they had one before. Raises OutcomeUnknown if it is not known
-        whether the change happened; it is not retried then."""
+        """Make all changes at one new revision, or none, and return the revision. Raises
+        VersionConflict unless every key in ``compare`` has the given version and every key in
+        ``compare_created`` the given create revision (0: the key is absent). A key is changed at
+        most once. All entries that are put get ``lease`` (raises LeaseGone if it has ended), or
+        none if it is 0, even if they had one before. Raises OutcomeUnknown if the reply was lost;
+        the transaction is not retried then."""
         return await self.commit(Txn(compare, puts, deletes, compare_created, lease))
 
     async def commit(self, txn: Txn) -> int: ...
 
     def watch(self, prefix: str, *, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
         """Yield changes under a prefix from a revision on, oldest first; the changes of one
-        revision are never split over two batches. Raises Compacted if the revision is no longer
-        kept. Ends when the store is closed."""
+        revision are never split. Raises Compacted if the revision is no longer kept. Ends when the
+        store closes."""
         ...
 
     async def grant(self, ttl_ms: int) -> int:
-        """Return a new lease that lasts at least this long. Its id is not 0 and never reused."""
+        """Create a lease that lasts at least this long. Its id is never 0 and never reused."""
         ...
 
     async def keep_alive(self, lease: int) -> int:
-        """Renew a lease and return its time in ms, which began when the store replied: count it
-        from before the call. Raises LeaseGone."""
+        """Renew a lease and return its remaining time in ms. The caller must count this time from
+        before the call, because the reply may be delayed. Raises LeaseGone."""
         ...
 
     async def revoke(self, lease: int) -> None:
-        """End a lease now: its entries are gone when this returns. Idempotent."""
+        """End a lease and delete its entries. Does nothing if it has already ended."""
         ...
 
     async def close(self) -> None: ...
 
 
 def check_changes(txn: Txn) -> None:
-    """Check the limits of all stores. Raises InvalidRequest."""
+    """Raise InvalidRequest if a transaction exceeds the limits that all stores have."""
     keys = [*(key for key, _ in txn.puts), *txn.deletes]
     assert len(keys) == len(set(keys)), "a transaction changes each key at most once"
     compared = [key for key, _ in (*txn.compare, *txn.compare_created)]
@@ -180,7 +180,6 @@ def check_changes(txn: Txn) -> None:
 
 
 def check_ttl(ttl_ms: int) -> None:
-    """Raises InvalidRequest if the TTL is out of range."""
     if not 0 < ttl_ms <= LEASE_TTL_MS_MAX:
         raise InvalidRequest(f"A lease TTL must be 1 to {LEASE_TTL_MS_MAX} ms, not {ttl_ms}.")
 
@@ -199,7 +198,7 @@ def prefix_range(prefix: str) -> tuple[bytes, bytes]:
 
 
 async def store_id(store: Store, entropy: Callable[[int], bytes]) -> str:
-    """Return the random id of a store, by which a node notices that it is served from another."""
+    """Return the random id of a store, by which nodes recognize it."""
     entry = await store.get(ID_KEY)
     if entry is None:
         drawn = urlsafe_b64encode(entropy(ID_BYTES))

@@ -57,7 +57,6 @@ log_ = logging.getLogger(__name__)
 
 
 def make_node(loaded: Loaded[Config]) -> "Node | MetadataNode":
-    """Raises PenstockError."""
     config = loaded.config
     check_not_of_workers(Path(config.node.data))
     check_internal(config)
@@ -66,8 +65,6 @@ def make_node(loaded: Loaded[Config]) -> "Node | MetadataNode":
 
 
 class Node:
-    """Frontend and broker in one process."""
-
     def __init__(self, setup: NodeSetup) -> None:
         self.is_auth_on = setup.is_auth_on
         self._setup = setup
@@ -188,9 +185,9 @@ class Node:
         self._jobs = [asyncio.create_task(job, name=name) for name, job in jobs.items()]
 
     async def _sweep_tombs(self) -> None:
-        """Remove old tombstones whose folders are gone, and data keys that no message needs."""
+        """Periodically remove tombstones without files, and data keys that no message needs."""
         topics = self._setup.folder.path / "topics"
-        # A node that was down must find it: files are removed only by a tombstone.
+        # Longer in a cluster: a node that was down needs the tombstone to remove its files.
         kept_ms = TOMBSTONE_MS if self._cluster is None else CLUSTER_TOMBSTONE_MS
         while True:
             await asyncio.sleep(TOMB_SWEEP_SECONDS)
@@ -201,11 +198,11 @@ class Node:
                     kept_ms=kept_ms,
                 )
                 await self._security.data_keys.sweep()
-            except PenstockError as error:  # for example a full disk: retried
+            except PenstockError as error:  # such as a full disk; the next sweep retries
                 log_.warning("tombstones not removed", extra={"reason": str(error)})
 
     def _report(self) -> None:
-        # At most one trouble of the metadata: all copies are of the same store.
+        # Reported once, because all of them are copies of the same store.
         away = self._metadata.trouble or self._security.trouble or self._role.trouble
         self._setup.health.show(
             [
@@ -253,8 +250,7 @@ class Node:
         self._setup.health.drain()
         if self._setup.config.node.drain_ms:
             await asyncio.sleep(self._setup.config.node.drain_ms / 1_000)
-        # With one replica there is nothing to hand over: the node keeps leading and managing until
-        # all nodes have written their last records.
+        # With one replica, the node remains leader until all nodes have written their last records.
         is_only = self._setup.config.cluster.replicas == 1
         if self._cluster is not None and not is_only:
             await self._cluster.leave()

@@ -1,8 +1,7 @@
 """The life of a node: load the configuration, start, print ``ready``, serve until a signal, drain.
 
-The exit code is part of the contract: 0 after a drain, 1 after a forced stop; a start that fails is
-a SetupError with its own code.
-"""
+The exit code is 0 after a drain and 1 after a forced stop; a failed start raises a SetupError with
+its own exit code."""
 
 import asyncio
 import gc
@@ -33,8 +32,8 @@ AnyNode = Node | MetadataNode
 
 EXIT_OK, EXIT_FAILED = 0, 1
 
-# Objects of requests are freed by reference counting, so a collection per 700 of them (the default)
-# only costs time. One per 10,000 takes 2 to 4 ms; one of the survivors of five takes at most 10 ms.
+# Objects of requests are freed by reference counting, so frequent collections only cost time. A
+# collection per 10,000 new objects takes 2 to 4 ms, one of older objects at most 10 ms.
 GC_THRESHOLDS = (10_000, 5, 200)
 
 
@@ -107,7 +106,7 @@ def _on_stop_signal(stop: asyncio.Event) -> None:
 
 
 def _root_key(node: AnyNode) -> list[str]:
-    """Return the lines that show the first access key: it is stored nowhere else."""
+    """Return the lines that show a new access key of root, with its secret."""
     made = node.root_key
     if made is None:
         return []

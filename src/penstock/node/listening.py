@@ -1,5 +1,5 @@
-"""Listeners of a node: for other nodes; for HTTP, one for clients and one for operators, which uses
-the next port unless its address is configured; and why a listener could not open."""
+"""Opens the listeners of a node for other nodes, for HTTP clients and for operators, and explains
+why a listener could not be opened."""
 
 import contextlib
 import errno
@@ -28,7 +28,7 @@ LISTENING: Final = "0A"  # the state of a socket in /proc/net/tcp
 
 @contextlib.contextmanager
 def binding(what: str, flag: str, host: str, port: int) -> Iterator[None]:
-    """Turn the OSError of a listener into a SetupError. ``what`` it serves, ``flag`` sets it."""
+    """Convert an OSError to a SetupError that names the listener and its flag."""
     try:
         yield
     except OSError as error:
@@ -44,7 +44,6 @@ async def bind(listener: Listener, listen: str, what: str, flag: str, **more: An
 async def open_internal(
     setup: NodeSetup, answers: CallHandlers, **more: Any
 ) -> tuple[InternalListener, str]:
-    """Open the listener for other nodes. Returns it and its address."""
     internal, nodes = setup.config.internal, setup.certificates.nodes
     listener = InternalListener(
         answers, NodeEnd(setup.name, internal.cluster, secret=setup.worker_secret, **more)
@@ -66,7 +65,7 @@ def _unusable(error: OSError, what: str, given: str, host: str, port: int, flag:
         )
     reason = error.strerror or str(error)
     if error.errno is not None and error.errno in errno.errorcode:
-        # Without the address, which the headline has.
+        # Without the address, which ``what`` contains.
         reason = os.strerror(error.errno)
     if error.errno == errno.EADDRNOTAVAIL:
         what = f"this machine has no address {host} ({given})"
@@ -84,7 +83,7 @@ def _unusable(error: OSError, what: str, given: str, host: str, port: int, flag:
 
 
 def who_listens(port: int) -> str | None:
-    """Return the process that listens on a port of this machine, as far as this user may see."""
+    """Return the name of the process that listens on a port, or None if this user cannot see it."""
     inodes = {f"socket:[{inode}]" for inode in _listening(port)}
     processes = (one for one in Path("/proc").iterdir() if one.name.isdecimal())
     for process in processes if inodes else ():
@@ -122,8 +121,7 @@ def make_listener(
     request_bytes_max: int = 0,
     outlives: Callable[[HttpRequest], bool] = lambda _request: False,
 ) -> HttpListener:
-    """``is_open``, ``acts_on_get``: see ``BrowserGuard``. ``request_bytes_max``, 0: as
-    configured."""
+    # For ``is_open`` and ``acts_on_get`` see ``BrowserGuard``.
     http = setup.config.http
     return HttpListener(
         handle,
@@ -149,7 +147,6 @@ def make_listener(
 async def open_admin(
     setup: NodeSetup, handle: Handle, *, is_open: bool
 ) -> tuple[HttpListener, str]:
-    """Open the admin listener. Returns it and its URL."""
     tls = setup.certificates.context
     listener = make_listener(
         setup, handle, "admin", forbid=forbidden, is_open=is_open, request_bytes_max=BODY_BYTES_MAX

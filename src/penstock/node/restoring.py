@@ -57,9 +57,7 @@ Progress = Callable[[int, int], None]
 def restore(
     backup: Path, manifest: Manifest, config: Config, *, now_ms: int, progress: Progress
 ) -> None:
-    """Restore into ``node.data``, and with ``cluster.node`` into its etcd. ``progress`` is
-    called with the bytes restored and the total. Raises FolderUnusable, BackupUnusable, Conflict,
-    ExposureRefused."""
+    """Restore a backup into the data folder, and for a cluster node also into etcd."""
     check_etcd(config)
     data = Path(config.node.data)
     _check_empty(data)
@@ -117,7 +115,7 @@ def _restore_logs(
 
 
 def _restore_log(backup: Path, part: PartitionPart, topics: Path, now_ms: int) -> Iterator[int]:
-    """Write one log, as after a clean stop. Yields the number of bytes of each append."""
+    """Write the log of one partition. Yields the number of bytes of each append."""
     folder = topics / part.topic_id / str(part.partition)
     log = Log.open(folder, LogConfig(tail_bytes_max=0), now_ms=now_ms)
     try:
@@ -130,7 +128,7 @@ def _restore_log(backup: Path, part: PartitionPart, topics: Path, now_ms: int) -
                 except Damaged as error:
                     raise BackupUnusable(f"{file.path}: {error}") from error
                 if not appended or appended[-1].next_offset != log.end_offset:
-                    raise BackupUnusable(f"{file.path}: nothing to append")
+                    raise BackupUnusable(f"{file.path}: a batch does not continue the log")
                 yield len(data)
             job = log.begin_sync()
             if job is not None:
@@ -138,7 +136,7 @@ def _restore_log(backup: Path, part: PartitionPart, topics: Path, now_ms: int) -
                 log.finish_sync(job)
         if log.end_offset != part.end_offset:
             raise BackupUnusable(
-                f"{part.topic_id}/{part.partition}: ends at offset {log.end_offset} instead of"
+                f"{part.topic_id}/{part.partition} ends at offset {log.end_offset} instead of"
                 f" {part.end_offset}"
             )
         if part.low_watermark > log.start_offset:
@@ -164,7 +162,7 @@ async def _store_of(config: Config, data: Path) -> AsyncIterator[Store]:
 
 
 async def _check_fresh(config: Config, data: Path) -> None:
-    """Check that the store is empty, before anything is written. Raises Conflict."""
+    """Raise Conflict if the store is not empty. Called before anything is written."""
     if config.cluster.node and not config.cluster.etcd:
         raise Conflict("a cluster is restored into its etcd: set --etcd as well as --node")
     async with _store_of(config, data) as store:
@@ -178,7 +176,7 @@ async def _check_fresh(config: Config, data: Path) -> None:
 
 
 async def _fill(config: Config, data: Path, backup: Path, manifest: Manifest) -> None:
-    """Write all entries; after an error, remove those that were written."""
+    """Write all entries to the store; after an error, remove those that were written."""
     put: list[str] = []
     async with _store_of(config, data) as store:
         try:
@@ -199,7 +197,7 @@ async def _fill(config: Config, data: Path, backup: Path, manifest: Manifest) ->
 
 
 def _entries(backup: Path, manifest: Manifest, node: int) -> Iterator[tuple[str, bytes]]:
-    """Yield rows first: a topic without rows would be treated as new."""
+    """Yield the entries to restore, first the rows: a topic without rows would count as new."""
     if node:
         for part in manifest.partitions:
             key = cluster.PartitionKey(part.topic_id, part.partition)
@@ -214,7 +212,6 @@ def _entries(backup: Path, manifest: Manifest, node: int) -> Iterator[tuple[str,
 
 
 def _portions(entries: Iterable[tuple[str, bytes]]) -> Iterator[Sequence[tuple[str, bytes]]]:
-    """Group entries by the limits of a transaction."""
     some: list[tuple[str, bytes]] = []
     size = 0
     for key, value in entries:

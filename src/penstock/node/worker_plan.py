@@ -1,11 +1,11 @@
-"""Decisions about the workers of one machine: whether a data folder is theirs, the settings of each
-process, and the delay before a restart. A worker is an ordinary cluster node with one replica of
-everything, made by settings only.
+"""Plans the processes of ``penstock serve --workers``: whether they can use a data folder, the
+settings of each process, and the delay before a restart. A worker is an ordinary cluster node with
+one replica of everything.
 
-    DATA/workers.json     number of workers; marks the folder as theirs
+    DATA/workers.json     number of workers
     DATA/master.key       the shared master key, unless one is configured
-    DATA/metadata/        of the metadata process: topics, users, keys, placement
-    DATA/worker-1/ ...    of the workers: logs, as of a cluster node"""
+    DATA/metadata/        data of the metadata process: topics, users, keys, placement
+    DATA/worker-1/ ...    data of the workers: logs"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ PAUSE_MS_MIN: Final = 200
 PAUSE_MS_MAX: Final = 30_000
 STEADY_MS: Final = 60_000  # after this time the delay is reset
 
-# Passed as flags, to be visible in a list of processes; all others by the environment.
+# Settings that are passed as flags, to be visible in a list of processes.
 _FLAGS: Final = {
     "node.data": "data",
     "node.roles": "role",
@@ -52,8 +52,6 @@ class Marker(msgspec.Struct, frozen=True):
 
 
 class Addresses(NamedTuple):
-    """Addresses of the processes; all except the first two are any free ports."""
-
     http: str
     kafka: Sequence[str]  # by worker, "off" for each or an address
     admin: Sequence[str]  # by worker
@@ -63,7 +61,7 @@ class Addresses(NamedTuple):
 
 
 def read_marker(folder: Path) -> int:
-    """Return the number of workers of a folder, 0 if it is not theirs. Raises FolderUnusable."""
+    """Return the number of workers that use a data folder, or 0 if a single process uses it."""
     file = folder / MARKER_NAME
     try:
         count = msgspec.json.decode(file.read_bytes(), type=Marker).workers
@@ -79,7 +77,8 @@ def read_marker(folder: Path) -> int:
 
 
 def check_folder(folder: Path, count: int) -> int:
-    """Return the number of workers that used the folder before. Raises FolderUnusable."""
+    """Return the number of workers that used the folder before. Raises FolderUnusable if ``count``
+    workers cannot use it."""
     before = read_marker(folder)
     if not before:
         used = (METADATA_NAME, TOPICS_FOLDER, IDENTITY_NAME)
@@ -98,7 +97,6 @@ def check_folder(folder: Path, count: int) -> int:
 
 
 def check_not_of_workers(folder: Path) -> None:
-    """Check that a single process may use the folder. Raises FolderUnusable."""
     count = read_marker(folder)
     if count:
         raise FolderUnusable(
@@ -112,12 +110,12 @@ def write_marker(folder: Path, count: int) -> None:
 
 
 def kafka_addresses(config: Config, host: str, port: int) -> Sequence[tuple[str, int]]:
-    """Return the addresses of the workers' Kafka listeners: successive ports, or any (0)."""
+    """Return the Kafka address of each worker. Ports are successive; 0 means any free port."""
     return [(host, port + at if port else 0) for at in range(config.node.workers)]
 
 
 def advertised(config: Config, worker: int) -> str:
-    """Return the advertised address of a worker's Kafka listener; empty: where it listens."""
+    """Return the advertised Kafka address of a worker, or an empty text if none is configured."""
     if not config.kafka.advertised:
         return ""
     host, port = cluster_config.parse_listen(config.kafka.advertised)
@@ -140,7 +138,6 @@ def metadata_settings(folder: Path, name: str, at: Addresses) -> dict[str, str]:
 def worker_settings(
     config: Config, worker: int, folder: Path, name: str, at: Addresses
 ) -> dict[str, str]:
-    """``worker`` counts from 1."""
     return {
         "node.data": str(worker_folder(folder, worker)),
         "node.roles": _roles(cluster_config.ATTACHED),
@@ -159,8 +156,7 @@ def worker_settings(
 
 
 def shared_settings(*, is_auth_on: bool) -> dict[str, str]:
-    """Return settings of all processes. Authentication depends on all addresses, of which a worker
-    knows only its own. Connections between workers stay on the machine and need no certificates."""
+    """Return the settings that all processes share."""
     return {
         "node.workers": "0",
         "auth.mode": "on" if is_auth_on else "off",
@@ -173,8 +169,7 @@ def shared_settings(*, is_auth_on: bool) -> dict[str, str]:
 
 
 def partition_settings(loaded: Loaded[Config]) -> dict[str, str]:
-    """Return the partition count of new queues: unless configured, at least one per worker. FIFO
-    queues with queue-wide deduplication have one partition anyway."""
+    """Return the partition count of new queues, at least one per worker, unless configured."""
     if loaded.origins[PARTITIONS] != DEFAULT:
         return {}
     config = loaded.config
@@ -190,7 +185,6 @@ def _roles(roles: frozenset[cluster_config.Role]) -> str:
 
 
 def arguments(settings: Mapping[str, str], config_file: str | None) -> list[str]:
-    """Return the arguments of ``penstock serve`` for settings that are passed as flags."""
     found = [] if config_file is None else ["--config", config_file]
     for key, flag in _FLAGS.items():
         if key in settings:
@@ -216,8 +210,7 @@ def _variable(key: str) -> str:
 
 
 def next_pause_ms(before_ms: int, served_ms: int) -> int:
-    """Return the delay before a restart: twice as long as ``before_ms`` (0: the first), until the
-    process has served for a while. ``served_ms``: from ready to the end; 0: it was never ready."""
+    """Return the delay before a restart, which doubles until the process serves for a while."""
     if not before_ms or served_ms >= STEADY_MS:
         return PAUSE_MS_MIN
     return min(2 * before_ms, PAUSE_MS_MAX)

@@ -6,8 +6,7 @@ SQS on the same port, and the kernel distributes connections among them; each wo
 to the leader of a partition. For Kafka, whose clients find leaders, each worker has its own port.
 
 The supervisor reserves ports, starts the processes, prints ``ready`` when all are, restarts
-processes that end, passes signals on, and ends last. If it is killed, the kernel kills the workers
-too: acknowledged messages are on disk, and orphaned processes would block the next start."""
+processes that end, and passes signals on. If it is killed, the kernel kills the workers too."""
 
 import asyncio
 import contextlib
@@ -47,11 +46,11 @@ EXIT_FAILED: Final = 1
 
 log_ = logging.getLogger(__name__)
 
-Hints = Callable[[str], Sequence[str]]  # by the URL of the endpoint
+Hints = Callable[[str], Sequence[str]]  # returns lines to print, by the URL of the endpoint
 
 
 class NotStarted(SetupError):
-    """A process ended before it was ready; its own error is in the output."""
+    """Raised if a process ended before it was ready. Its own error is in the output."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -66,7 +65,7 @@ def serve(
     hints: Hints | None = None,
     manager: ServiceManager,
 ) -> int:
-    """Return the exit code. ``flags``: of this process, by dotted key. Raises SetupError."""
+    """Run the supervisor and its workers, and return the exit code."""
     config = loaded.config
     folder = Path(config.node.data)
     try:
@@ -109,7 +108,7 @@ def serve(
 
 
 def _share_master(config: Config, folder: Path) -> dict[str, str]:
-    """Return the settings of the shared master key, made if missing. Raises KeyRingUnusable."""
+    """Create the shared master key if it is missing, and return its settings for workers."""
     keys = config.keys
     asyncio.run(start_key_ring(keys, folder, env=os.environ))
     made = folder / MASTER_NAME
@@ -123,7 +122,7 @@ def _share_master(config: Config, folder: Path) -> dict[str, str]:
         return {"keys.master_file": str(made)}
     if not made.exists():
         return {}
-    # From before another key was configured: secrets wrapped by it still exist.
+    # Created before another key was configured: it may still wrap secrets.
     old = [keys.old_master_files] if keys.old_master_files else []
     return {"keys.old_master_files": ",".join([*old, str(made)])}
 
@@ -169,7 +168,7 @@ def _hold_kafka(config: Config, held: contextlib.ExitStack) -> Sequence[str]:
             found = [str(_hold(trying, *one)) for one in plan.kafka_addresses(config, host, port)]
             held.push(trying.pop_all())
             return found
-    # The default ports are in use, or not wanted.
+    # The default ports are in use, or http.listen has port 0.
     return [str(_hold(held, host, 0)) for _ in range(config.node.workers)]
 
 
@@ -188,8 +187,8 @@ def _hold_admin(config: Config, http: NodeAddress, held: contextlib.ExitStack) -
 def _hold(
     held: contextlib.ExitStack, host: str, port: int, *, is_shared: bool = False
 ) -> NodeAddress:
-    """Reserve a port. ``is_shared``: several processes will listen on it; whether other processes
-    already do is detected by binding a socket without SO_REUSEPORT first."""
+    """Reserve a port. If ``is_shared``, several processes will listen on it; a socket without
+    SO_REUSEPORT is bound first, to detect that another program uses the port."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -224,12 +223,9 @@ def _prepare(one: socket.socket, family: int, *, is_shared: bool) -> None:
 
 
 class Child:
-    """A process that can be restarted."""
-
     def __init__(
         self, name: str, command: Sequence[str], env: Mapping[str, str], *, secret: bytes
     ) -> None:
-        """``secret``: shared by the processes to authenticate each other."""
         self.name = name
         self.is_ready = asyncio.Event()
         self.has_ended = asyncio.Event()
@@ -240,14 +236,13 @@ class Child:
         self.served_ms = 0  # of the run that has ended
         self._command = command
         self._env = {**env, **SECRET_ENV}
-        self._secret = secret
+        self._secret = secret  # shared by the processes, to authenticate each other
         self._line = b""
         self._process: subprocess.Popen[bytes]
         self._descriptor = -1
         self._ready_at = 0.0
 
     def start(self) -> None:
-        """Raises OSError."""
         assert self.has_ended.is_set(), "the process still runs"
         secret_pipe = pipe_with(self._secret)
         try:
@@ -270,7 +265,7 @@ class Child:
         loop.add_reader(self._stdout(), self._read_output)
 
     def _stdout(self) -> int:
-        assert self._process.stdout is not None, "started with a pipe"
+        assert self._process.stdout is not None, "the process was started with a pipe"
         return self._process.stdout.fileno()
 
     def send(self, number: signal.Signals) -> None:
@@ -308,7 +303,7 @@ class Child:
         self.has_ended.set()
 
     async def ready(self) -> None:
-        """Wait until the process is ready. Raises NotStarted."""
+        """Wait until the process is ready. Raises NotStarted if it ends before."""
         ready = asyncio.create_task(self.is_ready.wait())
         ended = asyncio.create_task(self.has_ended.wait())
         try:
@@ -366,7 +361,6 @@ class Supervisor:
         return EXIT_OK if is_clean else EXIT_FAILED
 
     async def _start(self) -> None:
-        """Start all and wait until they are ready. Raises NotStarted."""
         await self._start_some([self._metadata])
         if self.is_first_alone:
             await self._start_some(self._workers[:1])
@@ -415,7 +409,7 @@ class Supervisor:
         self._stop.set()
 
     async def _end(self) -> bool:
-        """Stop workers before the metadata. Returns whether all stopped cleanly."""
+        """Stop the workers, then the metadata process. Returns whether all stopped cleanly."""
         for keeper in self._keepers:
             keeper.cancel()
         if self._keepers:
@@ -445,5 +439,5 @@ class Supervisor:
                     child.send(signal.SIGKILL)
             for child in running:
                 await child.has_ended.wait()
-        # Ended by the signal itself: it was still starting.
+        # A process that was still starting is ended by the signal itself.
         return all(child.code in (EXIT_OK, -signal.SIGTERM) for child in running)

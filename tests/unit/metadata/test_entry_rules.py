@@ -261,7 +261,7 @@ async def test_there_are_only_so_many_nodes(
     monkeypatch.setattr("penstock.metadata.serving.service.RULES", few)
     first = membership(store)
     await first.register()
-    with pytest.raises(QuotaExceeded, match="Limit reached: 1 nodes"):
+    with pytest.raises(QuotaExceeded, match="limit of 1 nodes"):
         await membership(store, NodeEntry(2, "two", "127.0.0.1:1")).register()
     await first.change(http="http://here")  # not a new one
     await first.stop()

@@ -166,7 +166,7 @@ async def test_there_are_only_so_many_topics(tmp_path: Path) -> None:
         await cluster.settled()
         caller = cluster.caller("m1")
         put = Txn(compare=[(key_of("x"), 0)], puts=[(key_of("x"), encode(make_topic("x")))])
-        with pytest.raises(QuotaExceeded, match="Limit reached: 3"):
+        with pytest.raises(QuotaExceeded, match="limit of 3"):
             await caller.call(TXN, put, timeout_ms=5_000)
         before = (await get(caller, "q0000")).entry
         assert before is not None

@@ -209,13 +209,13 @@ def test_a_duration_may_have_a_unit_in_files_and_in_the_environment(tmp_path: Pa
 
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     missing = tmp_path / "missing.toml"
-    assert refused(files=[missing]) == f"{missing}: cannot be read: No such file or directory"
+    assert refused(files=[missing]) == f"{missing} cannot be read: No such file or directory"
     assert str(tmp_path) in refused(files=[tmp_path])
     broken = write(tmp_path, "[http\nlisten")
     assert refused(files=[broken]).startswith(f"{broken}: ")
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
-    assert refused(files=[binary]) == f"{binary}: is not UTF-8 text"
+    assert refused(files=[binary]) == f"{binary} is not UTF-8 text"
 
 
 def test_the_systems_file_may_be_missing_but_the_one_asked_for_may_not(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_secret_mistakes_do_not_show_the_secret(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     text = refused(env={"PENSTOCK_ADMIN__TOKEN_FILE": str(missing)})
     assert text == (
-        f"admin.token_file: {missing}: cannot be read: No such file or directory"
+        f"admin.token_file: {missing} cannot be read: No such file or directory"
         " (env PENSTOCK_ADMIN__TOKEN_FILE)"
     )
     both = write(tmp_path, "x", "token")

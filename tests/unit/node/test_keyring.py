@@ -249,9 +249,9 @@ def test_a_command_wraps_and_unwraps(tmp_path: Path) -> None:
     ("script", "why"),
     [
         ("raise SystemExit(3)", "exit code 3"),
-        ("print('hello')", "expected one JSON object"),
-        ("print('{\"ciphertext\": 7}')", "expected one JSON object"),
-        ('print(\'{"ciphertext": "!"}\')', "expected one JSON object"),
+        ("print('hello')", "is not a JSON object"),
+        ("print('{\"ciphertext\": 7}')", "is not a JSON object"),
+        ('print(\'{"ciphertext": "!"}\')', "is not a JSON object"),
         (f"print('x' * {REPLY_BYTES_MAX + 1})", "longer than"),
     ],
 )

@@ -72,7 +72,7 @@ def test_places_may_say_who_must_answer() -> None:
         with pytest.raises(ValueError, match=r"\w"):
             parse_node_addresses(text)
     assert check_members("m1=a:1,m2=b:1") is None
-    assert check_members("a:1") == "expected name=host:port for each"
+    assert check_members("a:1") == "expected name=host:port for each member"
     assert check_members("m1=a:1,m1=b:1") == "two members have the same name"
 
 

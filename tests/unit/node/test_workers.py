@@ -159,7 +159,7 @@ def test_clients_are_told_of_one_port_for_each_worker() -> None:
     ],
 )
 def test_workers_are_for_one_machine_by_itself(flags: dict[str, object]) -> None:
-    with pytest.raises(ConfigInvalid, match="--workers excludes"):
+    with pytest.raises(ConfigInvalid, match="--workers cannot be used with"):
         config(**flags)
 
 
@@ -259,7 +259,7 @@ async def test_a_process_gets_the_secret_with_every_start(
 def test_a_worker_without_the_whole_secret_does_not_start(given: bytes, read: int) -> None:
     reading = pipe_with(given)
     try:
-        with pytest.raises(SecretMissing, match=f"read {read} bytes instead of the 32"):
+        with pytest.raises(SecretMissing, match=f"has {read} bytes instead of 32"):
             receive_secret({"PENSTOCK_WORKER_SECRET_FD": str(reading)})
     finally:
         os.close(reading)

@@ -155,12 +155,12 @@ def test_trouble_of_ours_is_a_503_that_shows_no_path(error: errors.PenstockError
         (DeadlineExceeded("n2 at 10.0.0.5:9400: late"), "Outcome unknown: "),
         (
             StoreUnreachable("etcd at 10.0.0.5:2379: refused"),
-            "Metadata store not reachable; retry.",
+            "The metadata store is not reachable; retry.",
         ),
-        (StoreOutcomeUnknown("etcd at 10.0.0.5:2379: lost"), "Metadata store not reachable"),
+        (StoreOutcomeUnknown("etcd at 10.0.0.5:2379: lost"), "The metadata store is not reachable"),
         (
             AnswerTooLarge("etcd at 10.0.0.5:2379: large"),
-            "Metadata store not reachable",
+            "The metadata store is not reachable",
         ),
     ],
 )

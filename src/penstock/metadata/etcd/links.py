@@ -1,18 +1,19 @@
-"""Connections to an etcd cluster: one at a time, to any member that replies; and the meaning of
-errors: whether another member may succeed, and whether a requested change may have happened.
+"""Connections to an etcd cluster, and the meaning of its errors: whether another member may
+succeed, and whether a requested change may have happened.
 
-A member is usable when it has replied to a read, for which it needs a leader, and the leader a
-majority; an open connection proves little, because the kernel accepts connections for a stopped
-process. A caller that finds a member unusable reports it (``failed``); then another member is
-tried, those that failed longest ago first. All callers wait for the same connection attempt.
+``Links`` has one connection at a time. A member is usable when it has replied to a read, for which
+it needs a leader, and the leader a majority; an open connection proves little, because the kernel
+accepts connections for a stopped process. A caller that finds a member unusable reports it
+(``failed``); then another member is tried, those that failed longest ago first. All callers wait
+for the same connection attempt.
 
-Calls, watches and keep-alives each use separate ``Links``, and so separate connections: a burst of
-watched changes must not delay the keep-alive that keeps the node in the cluster."""
+Calls, watches and keep-alives use separate connections: a burst of watched changes must not delay
+the keep-alive that keeps the node in the cluster."""
 
 import os
 
-# Read when the library is first imported. By default it writes to stderr, as the node's log does,
-# whenever a connection fails; the errors raised here contain all of that.
+# The gRPC library reads this when it is first imported. By default it writes to stderr, between the
+# lines of the node's log, whenever a connection fails; the errors raised here contain the same.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import asyncio
@@ -32,15 +33,15 @@ from penstock.metadata.store import Compacted, LeaseGone, StoreUnreachable, Stor
 from penstock.model.errors import DiskFull, InvalidRequest, PenstockError, Throttled
 
 MIB: Final = 1_048_576
-# etcd sends a reply in one piece. A page of a list, or a reply of a watch, fits several times.
+# etcd sends a reply in one piece. Pages of lists and replies of watches are much smaller.
 ANSWER_BYTES_MAX: Final = 64 * MIB
-REQUEST_BYTES_MAX: Final = 2 * MIB  # etcd accepts 1.5
+REQUEST_BYTES_MAX: Final = 2 * MIB  # etcd accepts 1.5 MiB
 ENDPOINTS_MAX: Final = 16
-PAUSE_SECONDS_MIN: Final = 0.05  # after all members failed
+PAUSE_SECONDS_MIN: Final = 0.05  # pause after all members failed
 PAUSE_SECONDS_MAX: Final = 1.0
-# A member without a leader refuses such calls at once, instead of replying when it has one.
+# Makes a member without a leader reject a call at once, instead of waiting for a leader.
 WITH_LEADER: Final = (("hasleader", "true"),)
-TEXT_CHARS_MAX: Final = 300  # of an error
+TEXT_CHARS_MAX: Final = 300  # length of an error text
 _OWN: Final = "etcdserver: "
 
 log = logging.getLogger(__name__)
@@ -53,14 +54,12 @@ class Fault(NamedTuple):
 
 
 class HistoryGone(Compacted):
-    """A requested revision is no longer kept; etcd does not report which ones are."""
-
     def __init__(self) -> None:
         super().__init__(1)
 
 
 class AnswerTooLarge(StoreUnreachable):
-    """The reply is too large for this side; a smaller request may succeed."""
+    """Raised if a reply is larger than ANSWER_BYTES_MAX; a smaller request may succeed."""
 
 
 _FINAL: Final[Mapping[str, Callable[[str], PenstockError]]] = {
@@ -72,9 +71,9 @@ _FINAL: Final[Mapping[str, Callable[[str], PenstockError]]] = {
     "too many operations in txn request": InvalidRequest,
     "duplicate key given in txn request": InvalidRequest,
 }
-# Checked by etcd before anything else, because every call requires a member with a leader.
+# etcd checks this before anything else, so the call has changed nothing.
 _NO_LEADER: Final = "no leader"
-# All members refuse such a call alike, and a server that is not etcd carries out nothing.
+# Codes with which every member would reject the call. The call has changed nothing.
 _REFUSALS: Final = frozenset(
     {
         grpc.StatusCode.UNAUTHENTICATED,
@@ -88,8 +87,8 @@ _REFUSALS: Final = frozenset(
 
 
 def fault_of(error: aio.AioRpcError, endpoint: str) -> Fault:
-    """etcd identifies its errors by their texts. The codes are those of gRPC, whose library also
-    uses them for lost connections. An unknown error is the worst case: unknown outcome."""
+    """Classify an error of the gRPC library. etcd identifies its errors by their texts, because
+    gRPC uses the same codes for lost connections."""
     details = one_line(error.details() or error.code().name)
     text = f"etcd at {endpoint}: {details}"
     if details.startswith(_OWN):
@@ -104,7 +103,7 @@ def fault_of(error: aio.AioRpcError, endpoint: str) -> Fault:
     if error.code() in _REFUSALS:
         return Fault(StoreUnusable(text), is_final=True)
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        text = f"etcd at {endpoint}: timeout"
+        text = f"etcd at {endpoint} did not reply in time"
     return Fault(StoreUnreachable(text), is_unknown=True)
 
 
@@ -119,17 +118,17 @@ class EtcdConfig:
     ca_path: Path | None = None  # if set, connections are encrypted and members authenticated
     cert_path: Path | None = None  # certificate of this node, for members that authenticate clients
     key_path: Path | None = None
-    # For any call. A request to a leader that dies gets no reply, so this is also the time until
-    # its caller learns that the outcome is unknown.
+    # Timeout of a call. A request to a leader that dies gets no reply, so this is also the time
+    # until its caller learns that the outcome is unknown.
     call_ms: int = 3_000
-    connect_ms: int = 1_000  # for a member to reply to the first read
-    keep_alive_ms: int = 2_000  # for one keep-alive, on any member
-    hedge_ms: int = 400  # after this a keep-alive is sent to the next member as well
-    pulse_ms: int = 1_000  # after this silence a watch requests a sign of life
-    pulse_answer_ms: int = 2_000  # without a reply for this time, the member counts as lost
+    connect_ms: int = 1_000  # timeout of the first read from a member
+    keep_alive_ms: int = 2_000  # timeout of one keep-alive, over all members
+    hedge_ms: int = 400  # after this time a keep-alive is sent to the next member as well
+    pulse_ms: int = 1_000  # after this silence a watch requests a progress notification
+    pulse_answer_ms: int = 2_000  # without a notification for this time, the member counts as lost
 
 
-# In quotes: at run time the library's classes are not generic.
+# In quotes, because the library's classes are not generic at run time.
 StreamMethod: TypeAlias = "aio.StreamStreamMultiCallable[bytes, bytes]"
 
 
@@ -141,16 +140,12 @@ class Method(StrEnum):
 
 
 class Failed(Exception):
-    """A call without a reply."""
-
     def __init__(self, fault: Fault) -> None:
         super().__init__(str(fault.error))
         self.fault = fault
 
 
 class Link:
-    """A connection to one member."""
-
     def __init__(self, endpoint: str, channel: aio.Channel) -> None:
         self.endpoint = endpoint
         self.channel = channel
@@ -161,40 +156,38 @@ class Link:
         }
 
     async def ask(self, method: Method, request: bytes, *, seconds: float) -> bytes:
-        """Make one call. Raises Failed."""
         async with self.failing():
             return await self._methods[method](request, timeout=seconds, metadata=WITH_LEADER)
 
     async def keep_alive(self, request: bytes, *, seconds: float) -> bytes:
-        """Send one keep-alive on a new stream, as they are rare. Raises Failed."""
         async with self.failing():
             stream = self._keep_alive(timeout=seconds, metadata=WITH_LEADER)
             try:
                 await stream.write(request)
                 answer = await stream.read()
                 if answer is aio.EOF:
-                    raise Failed(Fault(StoreUnreachable(f"etcd at {self.endpoint} hung up")))
+                    raise Failed(Fault(StoreUnreachable(f"etcd at {self.endpoint} ended a call")))
                 return cast(bytes, answer)
             finally:
                 stream.cancel()
 
     @asynccontextmanager
     async def failing(self) -> AsyncIterator[None]:
-        """Convert errors of the library to Failed."""
+        """Convert errors of the gRPC library to Failed."""
         try:
             yield
         except aio.AioRpcError as error:
             raise Failed(fault_of(error, self.endpoint)) from error
         except (aio.UsageError, asyncio.InvalidStateError) as error:
             # The channel was already closed, or the stream being written to has ended.
-            text = f"etcd at {self.endpoint}: connection closed"
+            text = f"etcd at {self.endpoint}: the connection was closed"
             raise Failed(Fault(StoreUnreachable(text))) from error
         except asyncio.CancelledError as error:
             # The library also raises this error if the channel is closed during a call.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            text = f"etcd at {self.endpoint}: connection closed during a call"
+            text = f"etcd at {self.endpoint}: the connection was closed during a call"
             raise Failed(Fault(StoreUnreachable(text), is_unknown=True)) from error
 
     @property
@@ -203,9 +196,9 @@ class Link:
 
 
 def open_link(endpoint: str, config: EtcdConfig) -> Link:
-    """Return a link; nothing is sent before the first call. Raises StoreUnusable."""
+    """Return a connection to a member of etcd, which is opened by the first call."""
     options: list[tuple[str, Any]] = [
-        ("grpc.use_local_subchannel_pool", 1),  # or all channels to a member share a connection
+        ("grpc.use_local_subchannel_pool", 1),  # without it, all channels share a connection
         ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
         ("grpc.max_send_message_length", REQUEST_BYTES_MAX),
         ("grpc.enable_http_proxy", 0),
@@ -243,7 +236,7 @@ def _file(path: Path | None) -> bytes | None:
     try:
         return None if path is None else path.read_bytes()
     except OSError as error:
-        raise StoreUnusable(f"{path}: cannot be read: {error.strerror}") from error
+        raise StoreUnusable(f"{path} cannot be read: {error.strerror}") from error
 
 
 class Links:
@@ -259,12 +252,11 @@ class Links:
         self._connecting: asyncio.Task[Link] | None = None
         self._closing: dict[asyncio.Task[None], Link] = {}
         self._is_closed = False
-        # A key that never exists, within the namespace: this node may have no access outside it.
+        # Reads a key in the namespace that never exists; other keys may be forbidden for this node.
         self._probe = encode_range(f"{config.namespace}/".encode(), is_keys_only=True)
 
     async def ready(self, until: float) -> Link:
-        """Return a connection to a member that replies. Raises Unreachable if there is none at time
-        ``until`` of the loop's clock: then nothing was sent."""
+        """Return a connection to a member that replies. Raises Unreachable if none does in time."""
         link = self._link
         if link is not None and link.is_connected:
             return link
@@ -279,11 +271,11 @@ class Links:
             self._connecting = connecting
         await asyncio.wait((connecting,), timeout=max(0.0, until - self._loop.time()))
         if not connecting.done() or connecting.cancelled():
-            raise StoreUnreachable(self.trouble or "etcd did not reply yet.")
+            raise StoreUnreachable(self.trouble or "etcd has not replied yet.")
         return connecting.result()
 
     def failed(self, link: Link, error: PenstockError) -> None:
-        """Stop using a link. Calls in progress on it may still finish."""
+        """Stop using a connection. Calls in progress on it may still finish."""
         if link is not self._link:
             return
         self._link = None

@@ -1,10 +1,10 @@
-"""The store of a cluster: an etcd of one or several members, perhaps shared with other users.
+"""The metadata store of a cluster, in an etcd of one or several members.
 
-All keys are below the namespace of this cluster. Revisions are those of etcd: changes of other
-users increase them too. Reads are linearizable. A call is tried on one member after the other until
-its timeout, but a transaction that was sent is not retried: if its reply is lost, OutcomeUnknown is
-raised. A transaction is sent only to a member that has shown that it has a leader, so that most
-failures have a known outcome.
+All keys are below the namespace of this cluster, because other programs may use the same etcd.
+Their changes increase the revision too. Reads are linearizable. A call is tried on one member after
+the other until its timeout, but a transaction that was sent is not retried: if its reply is lost,
+OutcomeUnknown is raised. A transaction is sent only to a member that has shown that it has a
+leader, so that most failures have a known outcome.
 
 ``links.py`` contains connections, ``watch.py`` watches and keep-alives, ``wire.py`` the encoding.
 """
@@ -51,15 +51,13 @@ PAGE_ENTRIES_MIN: Final = 64
 PAGE_ENTRIES_MAX: Final = 4_096
 PAGE_BYTES: Final = 4 * 1_048_576
 LISTS_MAX: Final = 5  # attempts at a list whose revision keeps being compacted
-ATTEMPTS: Final = 2  # per timeout of a read: half of it for the first member to reply
+ATTEMPTS: Final = 2  # attempts at a read within its timeout, each with an equal part of it
 
 _NAMESPACE = re.compile(r"(/[A-Za-z0-9._-]{1,64}){1,4}\Z")
 _ENDPOINT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}\Z")
 
 
 class EtcdStore(Store):
-    """Call ``open``."""
-
     def __init__(self, config: EtcdConfig, *, chance: Callable[[], float]) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
@@ -67,7 +65,7 @@ class EtcdStore(Store):
         self._watches = Watches(config, chance=chance)
         self._keep_alives = KeepAlives(config, chance=chance)
         self._call_count = 0
-        self.call_seconds = config.call_ms / 1_000  # a call fails after that
+        self.call_seconds = config.call_ms / 1_000  # timeout of a call
         # Durations of all calls, including failed ones, for metrics.
         self.durations = {method: Histogram() for method in Method}
         self._is_closed = False
@@ -76,7 +74,7 @@ class EtcdStore(Store):
     async def open(
         cls, config: EtcdConfig, *, chance: Callable[[], float] = random.random
     ) -> "EtcdStore":
-        """Connect. Raises StoreUnusable, or Unreachable if no member replied in time."""
+        """Return a connected store. Raises Unreachable if no member replies in time."""
         _check_config(config)
         store = cls(config, chance=chance)
         try:
@@ -88,12 +86,10 @@ class EtcdStore(Store):
 
     @property
     def trouble(self) -> str | None:
-        """Why etcd is not reachable, or None."""
         return self._calls.trouble or self._watches.trouble
 
     @property
     def staleness_ms(self) -> int:
-        """The longest time for which the watches may have missed changes."""
         return self._watches.staleness_ms
 
     async def get(self, key: str) -> Entry | None:
@@ -118,7 +114,7 @@ class EtcdStore(Store):
         raise Throttled("etcd compacts its history faster than the entries can be listed; retry.")
 
     async def _list(self, start: bytes, end: bytes) -> tuple[Sequence[wire.Stored], int]:
-        """Read page by page, all at the revision of the first. Raises HistoryGone."""
+        """Return all entries at one revision. Raises HistoryGone if etcd compacts it meanwhile."""
         found: list[wire.Stored] = []
         revision, limit = 0, PAGE_ENTRIES_MIN
         while True:
@@ -180,19 +176,18 @@ class EtcdStore(Store):
             await self._call(Method.REVOKE, wire.encode_lease(lease))
 
     async def close(self) -> None:
-        """Close all connections; calls in progress fail."""
         self._is_closed = True
         await self._watches.close()
         await self._keep_alives.close()
         await self._calls.close()
 
     async def _call(self, method: Method, request: bytes, *, is_repeatable: bool = True) -> bytes:
-        """Make a call, a repeatable one on one member after the other until the timeout. Raises
-        OutcomeUnknown if a call that is not repeatable was sent and its reply is lost."""
+        """Send a request and return the reply. If the reply is lost, a repeatable request is sent
+        to the next member until the timeout, and any other request raises OutcomeUnknown."""
         if self._is_closed:
             raise StoreUnusable("The metadata store is closed.")
         if self._call_count == CALLS_MAX:
-            raise Throttled(f"Too many metadata calls: {CALLS_MAX} are waiting; retry.")
+            raise Throttled(f"{CALLS_MAX} metadata calls are already waiting; retry.")
         self._call_count += 1
         began = self._loop.time()
         until = began + self.call_seconds
@@ -223,7 +218,7 @@ class EtcdStore(Store):
         return (self._config.namespace + key).encode()
 
     def _range(self, prefix: str) -> tuple[bytes, bytes]:
-        # With a slash: the namespace alone may be the beginning of another one.
+        # Ends with a slash, because the name of another namespace may begin with this one.
         return prefix_range(self._config.namespace + (prefix or "/"))
 
     def _entry(self, stored: wire.Stored) -> Entry:
@@ -242,7 +237,6 @@ class EtcdStore(Store):
 
 
 def _conflict_of(done: wire.TxnDone, txn: Txn) -> VersionConflict:
-    """Return the first comparison that failed, by the state of the keys at that moment."""
     found = iter(done.found)
     for key, version in txn.compare:
         actual = next((one.version for one in next(found, ())), 0)
@@ -260,10 +254,12 @@ def _check_config(config: EtcdConfig) -> None:
         raise StoreUnusable(f"1 to {ENDPOINTS_MAX} etcd endpoints are required.")
     for endpoint in config.endpoints:
         if _ENDPOINT.match(endpoint) is None:
-            raise StoreUnusable(f"{endpoint}: an etcd endpoint must be HOST:PORT.")
+            raise StoreUnusable(f"The etcd endpoint {endpoint} must be HOST:PORT.")
     if _NAMESPACE.match(config.namespace) is None:
-        raise StoreUnusable(f"{config.namespace}: a namespace is 1 to 4 names like /a/b.")
+        raise StoreUnusable(
+            f"The etcd namespace {config.namespace} must be 1 to 4 names, such as /a/b."
+        )
     if (config.cert_path is None) != (config.key_path is None):
         raise StoreUnusable("An etcd client certificate and its key must be set together.")
     if config.cert_path is not None and config.ca_path is None:
-        raise StoreUnusable("An etcd client certificate needs the CA file of etcd.")
+        raise StoreUnusable("An etcd client certificate is set, but not the CA file of etcd.")

@@ -1,15 +1,13 @@
-"""Watches of etcd keys without a gap, and leases kept alive, although members fail.
+"""Watches of etcd keys that miss no change, and keep-alives of leases, even if members fail.
 
 Each watch has a separate stream and remembers its next revision; when the stream or the member is
 lost, the watch restarts there, on any member that replies. Three properties of etcd matter:
 
-- A watch may start exactly where history was compacted, and then silently misses a delete of that
-  revision. So a watch starts one revision early and skips older changes: then etcd reports the
-  compaction.
+- A watch that starts exactly where history was compacted silently misses a delete of that revision.
+  So a watch starts one revision early and skips older changes: then etcd reports the compaction.
 - A member that stops, or is cut off from the others, just becomes silent. So after a short silence
-  the stream is asked for a progress notification. Its revision is ignored: etcd before 3.4.25 and
-  3.5.8 may send one that is ahead of changes not sent yet. Periodic notifications of a watch are in
-  order with its changes, and are used.
+  a progress notification is requested. Its revision is ignored, because etcd before 3.4.25 and
+  3.5.8 may send one that is ahead of changes not sent yet.
 - A large reply comes in fragments, which may split a revision: the last revision of a fragment is
   kept back until the rest has arrived."""
 
@@ -38,19 +36,17 @@ from penstock.metadata.store import Compacted, LeaseGone, StoreUnreachable, Stor
 from penstock.model.errors import PenstockError, Throttled
 from penstock.wire.internal.faults import Unreachable
 
-Event = tuple[bool, Stored]  # True: a put
+Event = tuple[bool, Stored]  # whether it is a put (else a delete), and the entry
 
 WATCHES_MAX: Final = 1_000  # each is a stream; a node watches a dozen prefixes
 RETRY_SECONDS_MIN: Final = 0.05
 RETRY_SECONDS_MAX: Final = 1.0
-ROUND_SECONDS: Final = 0.1  # pause when all members have refused, which may be at once
+ROUND_SECONDS: Final = 0.1  # pause after all members have failed
 _REFUSED: Final = ("permission denied", "auth token", "user name is empty")
 
 
 @dataclass(eq=False, slots=True)
 class _Watch:
-    """One watch: its next revision, and when it last received anything."""
-
     start: bytes
     end: bytes
     from_revision: int
@@ -62,7 +58,7 @@ class _Watch:
         return wire.encode_watch(self.start, self.end, from_revision=max(1, self.from_revision - 1))
 
     def take(self, answer: WatchAnswer) -> Sequence[Event]:
-        """Return the changes that are complete with this reply, in order."""
+        """Return, in order, the changes of all revisions that are complete after this reply."""
         events = self._kept_back + [
             event for event in answer.events if event[1].version >= self.from_revision
         ]
@@ -94,15 +90,13 @@ class Watches:
 
     @property
     def staleness_ms(self) -> int:
-        """The longest time for which a watch may have missed changes."""
         now = self._loop.time()
         return int(max((now - watch.heard_at for watch in self._watches), default=0.0) * 1_000)
 
     async def follow(
         self, start: bytes, end: bytes, *, from_revision: int
     ) -> AsyncGenerator[Sequence[Event], None]:
-        """Like ``store.Store.watch``. Raises Compacted, StoreUnusable if etcd refuses,
-        Throttled."""
+        """Yield changes like ``store.Store.watch``. Raises StoreUnusable if etcd denies access."""
         if len(self._watches) >= WATCHES_MAX:
             raise Throttled("Too many etcd watches are open.")
         watch = _Watch(start, end, from_revision, self._loop.time())
@@ -126,7 +120,7 @@ class Watches:
                     if self._closed.is_set():
                         return
                     raise
-                # A random time, so that nodes do not reconnect all at once; ends with the store.
+                # Wait for a random time, so that nodes do not reconnect all at once.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(retry_seconds * (0.5 + self._chance() / 2)):
                         await self._closed.wait()
@@ -135,7 +129,7 @@ class Watches:
             self._watches.discard(watch)
 
     async def _stream(self, link: Link, watch: _Watch) -> AsyncGenerator[Sequence[Event], None]:
-        """Yield changes until the stream breaks (Failed) or is closed here."""
+        """Yield changes until ``close`` is called. Raises Failed if the stream breaks."""
         async with link.failing():
             stream = link.watch(metadata=WITH_LEADER)
             await stream.write(watch.begin())
@@ -161,8 +155,8 @@ class Watches:
                 await abandon((read,))
 
     async def _is_heard(self, link: Link, stream: Any, read: asyncio.Task[Any]) -> bool:
-        """Wait for a reply; False if the member is silent. Progress is requested repeatedly: some
-        versions do not reply while a watch catches up."""
+        """Return True after a reply, False if the member stays silent. Progress is requested
+        repeatedly, because some versions of etcd do not reply while a watch catches up."""
         pulse = self._config.pulse_ms / 1_000
         until = self._loop.time() + pulse + self._config.pulse_answer_ms / 1_000
         while True:
@@ -202,12 +196,10 @@ def _end_of(answer: WatchAnswer, link: Link) -> PenstockError | Failed:
 
 
 class KeepAlives:
-    """Each keep-alive is a separate request, first to the member that replied last. If there is no
-    reply for a while, it is also sent to the next member, and so on in a cycle; the first reply
-    counts. It is a cycle because a member forwards the request to its leader: a request to a leader
-    that has died is never answered, while a later one reaches the new leader. A node must not be
-    declared dead because one member is, so there is one connection to each member, for keep-alives
-    only. ``membership/registration.py`` decides when the next one is due."""
+    """Keeps leases alive. A keep-alive is first sent to the member that replied last. If there is
+    no reply for a while, it is also sent to the next member, and so on in a cycle; the first reply
+    counts. Members are asked more than once because they forward requests to their leader: if the
+    leader has died, only a later request reaches the new one."""
 
     def __init__(self, config: EtcdConfig, *, chance: Callable[[], float]) -> None:
         self._config = config
@@ -217,7 +209,7 @@ class KeepAlives:
         self._is_closed = False
 
     async def keep_alive(self, lease: int) -> int:
-        """Return the ms that the lease lasts. Raises LeaseGone, or Unreachable without a reply."""
+        """Renew a lease and return its remaining time in ms."""
         if self._is_closed:
             raise StoreUnusable("The metadata store is closed.")
         until = self._loop.time() + self._config.keep_alive_ms / 1_000

@@ -1,9 +1,9 @@
 """Encoding and decoding of the few messages of etcd's API that the store needs. Pure.
 
 Written by hand, because a dozen messages do not justify a compiler and a run-time library with
-their versions: ``docs/adr/0023-etcd-client.md``. The messages are protocol buffers: fields in any
-order; unknown ones are skipped, and one with its default value is not sent. Field numbers are those
-of etcd 3 (``rpc.proto``, ``kv.proto``). Keys and values are bytes here.
+their versions: ``docs/adr/0023-etcd-client.md``. The messages are protocol buffers: fields come in
+any order, unknown fields are skipped, and fields with their default value are not sent. Field
+numbers are those of etcd 3 (``rpc.proto``, ``kv.proto``). Keys and values are bytes here.
 
     field    = tag, value         tag = number << 3 | kind, a varint
     kind 0   = varint             seven bits per byte, lowest first; ten bytes if negative
@@ -25,7 +25,7 @@ _SHIFT_MAX: Final = 63  # a varint has at most ten bytes
 
 
 class Stored(NamedTuple):
-    """An entry; for a delete, its key and the revision of the delete."""
+    """An entry of etcd, or for a delete only its key and the revision of the delete."""
 
     key: bytes
     value: bytes
@@ -42,18 +42,18 @@ class Ranged(NamedTuple):
 class TxnDone(NamedTuple):
     revision: int
     is_done: bool
-    found: Sequence[Sequence[Stored]]  # if not done: the entries of each compared key, in order
+    found: Sequence[Sequence[Stored]]  # if not done: the entry of each compared key, in order
 
 
 class WatchAnswer(NamedTuple):
     revision: int
-    watch_id: int  # negative: a reply to PROGRESS, not of one watch
+    watch_id: int  # negative in a reply to PROGRESS
     is_created: bool
     is_cancelled: bool
-    compacted: int  # not 0: history up to here is gone, and the watch has ended
+    compacted: int  # if not 0, history up to this revision is gone
     reason: str  # why the watch ended
-    is_fragment: bool  # continued in the next reply
-    events: Sequence[tuple[bool, Stored]]  # True: a put
+    is_fragment: bool  # the next reply continues this one
+    events: Sequence[tuple[bool, Stored]]  # True: a put, False: a delete
 
 
 _SMALL: Final = tuple(bytes((number,)) for number in range(0x80))  # tags and most lengths
@@ -82,19 +82,19 @@ def _bytes(number: int, value: bytes) -> bytes:
 def encode_range(
     start: bytes, end: bytes = b"", *, limit: int = 0, revision: int = 0, is_keys_only: bool = False
 ) -> bytes:
-    """Encode a linearizable read (``serializable``, 7, is not set), of one key without ``end``."""
+    """Encode a linearizable read of one key, or of the keys from ``start`` to before ``end``."""
     until = _bytes(2, end) if end else b""
     options = _int(3, limit) + _int(4, revision) + _int(8, is_keys_only)
     return _bytes(1, start) + until + options
 
 
 def encode_txn(txn: Txn, name: Callable[[str], bytes]) -> bytes:
-    """Encode a transaction; ``name`` returns the key in etcd. If a comparison fails, it reads all
-    compared keys, to find which."""
+    """Encode a transaction. ``name`` converts a key to its full name in etcd. If a comparison
+    fails, the reply contains all compared entries, so that the failed one can be found."""
     parts: list[bytes] = []
     for target, union, keys in ((2, 6, txn.compare), (1, 5, txn.compare_created)):  # MOD, CREATE
         for key, revision in keys:
-            # The result is EQUAL, the default. A revision of 0 must be sent: it is in a union.
+            # The operator EQUAL is the default. A revision of 0 must be sent: it is in a union.
             expected = varint(union << 3) + varint(revision)
             parts.append(_bytes(1, _int(2, target) + _bytes(3, name(key)) + expected))
     for key, value in txn.puts:
@@ -107,21 +107,21 @@ def encode_txn(txn: Txn, name: Callable[[str], bytes]) -> bytes:
 
 
 def encode_watch(start: bytes, end: bytes, *, from_revision: int) -> bytes:
-    # 4, progress_notify: report the revision periodically; 8, fragment: split large replies
+    # Field 4, progress_notify: report the revision periodically; 8, fragment: split large replies
     options = _int(3, from_revision) + _int(4, 1) + _int(8, 1)
     return _bytes(1, _bytes(1, start) + _bytes(2, end) + options)
 
 
-PROGRESS: Final = _bytes(3, b"")  # requests a sign of life from a watch's stream
+PROGRESS: Final = _bytes(3, b"")  # requests a progress notification from the stream of a watch
 
 
 def encode_lease(number: int) -> bytes:
-    """Encode a request to keep a lease alive or to revoke it, or for one of so many seconds."""
+    """Encode a lease request: the id to keep alive or revoke, or the seconds to grant."""
     return _int(1, number)
 
 
 def _read(decode: Callable[P, T]) -> Callable[P, T]:
-    """Raise StoreUnusable for bytes that are not a valid message."""
+    """Decorate a decoder: it raises StoreUnusable for bytes that are not a valid message."""
 
     def reading(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -133,7 +133,6 @@ def _read(decode: Callable[P, T]) -> Callable[P, T]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number and the position after it."""
     byte = data[at]
     if byte < 0x80:
         return byte, at + 1
@@ -162,7 +161,7 @@ def _end(data: bytes, at: int, length: int) -> int:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield number, varint and bytes of every field; one of the last two is 0 or empty."""
+    """Yield (field number, integer or 0, bytes or b"") of every field."""
     at, end = 0, len(data)
     while at < end:
         tag, at = _varint(data, at)
@@ -177,11 +176,11 @@ def fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         elif kind in _FIXED_BYTES:
             at = _end(data, at, _FIXED_BYTES[kind])
         else:
-            raise ValueError(f"unknown wire type {kind}")
+            raise ValueError(f"the wire type {kind} is unknown")
 
 
 def _parsed(data: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
-    """Return the last number and all bytes of each field."""
+    """Return the last integer value and all bytes values of each field, by field number."""
     numbers: dict[int, int] = {}
     parts: dict[int, list[bytes]] = {}
     for field, number, content in fields(data):
@@ -195,12 +194,11 @@ def _last(parts: Mapping[int, Sequence[bytes]], field: int) -> bytes:
 
 
 def _revision(parts: Mapping[int, Sequence[bytes]]) -> int:
-    """Return the revision in the header of a reply."""
     return _parsed(_last(parts, 1))[0].get(3, 0)
 
 
 def _stored(data: bytes) -> Stored:
-    """Decode without the generator, for speed: catalogs have tens of thousands of entries."""
+    """Decode an entry, without ``fields`` for speed: catalogs have tens of thousands of entries."""
     key = value = b""
     version = created = 0
     at, end = 0, len(data)
@@ -264,11 +262,10 @@ def _event(data: bytes) -> tuple[bool, Stored]:
 
 @_read
 def decode_grant(data: bytes) -> int:
-    """Return the lease."""
     return _parsed(data)[0].get(2, 0)
 
 
 @_read
 def decode_keep_alive(data: bytes) -> int:
-    """Return the seconds that the lease lasts from now; 0 if it has ended."""
+    """Return for how many seconds the lease lasts from now; 0 if it has ended."""
     return _parsed(data)[0].get(3, 0)

@@ -1,5 +1,5 @@
-"""Kafka's access rules and delegation tokens in the metadata store, one entry each. Every node has
-all of them in memory, updated by a watch.
+"""Kafka's access rules (ACLs) and delegation tokens in the metadata store, one entry each. Every
+node has all of them in memory, updated by a watch.
 
     /acls/{account}/{SHA-256 of the value}    the rule as JSON
     /tokens/{token id}                        the token as JSON, without its secret
@@ -39,7 +39,6 @@ def acl_key(account: str, rule: Acl) -> str:
 
 
 def account_of(key: str) -> str:
-    """Return the account whose rule is stored under a key. Raises InvalidRequest."""
     account = key.removeprefix(ACLS_PREFIX).partition("/")[0]
     if not is_account(account):
         raise InvalidRequest(f"{key} is not the key of an access rule.")
@@ -47,28 +46,25 @@ def account_of(key: str) -> str:
 
 
 def decode_acl(value: bytes) -> Acl:
-    """Raises ValueError for a value that a node never writes."""
     rule = _decode_acl(value)
     if max(map(len, (rule.principal, rule.host, rule.resource_name))) > limits.ACL_TEXT_CHARS_MAX:
         raise ValueError(
-            f"texts of an access rule have at most {limits.ACL_TEXT_CHARS_MAX} characters"
+            f"a text in an access rule has more than {limits.ACL_TEXT_CHARS_MAX} characters"
         )
     return rule
 
 
 class AclRules(Cache[Acl]):
     def __init__(self, store: Store, *, on_rules_change: Callable[[], None]) -> None:
-        """``on_rules_change`` is called after each change of a rule, made by any node."""
         super().__init__(store, ACLS_PREFIX, decode=decode_acl, on_change=self._on_rule_change)
         self._on_rules_change = on_rules_change
         self._indexes: dict[str, AclIndex] = {}  # by account; none of them is empty
 
     def of(self, account: str) -> AclIndex | None:
-        """Return the rules of a tenant; None if it has none."""
         return self._indexes.get(account)
 
     async def add(self, account: str, rules: Collection[Acl]) -> None:
-        """Raises QuotaExceeded, and adds none, if not all fit; Throttled after many conflicts."""
+        """Add rules that do not exist. Raises QuotaExceeded, and adds none, if not all fit."""
         known = self.of(account) or ()
         unique = list(dict.fromkeys(rules))
         self._check_room(account, sum(rule not in known for rule in unique))
@@ -76,7 +72,6 @@ class AclRules(Cache[Acl]):
             await self._write_all(account, some, is_put=True)
 
     async def remove(self, account: str, rules: Collection[Acl]) -> None:
-        """Rules that do not exist are ignored. Raises Throttled after many conflicts."""
         for some in _portions(list(rules)):
             await self._write_all(account, some, is_put=False)
 
@@ -84,7 +79,7 @@ class AclRules(Cache[Acl]):
         await self.remove(account, list(self.of(account) or ()))
 
     def _check_room(self, account: str, added: int) -> None:
-        """Counts rules in memory, not in the store: nodes that add at once may exceed a bound."""
+        # Counts the rules in memory: nodes that add rules at the same time may exceed a limit.
         used = len(self.of(account) or ())
         if added and used + added > limits.ACLS_PER_TENANT_MAX:
             raise QuotaExceeded(
@@ -98,10 +93,9 @@ class AclRules(Cache[Acl]):
             )
 
     async def _write_all(self, account: str, rules: Sequence[Acl], *, is_put: bool) -> None:
-        """Put or delete entries in one transaction. The transaction compares the versions of all
-        entries, also of those that need no change, because memory may lag behind the store. To
-        repeat a put or delete changes nothing, so after a conflict or an unknown outcome the
-        entries are read, and the transaction is tried again."""
+        """Put or delete rules in one transaction. It compares the versions of all entries, because
+        memory may be behind, and is repeated after a conflict or an unknown outcome, which is
+        harmless."""
         entries = {acl_key(account, rule): rule for rule in rules}
         versions = {key: self.version(key) for key in entries}
         for _ in range(TRIES_MAX):
@@ -146,7 +140,6 @@ def token_key(token_id: str) -> str:
 
 
 def decode_token(value: bytes) -> DelegationToken:
-    """Raises ValueError for a value that a node never writes."""
     token = _decode_token(value)
     names = (token.owner, token.requester, *token.renewers)
     if not is_account(token.account) or _ID.match(token.token_id) is None:
@@ -161,9 +154,8 @@ def decode_token(value: bytes) -> DelegationToken:
 
 class DelegationTokens(Cache[DelegationToken]):
     def __init__(self, store: Store, secret: bytes) -> None:
-        """``secret``: the key of all HMACs, the same on every node."""
         super().__init__(store, TOKENS_PREFIX, decode=decode_token, on_change=self._on_token_change)
-        self._secret = secret
+        self._secret = secret  # the key of all HMACs, the same on every node
         self._by_account: dict[str, dict[str, DelegationToken]] = {}
         self._by_hmac: dict[bytes, DelegationToken] = {}
 
@@ -171,7 +163,6 @@ class DelegationTokens(Cache[DelegationToken]):
         return self.get(token_key(token_id))
 
     def find_by_hmac(self, account: str, value: bytes) -> DelegationToken | None:
-        """Return the token of the tenant that has this HMAC, or None."""
         token = self._by_hmac.get(value)
         return token if token is not None and token.account == account else None
 
@@ -182,7 +173,7 @@ class DelegationTokens(Cache[DelegationToken]):
         return hmac.digest(self._secret, token_id.encode(), "sha512")
 
     async def create(self, token: DelegationToken) -> None:
-        """Store a new token. Raises QuotaExceeded if the tenant or the server has the maximum."""
+        """Store a new token. Raises QuotaExceeded if the tenant or the server has too many."""
         self._check_room(token.account)
         key = token_key(token.token_id)
         try:
@@ -193,9 +184,8 @@ class DelegationTokens(Cache[DelegationToken]):
                 raise
 
     async def change(self, token_id: str, change: Change) -> DelegationToken | None:
-        """Apply a pure function to the newest value and store its result; None deletes the token.
-        Returns None if the token does not exist. Raises the errors of ``change``, and Throttled if
-        changes of other nodes keep conflicting."""
+        """Replace a token by ``change(token)``, or delete it if that is None. Returns the new or
+        deleted token, or None if there is no such token."""
         found: DelegationToken | None = None
 
         def step(before: DelegationToken | None) -> DelegationToken | None:
@@ -208,7 +198,6 @@ class DelegationTokens(Cache[DelegationToken]):
         return found
 
     async def sweep(self, *, now_ms: int) -> int:
-        """Delete expired tokens and return their number."""
         expired = [token for token in self.values() if token.is_expired(now_ms=now_ms)]
 
         def left(token: DelegationToken) -> DelegationToken | None:
@@ -219,7 +208,7 @@ class DelegationTokens(Cache[DelegationToken]):
         return len(expired)
 
     def _check_room(self, account: str) -> None:
-        """Counts tokens in memory, not in the store: nodes that add at once may exceed a bound."""
+        # Counts the tokens in memory: nodes that add tokens at the same time may exceed a limit.
         used, most = len(self.of(account)), limits.TOKENS_MAX
         if used >= limits.TOKENS_PER_TENANT_MAX:
             raise QuotaExceeded(

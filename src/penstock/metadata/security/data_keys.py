@@ -1,16 +1,15 @@
 """Data keys, which encrypt the messages of encrypted topics.
 
-    /datakeys/{topic_id}/{key id}   the key, wrapped by the key ring, and how much of it is used
+    /datakeys/{topic_id}/{key id}   the key, encrypted ("wrapped") by the key ring
 
 A topic has one key that encrypts, and older keys that still decrypt. A new key takes over after a
 day, after 2^31 messages (nonces are random; with more messages two might be equal), or when the
-queue names another KMS key. Messages per key are counted in blocks, which a node reserves in the
-store before it uses a key: so the count survives restarts and covers several nodes, and the store
-is written once a day or once per sixteen million messages.
+queue names another KMS key. Messages per key are counted in blocks of 2^24, which a node reserves
+in the store before it uses a key, so that the count survives restarts and covers all nodes.
 
 A key is removed when no message encrypted with it can exist: after its last block, the topic's
-retention and a further period, because a message lives on as a dead letter and may be moved back
-and die again. The keys of a deleted topic are kept for that period too.
+retention and 28 more days, because a message lives on in a dead-letter queue and may be moved back
+and fail again. The keys of a deleted topic are kept for 28 days too.
 
 Reads are served from memory: a frontend calls ``take`` and ``find`` for each message, and waits for
 the store (``reserve``, ``learn``) only if there is no key yet, or if another node just made it."""
@@ -43,10 +42,10 @@ TOPIC_ID_BYTES: Final = 16
 DAY_MS: Final = 24 * 3_600_000
 USES_MAX: Final = 2**31  # half of the limit for random nonces of 96 bits
 BLOCK_USES: Final = 2**24  # more than the records of one batch
-RESERVED_MS: Final = DAY_MS  # a block is used within this time or not at all
-KEY_AGE_MS_MAX: Final = DAY_MS - 2 * 3_600_000  # when a block ends, its key is old as well
-# Fourteen days are the longest retention of a queue: once as a dead letter, and once more for
-# messages that were moved back and died again.
+RESERVED_MS: Final = DAY_MS  # a block must be used within this time
+KEY_AGE_MS_MAX: Final = DAY_MS - 2 * 3_600_000  # so that every new block gets a new key
+# Twice the longest retention of a queue, which is 14 days: once as a dead letter, and once more for
+# messages that were moved back and failed again.
 COPIES_MS: Final = 28 * DAY_MS
 # Ten years of daily keys. Above it a topic continues with its present key, up to USES_MAX.
 KEYS_PER_TOPIC_MAX: Final = 4_096
@@ -62,10 +61,10 @@ class DataKeyEntry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     account: str
     wrapped: bytes
     created_at_ms: int
-    reserved: int = 0  # messages, in whole blocks
+    reserved: int = 0  # number of messages, in whole blocks
     reserved_at_ms: int = 0
     label: str = ""  # hash of the KMS key that the queue named
-    orphaned_at_ms: int = 0  # when its topic was found to be gone
+    orphaned_at_ms: int = 0  # when its topic was found to be deleted
 
 
 decode_data_key = msgspec.json.Decoder(DataKeyEntry).decode
@@ -73,7 +72,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class DataKey:
-    """One unwrapped key. Its ``repr`` does not show the secret."""
+    """A decrypted data key. ``place`` is its topic id followed by its key id."""
 
     __slots__ = ("decrypt", "encrypt", "owner", "place")
 
@@ -90,11 +89,11 @@ class DataKey:
 
 @dataclass(slots=True)
 class _Block:
-    """The uses of a key that are left to this node."""
+    """A number of messages that this node may encrypt with a key."""
 
     key: DataKey
     label: str
-    until_ms: int  # monotonic
+    until_ms: int  # on the monotonic clock
     renew_at_ms: int
     left: int = BLOCK_USES
 
@@ -121,10 +120,9 @@ class DataKeys:
         catalog: Catalog,
         *,
         clock: Clock,
-        entropy: Callable[[int], bytes],
+        entropy: Callable[[int], bytes],  # returns this number of random bytes
     ) -> None:
-        """``entropy(n)`` returns n random bytes from the kernel."""
-        # The longest retention of a topic on any node. Set when the nodes' configs are known.
+        # Returns the longest retention of a topic on any node. Replaced when configs are known.
         self.retention_ms_of: Callable[[Topic], int | None] = lambda topic: (
             settings_of(topic).retention_ms
         )
@@ -144,7 +142,7 @@ class DataKeys:
         self._swept_at_ms = 0
 
     async def start(self) -> None:
-        """Load all keys. One that cannot be unwrapped is not fatal: its messages wait."""
+        """Load all keys. If a key cannot be decrypted, its messages are not delivered."""
         await self._entries.start()
         for topic_id in self._ids:
             for at, entry in self._of_topic(topic_id):
@@ -159,7 +157,6 @@ class DataKeys:
 
     @property
     def trouble(self) -> str | None:
-        """The reason for the health endpoint, or None."""
         if self._unreadable:
             return (
                 f"{len(self._unreadable)} data keys cannot be unwrapped: their messages are not"
@@ -170,17 +167,16 @@ class DataKeys:
     # ── Decryption ───────────────────────────────────────────────────────────────────────────
 
     def has(self, topic_id: str) -> bool:
-        """Return whether messages of the topic may be encrypted with a data key."""
         return topic_id in self._ids
 
     def find(self, place: bytes) -> DataKey | None:
-        """Return the key with this topic id and key id, from memory."""
+        """Return a key from memory. ``place`` is its topic id followed by its key id."""
         return self._ready.get(place) or self._unwrapped(
             place[:TOPIC_ID_BYTES].hex(), place[TOPIC_ID_BYTES:].hex()
         )
 
     async def learn(self, place: bytes) -> DataKey | None:
-        """Return a key from the store: another node may have made it just now."""
+        """Return a key from the store, because another node may have created it just now."""
         topic_id, key_id = place[:TOPIC_ID_BYTES].hex(), place[TOPIC_ID_BYTES:].hex()
         await self._entries.refresh(data_key_key(topic_id, key_id))
         return self.find(place)
@@ -213,7 +209,7 @@ class DataKeys:
     # ── Encryption ───────────────────────────────────────────────────────────────────────────
 
     def take(self, topic: Topic, count: int) -> DataKey | None:
-        """Return the key to encrypt ``count`` messages. None: call ``reserve``."""
+        """Return the key for the next ``count`` messages, or None if too few are reserved."""
         block = self._blocks.get(topic.topic_id)
         if block is None or block.left < count:
             return None
@@ -228,7 +224,7 @@ class DataKeys:
         return block.key
 
     async def reserve(self, topic: Topic, count: int) -> DataKey:
-        """Reserve a block and take a key from it. Raises the errors of the store."""
+        """Return the key for the next ``count`` messages, after reserving a block of messages."""
         assert count <= BLOCK_USES
         for _ in range(TRIES_MAX):
             key = self.take(topic, count)
@@ -239,14 +235,13 @@ class DataKeys:
         raise Throttled(f"The data key of {topic.name} cannot be renewed fast enough; retry.")
 
     async def rotate(self, topic: Topic) -> None:
-        """Make a new key for later messages. Earlier messages are not changed."""
+        """Create a new key for later messages. Earlier messages are not changed."""
         if len(self._ids.get(topic.topic_id, ())) >= KEYS_PER_TOPIC_MAX:
             raise Overloaded(f"{topic.name} has the maximum of {KEYS_PER_TOPIC_MAX} data keys.")
         label = _label_of(topic)
         self._hold(topic, label, await self._create(topic, label))
 
     def _begin(self, topic: Topic) -> "asyncio.Task[None]":
-        """Start a reservation, or return the one in progress."""
         task = self._reserving.get(topic.topic_id)
         if task is None:
             task = asyncio.create_task(self._reserve(topic), name="reserve a data key")
@@ -282,7 +277,7 @@ class DataKeys:
         raise Throttled(f"The data key of {topic.name} is being renewed by another node; retry.")
 
     def _usable(self, topic: Topic, label: str) -> str | None:
-        """Return the newest key that may encrypt another block, or None."""
+        """Return the newest key that may encrypt another block of messages, or None."""
         found = [
             (entry.created_at_ms, at, entry)
             for at, entry in self._of_topic(topic.topic_id)
@@ -298,7 +293,7 @@ class DataKeys:
         return None
 
     async def _create(self, topic: Topic, label: str) -> DataKey:
-        """Make a key with its first block reserved; it is durable before it is used."""
+        """Create a key with its first block of messages reserved, and store it."""
         topic_id, now_ms = topic.topic_id, self._clock.wall_ms()
         key_id = self._entropy(KEY_ID_BYTES).hex()
         at = data_key_key(topic_id, key_id)
@@ -321,7 +316,7 @@ class DataKeys:
     # ── Removal ──────────────────────────────────────────────────────────────────────────────
 
     async def sweep(self) -> int:
-        """Remove keys that no message can need, once an hour, and return their number."""
+        """Remove keys that no message needs, at most once an hour, and return their number."""
         now_ms = self._clock.wall_ms()
         if 0 <= now_ms - self._swept_at_ms < SWEEP_INTERVAL_MS:
             return 0
@@ -342,10 +337,10 @@ class DataKeys:
         return gone
 
     def _aged(self, topic_id: str, entry: DataKeyEntry, now_ms: int) -> DataKeyEntry | None:
-        """Return the entry as it should be now; None: remove the key."""
+        """Return the updated entry of a key, or None if the key should be removed."""
         topic = self._catalog.find_id(topic_id)
         if topic is None:
-            # Removal takes a second sweep at least, so a lagging catalog never costs a key.
+            # The key is removed by a later sweep: the topic may only be missing in memory.
             orphaned_at_ms = entry.orphaned_at_ms or now_ms
             if now_ms - orphaned_at_ms >= COPIES_MS:
                 return None
@@ -372,8 +367,7 @@ class DataKeys:
         return len(deletes)
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
-        """Wrap every data key with the present master key. ``rewrap(wrapped, context)`` returns the
-        same bytes if that is already so. Messages are not changed."""
+        """Encrypt every data key with the present master key. Messages are not changed."""
         count = unreadable = 0
         for at in [at for topic_id in self._ids for at, _ in self._of_topic(topic_id)]:
             try:
@@ -402,7 +396,7 @@ class DataKeys:
                 yield at, entry
 
     async def _put(self, at: str, entry: DataKeyEntry) -> bool:
-        """Return False after a conflict; memory then has the newest entry."""
+        """Store an entry. Returns False after a conflict; memory then has the newest entry."""
         try:
             await self._entries.write(at, entry, if_version=self._entries.version(at))
             return True

@@ -1,11 +1,10 @@
 """Tenants, users, keys and policies: the ``model.ports.Identities`` of this node, and the calls
 that change them.
 
-A change is written to the store first, compared with the
-version it is based on and retried after a conflict; it is visible here when the call returns.
-Entries, bounds and reads are in ``identity_entries.py``. Before deleting a tenant, the caller must
-check that the tenant has no queues; the admin API decides who may make these calls.
-"""
+A change is written to the store first, by compare-and-swap, and retried after a conflict; it is in
+memory when the call returns. Entries, limits and reads are in ``identity_entries.py``. Before
+deleting a tenant, the caller must check that it has no queues; the admin API decides who may make
+these calls."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
@@ -25,12 +24,12 @@ from penstock.model.ports import KeyRing
 
 T = TypeVar("T")
 R = TypeVar("R")
-Step = Callable[[bool], Awaitable[R]]  # True: a conflict has shown that memory lags
+Step = Callable[[bool], Awaitable[R]]  # called with True after a conflict: memory is behind
 Write = tuple[Cache[Any], str, Any]  # cache of the entry, its key, its new value (None: delete)
 
 
 class NewKey(msgspec.Struct, frozen=True):
-    """A new key with its secret, which is not shown again, nor in the ``repr``."""
+    """A new key with its secret, which is not shown in the ``repr``."""
 
     key: AccessKey
     secret: str
@@ -40,8 +39,8 @@ class NewKey(msgspec.Struct, frozen=True):
 
 
 class Resealed(msgspec.Struct, frozen=True):
-    count: int  # now wrapped by the present master key
-    unreadable: int  # wrapped by an unknown master key
+    count: int  # secrets that are now encrypted by the present master key
+    unreadable: int  # secrets encrypted by an unknown master key
 
 
 class StoredIdentities(entries.IdentityMemory):
@@ -50,12 +49,11 @@ class StoredIdentities(entries.IdentityMemory):
     def __init__(self, store: Store, ring: KeyRing, *, entropy: Callable[[int], bytes]) -> None:
         super().__init__(store, ring)
         self._entropy = entropy
-        self._used: dict[str, int] = {}  # by key id: the minute to store
+        self._used: dict[str, int] = {}  # by key id: the time of its last use, not yet stored
 
     # ── Changing tenants ─────────────────────────────────────────────────────────────────────
 
     def free_account(self) -> str:
-        """Return an account that no tenant has."""
         while True:
             account = entries.new_account(self._entropy(8))
             if self.tenant(account) is None:
@@ -69,7 +67,7 @@ class StoredIdentities(entries.IdentityMemory):
             if is_behind and (await self._tenants.refresh(at))[1]:
                 raise Conflict(f"The tenant {tenant.account} exists already.")
             if len(self._tenants) >= entries.TENANTS_MAX:
-                raise Conflict(f"Limit reached: {entries.TENANTS_MAX} tenants.")
+                raise Conflict(f"The limit of {entries.TENANTS_MAX} tenants is reached.")
             self._check_tenant_name(tenant)
             await self._commit(((at, 0),), ((self._tenants, at, TenantEntry(tenant)),))
             return tenant
@@ -89,14 +87,14 @@ class StoredIdentities(entries.IdentityMemory):
         return (await self._change(self._tenants, at, what, changed)).tenant
 
     async def delete_tenant(self, account: str) -> None:
-        """Delete a tenant, which has no queues, and its rules. Raises Conflict if it has users."""
+        """Delete a tenant and its access rules. Raises Conflict if it has users."""
         at = entries.tenant_key(account)
 
         async def step(is_behind: bool) -> None:
             entry, version = await self._tenant_entry(account, is_behind)
             if entry.user_count:
                 raise Conflict(f"The tenant {account} still has {entry.user_count} users.")
-            # First: rules left by a crash would apply to the next tenant of the account.
+            # Rules first: if a crash left them, they would apply to the next tenant of the account.
             await self._acls.remove_all(account)
             await self._commit(((at, version),), ((self._tenants, at, None),))
 
@@ -112,7 +110,7 @@ class StoredIdentities(entries.IdentityMemory):
     # ── Changing users ───────────────────────────────────────────────────────────────────────
 
     async def create_user(self, user: User, scram: ScramCredential | None = None) -> User:
-        """Create a user, with a password if one is given: both or none."""
+        """Create a user and its password, if one is given, in one transaction."""
         entries.check_user_name(user.name)
         _check_policies(user, before={})
         at, tenant_at = entries.user_key(user.account, user.name), entries.tenant_key(user.account)
@@ -131,10 +129,10 @@ class StoredIdentities(entries.IdentityMemory):
             entry, version = await self._tenant_entry(user.account, is_behind)
             if entry.user_count >= entries.USERS_PER_TENANT_MAX:
                 raise Conflict(
-                    f"Limit reached: the tenant has {entries.USERS_PER_TENANT_MAX} users."
+                    f"The tenant has {entries.USERS_PER_TENANT_MAX} users, which is the limit."
                 )
             if len(self._users) >= entries.USERS_MAX:
-                raise Conflict(f"Limit reached: {entries.USERS_MAX} users.")
+                raise Conflict(f"The limit of {entries.USERS_MAX} users is reached.")
             counted = msgspec.structs.replace(entry, user_count=entry.user_count + 1)
             await self._commit(
                 ((tenant_at, version), (at, 0)),
@@ -145,7 +143,7 @@ class StoredIdentities(entries.IdentityMemory):
         return await _again(f"The user {user.name}", step)
 
     async def change_user(self, account: str, name: str, change: Callable[[User], User]) -> User:
-        """Apply a pure function to the newest value and store the result, retrying conflicts."""
+        """Replace a user by ``change(user)``, which is called again after a conflict."""
 
         def changed(entry: UserEntry) -> UserEntry:
             after = change(entry.user)
@@ -196,7 +194,7 @@ class StoredIdentities(entries.IdentityMemory):
     async def create_key(
         self, account: str, user: str, *, now_ms: int, key_id: str = "", secret: str = ""
     ) -> NewKey:
-        """Create a key; id and secret are random unless given. The secret is not shown again."""
+        """Create a key. Its id and secret are random unless they are given."""
         assert bool(key_id) == bool(secret), "give both id and secret, or none"
         is_drawn = not key_id
         if is_drawn:
@@ -209,7 +207,7 @@ class StoredIdentities(entries.IdentityMemory):
             entry, version = await self._user_entry(account, user, is_behind)
             if len(entry.key_ids) >= entries.KEYS_PER_USER_MAX:
                 raise Conflict(
-                    f"Limit reached: the user {user} has {entries.KEYS_PER_USER_MAX} keys."
+                    f"The user {user} has {entries.KEYS_PER_USER_MAX} keys, which is the limit."
                     " Delete an unused key."
                 )
             chosen = key_id or entries.new_key_id(self._entropy(entries.KEY_ID_ENTROPY_BYTES))
@@ -227,7 +225,7 @@ class StoredIdentities(entries.IdentityMemory):
         return await _again(f"The user {user}", step)
 
     async def rotate_key(self, key_id: str, *, now_ms: int) -> NewKey:
-        """Create another key for the same user. The old one works until it is disabled."""
+        """Create another key for the same user. The old key works until it is disabled."""
         key = self._live_keys.get(key_id)
         if key is None:
             key, _ = await self._key_entry(key_id, True)
@@ -252,14 +250,12 @@ class StoredIdentities(entries.IdentityMemory):
 
         await _again(f"The key {key_id}", step)
 
-    # ── When a key was last used ─────────────────────────────────────────────────────────────
-
     def note_used(self, key: AccessKey, *, now_ms: int) -> None:
         if now_ms - key.last_used_at_ms >= MINUTE_MS:
             self._used[key.key_id] = now_ms - now_ms % MINUTE_MS
 
     async def flush(self) -> int:
-        """Store which keys were used, each at most once a minute, and return their number."""
+        """Store when keys were last used, and return the number of stored keys."""
         used, self._used = self._used, {}
         ids = list(used)
         count = 0
@@ -328,17 +324,13 @@ class StoredIdentities(entries.IdentityMemory):
         await _again(f"The user {name}", step)
 
     async def add_acls(self, account: str, rules: Collection[Acl]) -> None:
-        """Add access rules. Raises QuotaExceeded, and adds none, if not all of them fit."""
         await self._acls.add(account, rules)
 
     async def remove_acls(self, account: str, rules: Collection[Acl]) -> None:
         await self._acls.remove(account, rules)
 
-    # ── Another master key ───────────────────────────────────────────────────────────────────
-
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
-        """Wrap every secret with the present master key. ``rewrap(wrapped, context)`` returns the
-        same bytes if that is already so. Afterwards the old master key is not needed any more."""
+        """Encrypt every secret with the present master key; the old one is not needed any more."""
         count = unreadable = 0
 
         def again(wrapped: bytes, *, context: bytes) -> bytes:
@@ -377,10 +369,8 @@ class StoredIdentities(entries.IdentityMemory):
             return 0  # deleted meanwhile
         return 1
 
-    # ── One step of a change ─────────────────────────────────────────────────────────────────
-
     async def _commit(self, compare: Sequence[tuple[str, int]], writes: Sequence[Write]) -> None:
-        """Write all entries or raise VersionConflict; memory is updated when this returns."""
+        """Write all entries in one transaction, and then to memory."""
         if not writes:
             return
         version = await self._store.txn(
@@ -434,16 +424,14 @@ async def _again(what: str, step: Step[R]) -> R:
         except VersionConflict:
             continue
         except (Conflict, NotFound):
-            # Decided by memory, which another node's change may have made out of date: never
-            # refuse a request before the store was read.
+            # Memory may be out of date, so the store is read before a request is refused.
             if attempt > 0:
                 raise
     raise Throttled(f"{what} is being changed by another request; retry.")
 
 
 async def _newest(cache: Cache[T], at: str, is_behind: bool, missing: str) -> tuple[T, int]:
-    """Return the newest value and its version: from memory, or from the store if memory lags or
-    does not have the value, which another node may just have created."""
+    """Return the newest value and its version, from memory or, if it may be behind, the store."""
     value, version = (None, 0) if is_behind else (cache.get(at), cache.version(at))
     if value is None:
         value, version = await cache.refresh(at)

@@ -6,14 +6,14 @@ this node. ``identities.py`` contains the changes.
     /keys/{key_id}                         the key, its secret sealed
     /scram/{account}/{user}/{mechanism}    the data to verify a password, sealed
 
-The count in a tenant and the ids in a user make one compare-and-swap sufficient: to add a user
-changes the tenant's entry, to add a key changes the user's. So two nodes at once cannot exceed a
-bound, and nothing can be added to an entry that is being deleted. They also define which keys are
-valid: a key that its user's entry does not name is invalid, even before a watch reports its end.
+Adding a user also changes the number in the tenant's entry, adding a key also changes the ids in
+the user's entry. So two nodes at once cannot exceed a limit, and nothing can be added to an entry
+that is being deleted. A key that its user's entry does not name is invalid, even before a watch
+reports its deletion.
 
-Values are JSON. Secrets are sealed with the entry's key as context: they cannot be opened in
-another entry; in memory they stay sealed and are opened for each use. Reading is a dict lookup. A
-watch per kind reports changes of other nodes and raises ``epoch``, which invalidates authorization
+Values are JSON. Secrets are sealed (encrypted) with the key of their entry as context, so they
+cannot be opened in another entry. In memory they stay sealed and are opened for each use. A watch
+per kind reports changes of other nodes and raises ``epoch``, which invalidates authorization
 decisions cached elsewhere."""
 
 import base64
@@ -47,7 +47,7 @@ POLICY_BYTES_MAX = 20 * KIB
 # The one policy that is a list of Kafka's access rules, one statement each.
 ACLS_POLICY = "kafka-acls"
 ACLS_BYTES_MAX = 128 * KIB
-# Of all policies of a user. A text can double as JSON in JSON, and must still fit one entry.
+# Of all policies of a user. Escaped as JSON their size can double, and must still fit one entry.
 POLICIES_BYTES_MAX = 200 * KIB
 OPERATION_RATES_MAX = 100  # more than there are actions
 
@@ -57,7 +57,7 @@ SECRET_ENTROPY_BYTES = 30  # forty characters of base64
 
 KEY_BYTES_BY_MECHANISM = {"SCRAM-SHA-256": 32, "SCRAM-SHA-512": 64}
 SALT_BYTES_MAX = 255  # chosen by clients; may be empty, as in Kafka
-USER_NAME_CHARS_MAX = 200  # with the account before it, a login has 256
+USER_NAME_CHARS_MAX = 200  # with the account before it, a login name has at most 256
 
 _TENANT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9._-])?\Z")
 _POLICY_NAME = re.compile(r"[A-Za-z0-9_+=,.@-]{1,128}\Z")
@@ -111,7 +111,7 @@ def new_secret(entropy: bytes) -> str:
 
 
 def new_account(entropy: bytes) -> str:
-    """Return twelve digits, the first not 0, unlike the account of unauthenticated callers."""
+    # The first digit is not 0: the account of unauthenticated callers begins with 0.
     span = 900_000_000_000
     return str(100_000_000_000 + int.from_bytes(entropy, "big") % span)
 
@@ -155,8 +155,7 @@ def _check_limits(limits: Limits) -> None:
 
 
 def check_user_name(name: str) -> None:
-    """Check a user name. Kafka allows any; here ``/`` separates the account from the name, and
-    ``*`` means all users."""
+    # Kafka allows any name; here "/" separates the account from the name, and "*" means all users.
     is_short = 1 <= len(name) <= USER_NAME_CHARS_MAX
     if not is_short or not name.isprintable() or "/" in name or name == "*":
         raise InvalidRequest(
@@ -232,7 +231,6 @@ class IdentityMemory:
         self.epoch = 1
 
     async def start(self) -> None:
-        """Load everything into memory."""
         for cache in self._caches:
             await cache.start()
 
@@ -242,10 +240,7 @@ class IdentityMemory:
 
     @property
     def trouble(self) -> str | None:
-        """Why memory may lag behind the store (for the health endpoint), or None."""
         return next((cache.trouble for cache in self._caches if cache.trouble is not None), None)
-
-    # ── Reading: from memory ─────────────────────────────────────────────────────────────────
 
     def tenant(self, account: str) -> Tenant | None:
         entry = self._tenants.get(tenant_key(account))
@@ -284,7 +279,6 @@ class IdentityMemory:
         return None if sealed is None else convert_scram(sealed, at, self._ring.unwrap)
 
     def mechanisms(self, account: str, user: str) -> Sequence[str]:
-        """Return the mechanisms for which the user has a password."""
         entry = self._users.get(user_key(account, user))
         return () if entry is None else entry.mechanisms
 
@@ -293,8 +287,6 @@ class IdentityMemory:
 
     def acls(self, account: str) -> AclIndex | None:
         return self._acls.of(account)
-
-    # ── Updates: each change of this or another node, once ───────────────────────────────────
 
     def _raise_epoch(self) -> None:
         self.epoch += 1
@@ -345,7 +337,7 @@ class IdentityMemory:
                 del by_account[credential.account]
 
     def _look_at_key(self, key_id: str) -> None:
-        """Add or remove a key: it is valid while its user's entry names it."""
+        """Update the valid keys: a key is valid while the entry of its user names it."""
         key = self._keys.get(key_key(key_id))
         entry = None if key is None else self._users.get(user_key(key.account, key.user))
         if key is not None and entry is not None and key_id in entry.key_ids:

@@ -1,9 +1,8 @@
-"""The calls of the metadata role: the operations of the store, for the keys that are served.
+"""The internal calls of the metadata service, which match the operations of a store.
 
-Frontends change entries by compare-and-swap, because functions cannot be sent: so a few calls are
-enough for every change, and the rules for a topic's settings stay with the caller. A watch is a
-long poll: a watcher requests changes from where the last reply ended, so a slow watcher uses no
-memory of the service. The holder of a lease may keep it alive through any node."""
+Other nodes change entries by compare-and-swap. A watch is a long poll: a watcher requests changes
+from where the last reply ended, so a slow watcher uses no memory of the service. The holder of a
+lease may keep it alive through any node."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -16,20 +15,20 @@ from penstock.wire.internal.calls import Call, Nothing
 
 
 class Misdirected(Overloaded):
-    """A forwarded request reached a node that does not hold the entry either, because the two nodes
-    see different members at the moment. It is not forwarded again."""
+    """Raised if a forwarded request reaches a node that does not hold the entry either, because the
+    two nodes know different members. The request is not forwarded again."""
 
 
 class Get(msgspec.Struct, frozen=True, array_like=True):
     key: str
-    min_revision: int = 0  # the reply must be of at least this revision
-    is_fresh: bool = False  # read from the store itself
+    min_revision: int = 0  # the reply must not be older than this revision
+    is_fresh: bool = False  # read the store, not memory
     is_forwarded: bool = False
 
 
 class Got(msgspec.Struct, frozen=True, array_like=True):
     entry: Entry | None
-    revision: int  # at which this was true
+    revision: int  # at which the entry was read
 
 
 class ListPage(msgspec.Struct, frozen=True, array_like=True):
@@ -38,19 +37,19 @@ class ListPage(msgspec.Struct, frozen=True, array_like=True):
     count_max: int = 1_000
     bytes_max: int = 4_194_304
     min_revision: int = 0
-    ring: str = ""  # forwarded: return only the receiver's part of the ring with this fingerprint
+    ring: str = ""  # if forwarded: fingerprint of the ring whose part the receiver returns
 
 
 class Listed(msgspec.Struct, frozen=True, array_like=True):
-    entries: Sequence[Entry]  # by key; empty only at the end
+    entries: Sequence[Entry]  # sorted by key; empty only on the last page
     is_end: bool
-    revision: int  # of the oldest part: later changes are in the watch from there
-    entry_count: int  # of all entries, held here or by other nodes
+    revision: int  # of the oldest part of the page; a watch reports later changes
+    entry_count: int  # of the whole prefix, held by this or other nodes
 
 
 class FindId(msgspec.Struct, frozen=True, array_like=True):
     topic_id: str
-    ring: str = ""  # forwarded: as in ListPage
+    ring: str = ""  # as in ListPage
 
 
 class Written(msgspec.Struct, frozen=True, array_like=True):

@@ -1,17 +1,14 @@
-"""Rules for entries that other nodes write into the metadata, checked before the store is called.
-Pure.
+"""Checks of the entries that other nodes write into the metadata, before the store is called.
 
 A faulty, old or compromised node must not be able to write entries that other nodes cannot read,
 nor change entries that it has not read: every value must match its key, and every changed key must
-be compared, by its version or its create revision. Three changes need no comparison of their key,
-because another key is compared: a tombstone (its topic), a password and the removal of a key (their
-user's entry, which names both). A topic is deleted only together with writing its tombstone;
-without one its data would never be removed.
+be compared, by its version or its create revision. For passwords and deleted access keys, it is
+enough to compare the entry of the user. A topic can only be deleted together with writing its
+tombstone; without one its data would never be removed.
 
-Operators' requests and tasks may overwrite any value; a node's entry may be removed by any node,
-because a live node registers again. Entries that show that a process is alive must have a lease;
-entries that must survive, such as partition rows and requests, must not. A transaction changes one
-family of entries."""
+Requests and tasks of operators may overwrite any value, and any node may remove the entry of a
+node. Entries that show that a process is alive must have a lease; entries that must survive, such
+as partition rows, must not."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -64,10 +61,10 @@ CLUSTER: Final = "cluster"  # the family of nodes, rows, manager and requests
 
 
 class Rule(NamedTuple):
-    family: str  # entries of one may change in one transaction
-    key_of: Callable[[str, bytes], str]  # returns the key where a value belongs, given its key
+    family: str  # a transaction changes entries of one family only
+    key_of: Callable[[str, bytes], str]  # returns the key under which a value must be
     entries_max: int
-    follows: str = ""  # prefix of the entries that may be compared instead
+    follows: str = ""  # prefix of entries of which one may be compared instead
     is_put_blindly: bool = False  # may be put without a comparison
     is_deleted_blindly: bool = False
     is_leased: bool | None = None  # whether it must have a lease; None: optional
@@ -83,14 +80,11 @@ _decode_move = msgspec.json.Decoder(MoveTask).decode
 
 
 def topic_id_of(value: bytes) -> str:
-    """Return the topic id without decoding the rest; empty if the value is unreadable."""
+    """Return the topic id in a stored topic, or an empty text if it is unreadable."""
     try:
         return _decode_id(value).topic_id
     except (msgspec.DecodeError, ValueError):
         return ""
-
-
-# ── Keys of values ───────────────────────────────────────────────────────────────────────────
 
 
 def _topic(key: str, value: bytes) -> Topic:
@@ -125,7 +119,7 @@ def _scram_key(_key: str, value: bytes) -> str:
 
 
 def _configs_key(key: str, value: bytes) -> str:
-    """Return the canonical key: nodes read only one of a name's percent-encodings."""
+    # A name can be percent-encoded in several ways, of which nodes read only one.
     decode_configs(value)
     return config_key(resource_of(key))
 
@@ -172,7 +166,7 @@ def _node_entry_key(key: str, value: bytes) -> str:
     _check_node(key, entry.node)
     texts = (entry.name, entry.internal, entry.http, entry.kafka, entry.rack)
     if max(map(len, (*texts, entry.folder_id, entry.version))) > NODE_TEXT_CHARS_MAX:
-        raise InvalidRequest(f"{key}: texts have at most {NODE_TEXT_CHARS_MAX} characters.")
+        raise InvalidRequest(f"{key}: a text may have at most {NODE_TEXT_CHARS_MAX} characters.")
     return cluster.node_key(entry.node)
 
 
@@ -187,7 +181,6 @@ def _row_key(key: str, value: bytes) -> str:
 
 
 def _partition_key(key: str, key_of: Callable[[cluster.PartitionKey], str]) -> str:
-    """Return the canonical key of a partition, the only one that nodes read."""
     partition = cluster.partition_of(key)
     if partition.index < 0 or not partition.topic_id:
         raise InvalidRequest(f"{key} is not the key of a partition.")
@@ -229,7 +222,7 @@ _cluster = partial(Rule, CLUSTER, is_leased=False)
 _overwritten = partial(Rule, is_put_blindly=True, is_deleted_blindly=True)
 RULES: Final[Mapping[str, Rule]] = {
     TOPICS_PREFIX: Rule("topics", _topic_key, TOPICS_MAX),
-    # Removed down to TOMBSTONES_MAX by sweeps; more may exist meanwhile.
+    # Sweeps remove all but TOMBSTONES_MAX; more may exist until then.
     TOMBS_PREFIX: Rule(
         "topics", _tomb_key, 4 * TOMBSTONES_MAX, TOPICS_PREFIX, is_deleted_blindly=True
     ),
@@ -280,7 +273,6 @@ _WISHES: Final = "/wishes/"  # the only family whose prefixes have two parts
 
 
 def prefix_of(key: str) -> str:
-    """Return the served prefix of a key. Raises InvalidRequest."""
     end = key.find("/", len(_WISHES) if key.startswith(_WISHES) else 1) + 1
     prefix = key[:end] if end else key
     if prefix not in RULES:
@@ -311,16 +303,16 @@ def check_txn(txn: Txn) -> Sequence[str]:
         prefix = prefix_of(key)
         rule = RULES[prefix]
         if prefix == TOPICS_PREFIX and (key not in compared or key not in tombs):
-            raise InvalidRequest(f"{key}: delete must compare the version and put the tombstone.")
+            raise InvalidRequest(f"{key}: a delete must compare the version and put the tombstone.")
         if not (rule.is_deleted_blindly or _is_compared(key, rule, compared)):
-            raise InvalidRequest(f"{key}: a deletion must compare the version.")
+            raise InvalidRequest(f"{key}: a delete must compare the version of the entry.")
     return [key for key, _ in txn.puts if not compared.get(key)]
 
 
 def _check_puts(
     puts: Sequence[tuple[str, bytes]], compared: Mapping[str, int], *, is_leased: bool
 ) -> set[str]:
-    """Return the keys of topics whose tombstones are put."""
+    """Check the puts, and return the keys of topics whose tombstones they contain."""
     tombs: set[str] = set()
     for key, value in puts:
         prefix = prefix_of(key)
@@ -338,7 +330,7 @@ def _check_puts(
             tomb = _decode(value)
             tombs.add(topic_key(tomb.account, tomb.region, tomb.name))
         elif not (rule.is_put_blindly or _is_compared(key, rule, compared)):
-            raise InvalidRequest(f"{key}: a change must compare the version.")
+            raise InvalidRequest(f"{key}: a change must compare the version of the entry.")
     return tombs
 
 

@@ -1,12 +1,11 @@
-"""A mirror of one prefix of the store that a metadata node keeps for other nodes, and the ring by
-which large prefixes are divided among metadata nodes.
+"""A mirror of one prefix of the store, which a metadata node keeps for other nodes, and the hash
+ring by which large prefixes are divided among metadata nodes.
 
-A mirror has raw values, all of them or this node's part, and the latest changes of all values.
-Values are kept undecoded, because they are only passed on: this takes a third of the memory and no
-time. The latest changes are complete whatever part is held, so that any node can serve any watch; a
-request for older changes gets Compacted and must list again. ``revision`` is the last one that the
-watch reported, ``known_revision`` the one that the held values reflect: a new read of the store may
-put them ahead of the watch."""
+A mirror has the values of all keys or of this node's part of the keys, and the latest changes of
+all keys, so that any node can serve any watch. A request for older changes gets Compacted and must
+list all entries again. Values are not decoded, which saves two thirds of the memory. ``revision``
+is the revision of the last change that the watch reported; ``known_revision``, the revision of the
+values, may be newer after a read of the store."""
 
 import asyncio
 import struct
@@ -27,7 +26,7 @@ from penstock.model.limits import MIB
 VIRTUAL_NODES: Final = 128  # of a member with weight 1
 PLACES_PER_VIRTUAL_NODE: Final = 8
 WEIGHT_MAX: Final = 64.0
-MEMBERS_MAX: Final = 1_024  # some eight million places
+MEMBERS_MAX: Final = 1_024  # about a million places at weight 1
 
 _PLACES = struct.Struct(f">{PLACES_PER_VIRTUAL_NODE}Q")
 _PLACE = struct.Struct(">Q")
@@ -39,23 +38,17 @@ class Member(msgspec.Struct, frozen=True, order=True):
 
 
 def place_of(key: str) -> int:
-    """Return the place of a key on the circle."""
     (place,) = _PLACE.unpack(blake2b(key.encode(), digest_size=_PLACE.size).digest())
     return int(place)
 
 
 class Ring:
-    """Consistent hashing with virtual nodes; immutable, of at least one member. Pure.
+    """A consistent-hash ring of metadata nodes (members).
 
-    Keys and members have places on a circle of 2^64. A key belongs to the next member clockwise, so
-    a member that joins or leaves affects about one key in n, and no key moves between two members
-    that stay. A member has many places, so that the gaps even out: 128 virtual nodes of eight
-    places (one hash yields eight). The standard deviation of its part is about one over the square
-    root of their number, 3 %. A member's weight scales its virtual nodes.
-
-    Places depend only on BLAKE2b and ids: every node and every version has the same ring, in any
-    order of members. Changing this moves keys; two nodes that disagree notice it by the
-    ``fingerprint``."""
+    Keys and members have places (positions) on a circle of 2^64. A key belongs to the next member
+    clockwise, so few keys move when a member joins or leaves. A member has 128 virtual nodes of
+    eight places each, times its weight, so that the parts are of similar size. Two nodes that know
+    different members notice it by the ``fingerprint``."""
 
     __slots__ = ("_owners", "_places", "fingerprint", "members")
 
@@ -66,7 +59,7 @@ class Ring:
         assert len(set(ids)) == len(ids), "a member is in the ring twice"
         found: list[tuple[int, str]] = []
         for member in self.members:
-            assert 0.0 < member.weight <= WEIGHT_MAX, "invalid weight of a member"
+            assert 0.0 < member.weight <= WEIGHT_MAX, "the weight of a member is invalid"
             for number in range(max(1, round(virtual_nodes * member.weight))):
                 described = f"{member.node_id}#{number}".encode()
                 digest = blake2b(described, digest_size=_PLACES.size).digest()
@@ -84,16 +77,16 @@ class Ring:
 
 HISTORY_CHANGES_MAX = 8_192
 HISTORY_BYTES_MAX = 16 * MIB
-REPLY_CHANGES_MAX = 1_024  # of one reply, plus the rest of the last revision
+REPLY_CHANGES_MAX = 1_024  # of one reply, which may exceed it to complete a revision
 REPLY_BYTES_MAX = 4 * MIB
 SLICE = 2_000  # entries processed before other tasks run
-LOADS_MAX = 8  # attempts at a read that is too old to be joined to the history
+LOADS_MAX = 8  # attempts to read entries that are new enough for the history
 
-Keeps = Callable[[int], bool]  # whether this node holds the keys at this place of the ring
+Keeps = Callable[[int], bool]  # returns whether this node holds keys at a place of the ring
 
 
 class _Held:
-    """Entries by key, in key order, and by the label in their values."""
+    """Entries by key, sorted by key, and by label, a second name that their values contain."""
 
     def __init__(self, label: Callable[[bytes], str] | None) -> None:
         self.entries: dict[str, Entry] = {}
@@ -131,8 +124,8 @@ class Mirror(PrefixWatch):
         on_gap: Callable[[], None] = lambda: None,
         history_changes_max: int = HISTORY_CHANGES_MAX,
     ) -> None:
-        """``label`` returns a second name that a value contains. ``on_change`` is called with each
-        change, held or not, after it was applied; ``on_gap`` when changes were missed."""
+        # ``label`` returns a second name that a value contains. ``on_change`` is called with every
+        # change, also of keys that are not held; ``on_gap`` when changes were missed.
         super().__init__(store, prefix)
         self._label = label
         self._on_change = on_change
@@ -140,27 +133,23 @@ class Mirror(PrefixWatch):
         self._held = _Held(label)
         self._keeps: Keeps | None = None  # None: everything
         self._places: set[int] = set()  # ring places of all keys, unless all keys are held
-        self._floor = 0  # revision at which the held values were read; they include older changes
+        self._floor = 0  # revision at which the held values were read
         self._history: list[Change] = []
         self._history_bytes = 0
-        self._history_start = 1  # the history is complete from here on
+        self._history_start = 1  # the history is complete from this revision on
         self._history_changes_max = history_changes_max
         self._moved = asyncio.Event()
         self._is_stopped = False
         self._loading = asyncio.Lock()
 
     async def start(self) -> None:
-        """Load everything into memory. Raises the errors of the store; may be retried then."""
         self._is_stopped = False
         await super().start()
 
     async def stop(self) -> None:
-        """Stop; pending waits end without a change."""
         self._is_stopped = True
         self._moved.set()
         await super().stop()
-
-    # ── Reading ──────────────────────────────────────────────────────────────────────────────
 
     @property
     def known_revision(self) -> int:
@@ -172,7 +161,7 @@ class Mirror(PrefixWatch):
 
     @property
     def entry_count(self) -> int:
-        """The number of all entries, held or not."""
+        """The number of all entries of the prefix, including those that only other nodes hold."""
         return len(self._held.entries) if self._keeps is None else len(self._places)
 
     @property
@@ -180,7 +169,7 @@ class Mirror(PrefixWatch):
         return len(self._held.entries)
 
     def holds(self, key: str) -> bool:
-        """Return whether ``get`` is authoritative for this key, even if it returns None."""
+        """Return whether this node holds a key if it exists."""
         return self._keeps is None or self._keeps(place_of(key))
 
     def get(self, key: str) -> Entry | None:
@@ -193,7 +182,7 @@ class Mirror(PrefixWatch):
     def page(
         self, prefix: str, *, after: str, count_max: int, bytes_max: int
     ) -> tuple[Sequence[Entry], bool]:
-        """Return held entries with a prefix after a key, and whether these are the last."""
+        """Return a page of the held entries after a key, and whether it is the last page."""
         keys, entries = self._held.keys, self._held.entries
         at = bisect_left(keys, prefix)
         if after:
@@ -202,7 +191,7 @@ class Mirror(PrefixWatch):
         return take_page(found, prefix, count_max=count_max, bytes_max=bytes_max)
 
     def changes(self, from_revision: int) -> tuple[Sequence[Change], int]:
-        """Return changes that fit one reply, and the next revision to request. Raises Compacted."""
+        """Return the changes that fit one reply, and the next revision to request."""
         if from_revision < self._history_start:
             raise Compacted(self._history_start)
         history = self._history
@@ -224,19 +213,17 @@ class Mirror(PrefixWatch):
             async with asyncio.timeout(seconds):
                 while self.revision < from_revision and not self._is_stopped:
                     if from_revision < self._history_start:
-                        return  # it will never come: ``changes`` raises Compacted
+                        return  # it is not in the history: ``changes`` raises Compacted
                     await self._moved.wait()
 
-    # ── The held part ────────────────────────────────────────────────────────────────────────
-
     async def hold(self, keeps: Keeps | None) -> None:
-        """Hold another part, or everything (None). The old part is served until then."""
+        """Load another part of the keys, or all keys if ``keeps`` is None."""
         async with self._loading:
             await self._load(keeps, is_at_hand=self._keeps is None)
 
     async def catch_up(self, revision: int, *, seconds: float) -> None:
-        """Catch up with a revision that another node has seen: by the watch, which may be a little
-        late, or else from the store, because the watch does not report that nothing has changed."""
+        """Wait until this mirror has a revision that another node has seen. If the watch does not
+        report it in time, perhaps because nothing has changed, read the store."""
         await self.wait(revision, seconds=seconds)
         async with self._loading:
             if self.known_revision < revision:
@@ -270,8 +257,6 @@ class Mirror(PrefixWatch):
             if at % SLICE == 0:
                 await asyncio.sleep(0)
         return held, places
-
-    # ── Following ────────────────────────────────────────────────────────────────────────────
 
     async def _fill(self) -> None:
         async with self._loading:
@@ -313,7 +298,7 @@ class Mirror(PrefixWatch):
         self._held.put(Entry(key, change.value, change.version, created))
 
     def _trim(self) -> None:
-        """Drop old history, which may exceed its bounds by a quarter to save trimming."""
+        """Drop old history. It may exceed its limits by a quarter, so that this is done rarely."""
         history = self._history
         many = self._history_changes_max * 5 // 4
         if len(history) <= many and self._history_bytes <= HISTORY_BYTES_MAX * 5 // 4:
@@ -335,7 +320,7 @@ class Mirror(PrefixWatch):
 def take_page(
     entries: Iterable[Entry], prefix: str, *, count_max: int, bytes_max: int
 ) -> tuple[list[Entry], bool]:
-    """Return the first of sorted entries with a prefix, at least one, and whether these are all."""
+    """Return the first entries with a prefix that fit a page, and whether these are all."""
     page: list[Entry] = []
     size = 0
     for entry in entries:
@@ -353,8 +338,8 @@ def _version(change: Change) -> int:
 
 
 def merge_pages(pages: Sequence[Listed], *, entry_count: int) -> Listed:
-    """Merge pages of disjoint parts, all after the same key. A part with more entries continues
-    after its last key; later entries of other parts are left for the next page."""
+    """Merge the pages that several nodes returned for the same request. The result ends where the
+    first incomplete page ends; later entries are left for the next request."""
     open_ends = [page.entries[-1].key for page in pages if not page.is_end]
     end = min(open_ends, default=None)
     newest: dict[str, Entry] = {}
@@ -363,7 +348,7 @@ def merge_pages(pages: Sequence[Listed], *, entry_count: int) -> Listed:
             if end is not None and entry.key > end:
                 break
             known = newest.get(entry.key)
-            # Duplicates: a node that has begun to hold everything returned more than its part.
+            # Entries may occur twice: a node that holds all keys returns more than its part.
             if known is None or known.version < entry.version:
                 newest[entry.key] = entry
     return Listed(

@@ -1,12 +1,9 @@
-"""The catalog of a node without a store: ``model.ports.Catalog`` over the metadata role.
+"""The catalog of topics on a node without a metadata store, which calls the metadata service.
 
-It contains the catalog of a node with a store, over ``remote_store``: reading is a look-up in
-memory; own changes are visible when the call returns, others when the watch reports them.
-
-In addition, memory may be out of date. A topic in memory is served whether the service is reachable
-or not. A missing topic certainly does not exist only if the service was heard from recently.
-Otherwise a look-up raises Throttled and calls the service, so that the client's next attempt finds
-the result: it never reports that a queue does not exist when it may."""
+It uses ``StoredCatalog`` over ``remote_store``, so topics are looked up in memory. A topic in
+memory is served even if the service is not reachable. If a topic is missing in memory and the
+service has not replied recently, the topic may exist. Then a look-up raises Throttled and calls the
+service, so that the client's next attempt finds the result."""
 
 import asyncio
 import random
@@ -21,7 +18,7 @@ from penstock.model.ports import Clock
 from penstock.model.topic import Topic
 from penstock.wire.internal.calls import Caller
 
-LOOKUP_RETRY_MS = 50  # the reply should have arrived by then
+LOOKUP_RETRY_MS = 50  # the service should have replied by then
 
 
 class RemoteCatalog:
@@ -40,23 +37,21 @@ class RemoteCatalog:
         self._caller = caller
         self._clock = clock
         self._config = config or RemoteConfig()
-        self.store = RemoteStore(  # for other metadata too; closed with the catalog
+        self.store = RemoteStore(  # used for other metadata too
             caller, clock=clock, config=self._config, on_put=self._was_put, chance=chance
         )
-        # The topics in memory, for a broker: it has no partitions of other topics.
         stored = self.stored = StoredCatalog(
             self.store, recreate_guard_ms=recreate_guard_ms, partitions_max=partitions_max
         )
         self._find, self.topics, self.all_topics = stored.find, stored.topics, stored.all_topics
         self.recently_deleted, self.tombstone = stored.recently_deleted, stored.tombstone
         self.on_change = stored.on_change
-        # Topics that were looked up and do not exist, with the time until which that is assumed:
+        # Topics that do not exist, with the time until which they are not looked up again:
         self._absent: dict[str, int] = {}  # by key
         self._absent_ids: dict[str, int] = {}
         self._lookups: dict[str, asyncio.Task[Topic | None]] = {}
 
     async def start(self) -> None:
-        """Load topics into memory. Raises the errors of the service and of the connection to it."""
         try:
             await self.stored.start()
         except BaseException:
@@ -74,14 +69,13 @@ class RemoteCatalog:
 
     @property
     def trouble(self) -> str | None:
-        """Why memory may be out of date (for the health endpoint), or None."""
         if self.stored.trouble is not None:
             return self.stored.trouble
         staleness_ms = self.store.staleness_ms
         if staleness_ms <= self._config.stale_ms_max:
             return None
         reason = self.store.trouble or "the store does not reply"
-        return f"no reply from the metadata service for {staleness_ms // 1_000} s: {reason}"
+        return f"the metadata service has not replied for {staleness_ms // 1_000} s: {reason}"
 
     def find(self, account: str, region: str, name: str) -> Topic | None:
         topic = self._find(account, region, name)
@@ -122,8 +116,7 @@ class RemoteCatalog:
         return await self.stored.delete(account, region, name, now_ms=now_ms)
 
     def _doubt_missing(self, account: str, region: str, name: str) -> None:
-        """Make the next get of a missing topic read the store: the topic may just have been created
-        through another frontend, and the metadata nodes may not know it yet."""
+        """If a topic is not in memory, make the next get of its key read the store."""
         if self._find(account, region, name) is None:
             self.store.doubt(topic_key(account, region, name))
 
@@ -132,14 +125,14 @@ class RemoteCatalog:
         return self.store.staleness_ms <= self._config.stale_ms_max
 
     def _check_absent(self, account: str, region: str, name: str) -> None:
-        """Return if the topic certainly does not exist. Raises Throttled otherwise."""
+        """Raise Throttled and look the topic up, unless it is known not to exist."""
         if "/" in name or "/" in account or "/" in region:
             return  # not a valid name
         key = topic_key(account, region, name)
         if self._is_absent(self._absent, key):
             return
         if self.store.trouble is not None:
-            raise Throttled(f"{name} cannot be looked up: metadata store not reachable; retry.")
+            raise Throttled(f"{name} cannot be looked up: the metadata is not reachable; retry.")
         self._start(key, account, region, name)
         raise Throttled(f"{name} is being looked up; retry.", retry_after_ms=LOOKUP_RETRY_MS)
 
@@ -153,7 +146,7 @@ class RemoteCatalog:
         return False
 
     def _note_absent(self, absent: dict[str, int], key: str) -> None:
-        absent.pop(key, None)  # insert it again as the newest
+        absent.pop(key, None)  # so that it becomes the newest
         absent[key] = self._clock.mono_ms() + self._config.negative_ms
         if len(absent) > self._config.negatives_max:
             del absent[next(iter(absent))]
@@ -167,7 +160,7 @@ class RemoteCatalog:
     ) -> "asyncio.Task[Topic | None]":
         async def look() -> Topic | None:
             try:
-                # A change that changes nothing: it reads a topic into memory.
+                # This changes nothing, but reads the topic into memory.
                 return await self.stored.change(account, region, name, _unchanged)
             except TopicNotFound:
                 self._note_absent(self._absent, key)

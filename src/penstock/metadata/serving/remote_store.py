@@ -1,10 +1,10 @@
-"""A ``store.Store`` over calls to the metadata role, for a node without a store.
+"""A ``store.Store`` that calls the metadata service, for a node without a store.
 
-After an outage of the service the watch continues where it was, and reports meanwhile since when it
-has heard nothing; only a gap in the history makes the catalog list again. After a short outage all
-other calls are refused at once: callers need not wait for a timeout.
+After an outage of the service the watch continues where it was; all entries are listed again only
+if the service no longer has the changes. If the outage lasts, most calls are refused at once, so
+that callers need not wait for a timeout.
 
-Replies and watched changes are not ordered: a change may overtake the reply to a get. Such a get is
+The watch may report a change before the reply to a get that does not include it. Such a get is
 repeated; otherwise the catalog would keep a deleted entry forever."""
 
 import asyncio
@@ -22,7 +22,7 @@ from penstock.wire.internal.calls import Caller
 from penstock.wire.internal.faults import DeadlineExceeded
 
 GETS_MAX = 8  # attempts at a value that keeps changing during the call
-DOUBTED_MAX = 10_000  # keys to be read from the store, until their next reply
+DOUBTED_MAX = 10_000  # keys whose next get must be read from the store
 RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 1.0
 
@@ -33,10 +33,9 @@ log = logging.getLogger(__name__)
 class RemoteConfig:
     call_ms: int = 5_000
     away_ms: int = 1_000  # calls are refused at once after an outage of this length
-    # Whether the store itself replies to every get: for a node that passes replies on.
-    is_relay: bool = False
-    watch_ms: int = 2_000  # until a watch without changes gets a reply
-    stale_ms_max: int = 10_000  # without the service for longer, no topic is known to be absent
+    is_relay: bool = False  # every get reads the store itself, because this node passes replies on
+    watch_ms: int = 2_000  # time until a watch without changes gets a reply
+    stale_ms_max: int = 10_000  # if the service is away for longer, missing topics may exist
     negative_ms: int = 1_000  # time for which an absent topic is not looked up again
     negatives_max: int = 10_000
     lookups_max: int = 1_024  # topics looked up at once
@@ -44,38 +43,35 @@ class RemoteConfig:
 
 @dataclass(slots=True)
 class _Lookup:
-    """Gets of one key that are in progress."""
+    """The running ``get`` calls for one key."""
 
     count: int = 0
-    version: int = 0  # of the newest change reported meanwhile
+    version: int = 0  # of the newest change that the watch has reported since they began
 
 
 class RemoteStore(store.Store):
-    """A store of the keys that are served to other nodes."""
-
     def __init__(
         self,
         caller: Caller,
         *,
         clock: Clock,
         config: RemoteConfig,
-        on_put: Callable[[str], None] = lambda _key: None,
+        on_put: Callable[[str], None] = lambda _key: None,  # called with the key of a stored topic
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """``on_put``: called with the key of every topic put by any node."""
         self.trouble: str | None = None  # why the service is not reachable
         self._caller = caller
         self._clock = clock
         self._config = config
         self._on_put = on_put
         self._chance = chance
-        self._passed: dict[str, int] = {}  # by prefix: the revision that memory reflects
+        self._passed: dict[str, int] = {}  # by prefix: the last revision that was received
         self._heard_at_ms: dict[str, int] = {}  # by prefix
         self._lookups: dict[str, _Lookup] = {}
-        self._doubted: set[str] = set()  # keys that are newer in the store, according to a conflict
+        self._doubted: set[str] = set()  # keys whose next get must be read from the store
         self._is_closed = False
         self._away_since_ms: int | None = None
-        self._is_far = False  # the replying node has not heard from its store for long
+        self._is_far = False  # the metadata node itself has lost its store
         self._on_back: list[Callable[[], None]] = []
 
     def on_back(self, listener: Callable[[], None]) -> None:
@@ -97,7 +93,6 @@ class RemoteStore(store.Store):
         is_always = self._config.is_relay or not key.startswith((TOPICS_PREFIX, TOMBS_PREFIX))
         try:
             for _ in range(GETS_MAX):
-                # A doubted key stays marked until there is a reply.
                 is_fresh = is_always or key in self._doubted or lookup.version > 0
                 passed = self._passed.get(_prefix(key), 0)
                 request = calls.Get(key, min_revision=passed, is_fresh=is_fresh)
@@ -124,14 +119,14 @@ class RemoteStore(store.Store):
             if revision < min_revision:
                 raise store.StoreUnusable(
                     f"The metadata is at revision {revision}, but {min_revision} was seen"
-                    " before: it was restored from an older state."
+                    " before: the store was restored from an older state."
                 )
             found += page.entries
             if page.is_end:
                 break
             if not page.entries:
                 raise store.StoreUnusable(
-                    "A page of the catalog is empty although it is not the last."
+                    "The metadata service sent an empty page that is not the last one."
                 )
             after = page.entries[-1].key
         self._passed[prefix] = max(revision, self._passed.get(prefix, 0))
@@ -172,7 +167,7 @@ class RemoteStore(store.Store):
         return kept.left_ms
 
     async def revoke(self, lease: int) -> None:
-        """Revoke a lease. Lists may contain its entries until the watch has reported their end."""
+        """Revoke a lease. Its entries may be listed until the watch has reported their deletion."""
         self._check_there()
         await self._caller.call(calls.REVOKE, calls.OfLease(lease), timeout_ms=self._config.call_ms)
 

@@ -1,17 +1,15 @@
-"""The metadata role: serves topics, identities and keys to other nodes from memory, and passes
+"""The metadata service: serves topics, identities and keys to other nodes from memory, and passes
 their changes on to the store.
 
-There are many topics; all other entries are always held completely. While topics are few, every
-metadata node holds all of them. Above a bound a node holds its part of the ring, and a limited
-number of other entries that were requested; a request for an entry of another node is forwarded to
-its owner once. If the owner is not reachable, or two nodes see different members, the node that got
-the request reads the store. So the distribution affects memory but never correctness, and each node
-determines its part alone.
+Every metadata node holds all entries in memory, except if there are very many topics. Then a node
+holds its part of the topics (by a hash ring), and a limited number of other topics that were
+requested. A request for a topic of another node is forwarded once to its owner. If the owner is not
+reachable, or two nodes know different members, the node that got the request reads the store.
 
-Any node writes directly to the store, by compare-and-swap; the rules checked here apply to every
-write. Any node serves watches, because each receives every change. The store may itself be another
-metadata node (``remote_store``): then this node is a mirror that replies from memory and passes
-changes on; every reply to a watch states for how long it has heard nothing from there."""
+Any metadata node writes directly to the store, by compare-and-swap, after checking ``entry_rules``.
+Any of them serves watches, because each receives every change. The store may itself be another
+metadata node (``remote_store``); every reply to a watch states for how long the store has not
+replied."""
 
 import asyncio
 import logging
@@ -40,10 +38,10 @@ from penstock.model import errors
 from penstock.wire.internal.calls import Call, Caller, CallerInfo, CallHandlers, Nothing, Q, R
 
 PAGE_ENTRIES_MAX = 2_000
-PAGE_BYTES_MAX = 8 * 1_048_576  # of a page merged from the members' parts
-CATCH_UP_SECONDS = 0.25  # for the watch to report a revision that another node has seen
+PAGE_BYTES_MAX = 8 * 1_048_576  # of a page, merged from the pages of all members
+CATCH_UP_SECONDS = 0.25  # wait for the watch to report a revision that another node has seen
 SETTLE_RETRY_SECONDS = 1.0
-WHOLE_AGAIN = 0.8  # of the bound, so that a catalog near it is not read repeatedly
+WHOLE_AGAIN = 0.8  # below this part of whole_entries_max all topics are held again
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +53,8 @@ class MetadataConfig:
     topics_max: int = TOPICS_MAX
     watchers_max: int = 4_096  # waiting for a change at once
     watch_ms_max: int = 30_000
-    forward_ms_max: int = 1_000  # then the store is read instead
-    stale_ms_max: int = 10_000  # without the store for longer, no entry is known to be absent
+    forward_ms_max: int = 1_000  # after this time the store is read instead
+    stale_ms_max: int = 10_000  # if the store is away for longer, missing entries may exist
     history_changes_max: int = HISTORY_CHANGES_MAX
 
 
@@ -71,9 +69,8 @@ class MetadataService:
         config: MetadataConfig | None = None,
         store_stale_ms: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``members``: the metadata nodes, including this one once it has joined; must be fast.
-        ``peer`` returns the caller for a member's id. ``store_stale_ms``: for how long the store
-        itself may have missed changes."""
+        # ``members`` returns the metadata nodes, with this node once it has joined; ``peer`` the
+        # caller for a member's id; ``store_stale_ms`` for how long the store may lack changes.
         self._store = store
         self._node_id = node_id
         self._members = members
@@ -101,7 +98,7 @@ class MetadataService:
         self._held_ring: str | None = None  # fingerprint of the ring whose part is held
         self._read_through: OrderedDict[str, Entry] = OrderedDict()
         self.watcher_count = 0
-        self._unsettled = asyncio.Event()  # the held part may have to change
+        self._unsettled = asyncio.Event()  # set if the held part may have to change
         self._keeper: asyncio.Task[None] | None = None
         self._is_stopped = False
         # For metrics:
@@ -109,7 +106,6 @@ class MetadataService:
         self.fallback_count = 0  # requests for other members that were served from the store
 
     async def start(self) -> None:
-        """Load everything into memory. Raises the errors of the store."""
         try:
             for mirror in self._mirrors.values():
                 await mirror.start()
@@ -122,7 +118,7 @@ class MetadataService:
         self._keeper = asyncio.create_task(self._keep(), name="metadata ring")
 
     async def stop(self) -> None:
-        """Reply to pending watches, so that the listener can drain; refuse later requests."""
+        """Reply to waiting watches, so that the listener can stop, and refuse later requests."""
         self._is_stopped = True
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
@@ -143,22 +139,19 @@ class MetadataService:
 
     @property
     def trouble(self) -> str | None:
-        """Why memory may lag behind the store, or None."""
         return next((one.trouble for one in self._mirrors.values() if one.trouble), None)
 
     @property
     def is_settled(self) -> bool:
-        """Whether this node holds what it should: everything, or its part of the present ring."""
+        """Whether this node holds the topics that it should: all, or its part of the ring."""
         topics, most = self.topics, self._config.whole_entries_max
         if topics.is_whole:
             return topics.entry_count <= most
         is_part = self._held_ring == self.ring.fingerprint
         return is_part and topics.entry_count > most * WHOLE_AGAIN
 
-    # ── Members ──────────────────────────────────────────────────────────────────────────────
-
     def members_changed(self) -> None:
-        """Update the ring. Called after a change, and by requests that need the ring."""
+        """Update the ring if the members have changed."""
         members = tuple(sorted(self._members())) or (Member(self._node_id),)
         if members != self._ring_members:
             self._ring_members = members
@@ -177,7 +170,6 @@ class MetadataService:
                 loop.call_later(SETTLE_RETRY_SECONDS, self._unsettled.set)
 
     async def _settle(self) -> None:
-        """Load the entries that this node should hold now."""
         if self.is_settled:
             return
         topics, ring = self.topics, self.ring
@@ -209,8 +201,6 @@ class MetadataService:
         if not self.is_settled:
             self._unsettled.set()
 
-    # ── One entry ────────────────────────────────────────────────────────────────────────────
-
     def _get(
         self, request: calls.Get, asked: CallerInfo
     ) -> calls.Got | Coroutine[Any, Any, calls.Got]:
@@ -221,7 +211,7 @@ class MetadataService:
         if mirror.is_whole or mirror.holds(key):
             entry = mirror.get(key)
             if entry is None and self._store_stale_ms() > self._config.stale_ms_max:
-                return self._read_store(request)  # perhaps created since: only the store can tell
+                return self._read_store(request)  # it may have been created since
             return calls.Got(entry, revision)
         remembered = self._read_through.get(key)
         if remembered is not None:
@@ -230,7 +220,7 @@ class MetadataService:
         self.members_changed()
         owner = self.ring.owner_at(place_of(key))
         if owner == self._node_id:
-            return self._read_store(request)  # the entry has just become this node's
+            return self._read_store(request)  # this node has just become its owner
         if request.is_forwarded:
             raise calls.Misdirected(f"Node {self._node_id} does not hold {key}.")
         return self._ask_owner(owner, request, asked)
@@ -251,7 +241,7 @@ class MetadataService:
             # Not reachable, overloaded, or using another ring: read the store.
             self._fell_back("get", error)
             got = await self._read_store(request)
-        # Cache only an entry that no change has overtaken: the next change removes it.
+        # Cache an entry only if it is as new as memory; its next change removes it.
         if got.entry is not None and got.revision >= self.topics.known_revision:
             self._read_through[request.key] = got.entry
             if len(self._read_through) > self._config.read_through_entries_max:
@@ -270,7 +260,7 @@ class MetadataService:
         return self._ask_all(request, asked)
 
     async def _ask_all(self, request: calls.FindId, asked: CallerInfo) -> calls.Got:
-        """Ask all members for their part, because an id does not determine a place on the ring."""
+        """Ask all members, because the id of a topic does not determine which of them holds it."""
         self.members_changed()
         revision = self.topics.known_revision
         forwarded = calls.FindId(request.topic_id, ring=self.ring.fingerprint)
@@ -286,7 +276,7 @@ class MetadataService:
     async def _of_others(
         self, call: Call[Q, R], request: Q, asked: CallerInfo
     ) -> tuple[Sequence[R], errors.PenstockError | None]:
-        """Return the replies of the other members, and one of the errors."""
+        """Return the replies of all other members, and an error if one did not reply."""
         self.forwarded_count += 1
         if self._held_ring != self.ring.fingerprint:
             return (), calls.Misdirected(
@@ -310,8 +300,6 @@ class MetadataService:
                 found.append(answer)
         return found, failure
 
-    # ── Pages ────────────────────────────────────────────────────────────────────────────────
-
     def _list(
         self, request: calls.ListPage, asked: CallerInfo
     ) -> calls.Listed | Coroutine[Any, Any, calls.Listed]:
@@ -334,9 +322,8 @@ class MetadataService:
         return listed if isinstance(listed, calls.Listed) else await listed
 
     async def _list_as_of_now(self, mirror: Mirror, request: calls.ListPage) -> calls.Listed:
-        """Return a page that is as new as the store. A node acts only on rows that are not older
-        than its registration, an entry of another prefix: only the store can confirm that rows in
-        memory are new enough. Later pages are never older than the first."""
+        """Return a page that is as new as the store: a node must not act on partition rows that are
+        older than its registration."""
         _, revision = await self._store.list(MANAGER_KEY)  # at most one entry; the revision matters
         await mirror.catch_up(max(revision, request.min_revision), seconds=0)
         return self._page(mirror, request)
@@ -351,7 +338,6 @@ class MetadataService:
         return calls.Listed(entries, is_end, mirror.known_revision, mirror.entry_count)
 
     async def _gather(self, request: calls.ListPage, asked: CallerInfo) -> calls.Listed:
-        """Merge one page from the parts of all members."""
         self.members_changed()
         ring, topics = self.ring, self.topics
         part = msgspec.structs.replace(
@@ -371,8 +357,8 @@ class MetadataService:
     async def _list_store(
         self, request: calls.ListPage, error: errors.PenstockError
     ) -> calls.Listed:
-        """Read the topics of one account from the store. Not all topics: they are requested page by
-        page, and each page would read everything."""
+        """Return a page of the topics of one account from the store. Raises Overloaded if all
+        topics are requested, because each of their many pages would read all of them."""
         if request.prefix == TOPICS_PREFIX:
             raise errors.Overloaded("Not every metadata node replied; retry.") from error
         self._fell_back("list", error)
@@ -396,12 +382,12 @@ class MetadataService:
             if mirror is self.topics:
                 most, what = self._config.topics_max, "queues"
             if mirror.entry_count >= most:
-                raise errors.QuotaExceeded(f"Limit reached: {most} {what} in the catalog.")
-        # Keys whose delete will be a change, as far as this node knows.
+                raise errors.QuotaExceeded(f"The limit of {most} {what} in the catalog is reached.")
+        # Deleted keys that exist, as far as this node knows.
         known = {**dict(request.compare_created), **dict(request.compare)}
         gone = [key for key in request.deletes if known.get(key) or self._mirror_of(key).get(key)]
         revision = await self._store.commit(request)
-        # Wait for the watch before replying: later requests to this node see the change.
+        # Wait for the watch, so that later requests to this node see the change.
         for prefix in {prefix_of(key) for key in (*(key for key, _ in request.puts), *gone)}:
             await self._mirrors[prefix].wait(revision, seconds=CATCH_UP_SECONDS)
         return calls.Written(revision)
@@ -421,7 +407,7 @@ class MetadataService:
     ) -> calls.Watched | Coroutine[Any, Any, calls.Watched]:
         mirror = self._mirror_of(request.prefix)
         if request.prefix != mirror.prefix:
-            raise errors.InvalidRequest("Only whole prefixes can be watched.")
+            raise errors.InvalidRequest("A watch must be for a whole prefix, such as /topics/.")
         if request.from_revision <= mirror.revision or request.wait_ms <= 0:
             return self._watched(mirror, request.from_revision)
         mirror.changes(request.from_revision)  # raises Compacted
@@ -431,7 +417,7 @@ class MetadataService:
         self, mirror: Mirror, request: calls.Watch, asked: CallerInfo
     ) -> calls.Watched:
         if self.watcher_count >= self._config.watchers_max:
-            raise errors.Throttled("Too many watches on this node; retry.")
+            raise errors.Throttled("Too many watches are open on this node; retry.")
         self.watcher_count += 1
         try:
             # A little before the caller's timeout: a reply without changes is useful too.

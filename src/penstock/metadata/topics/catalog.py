@@ -1,14 +1,15 @@
-"""The ``model.ports.Catalog`` of this node: topics by name, id and ARN, all in memory; and what
-belongs to their data: tasks that move dead letters back, and producer ids. Keys in the store:
+"""The catalog of topics by name, id and ARN, all in memory; the tasks that move dead letters back;
+and the ids of producers. Keys in the store:
 
     /topics/{account}/{region}/{name}   the topic as JSON
-    /tombs/{topic_id}                   the same with ``deleted_at_ms``: its data may be removed
-    /moves/{task_id}                    a task; the newest hundred of each source
+    /tombs/{topic_id}                   a tombstone: a deleted topic, whose data may be removed
+    /moves/{task_id}                    a move task; the newest hundred of each dead-letter queue
 
 A delete removes the topic and writes the tombstone in one transaction. A broker removes data only
 because of a tombstone, never because a topic is missing: a catalog that lags or was restored from a
-backup must not cause data loss. A tombstone is removed when its data is gone and it is old enough;
-``sweep`` is called by the code that knows the clock and the disk."""
+backup must not cause data loss. ``sweep`` removes a tombstone when the data is gone and the
+tombstone is old enough. For some time after a delete the name is guarded: it cannot be used for a
+new topic."""
 
 import asyncio
 import logging
@@ -30,7 +31,7 @@ TOMBS_PREFIX = "/tombs/"
 
 TOPICS_MAX = 100_000  # about 2 KB each in memory
 TOMBSTONE_MS = 5 * DELETED_NAME_MS  # longer than any name guard, so that guards survive a restart
-TOMBSTONES_MAX = 10_000  # above it the oldest are removed early; only their name guard is lost
+TOMBSTONES_MAX = 10_000  # above it the oldest are removed early, with their name guards
 
 MOVES_PREFIX = "/moves/"
 MOVES_PER_SOURCE_MAX = 100
@@ -52,7 +53,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def topic_key(account: str, region: str, name: str) -> str:
-    assert "/" not in account + region + name, "invalid name: callers must check names"
+    assert "/" not in account + region + name, "a name contains a slash: callers must check names"
     return f"{TOPICS_PREFIX}{account}/{region}/{name}"
 
 
@@ -79,14 +80,14 @@ class StoredCatalog:
         self._recreate_guard_ms = recreate_guard_ms
         self._topics_max = topics_max
         self._partitions_max = partitions_max
-        self.partition_count = 0  # of all topics; shares have no log
+        self.partition_count = 0  # of all topics; shares have no partitions
         self._topics = Cache(store, TOPICS_PREFIX, decode=_decode, on_change=self._on_topic_change)
         self._tombs = Cache(store, TOMBS_PREFIX, decode=_decode, on_change=self._on_tomb_change)
         # Views of the topics:
         self._by_name: dict[NameKey, Topic] = {}
         self._by_id: dict[str, Topic] = {}
         self._by_arn: dict[str, Topic] = {}
-        self._by_source: dict[str, dict[str, Topic]] = {}  # shares by id, by their topic's id
+        self._by_source: dict[str, dict[str, Topic]] = {}  # shares, by topic id and share id
         self._names: dict[tuple[str, str], list[str]] = {}  # sorted
         # View of the tombstones: the newest one of each guarded name.
         self._deleted: dict[NameKey, Topic] = {}
@@ -94,7 +95,6 @@ class StoredCatalog:
         self._tomb_listeners: list[Callable[[Topic], None]] = []
 
     async def start(self) -> None:
-        """Load all topics into memory."""
         # Tombstones first: if a topic is missing, it can be checked whether it was deleted.
         await self._tombs.start()
         await self._topics.start()
@@ -105,10 +105,7 @@ class StoredCatalog:
 
     @property
     def trouble(self) -> str | None:
-        """Why memory may lag behind the store (for the health endpoint), or None."""
         return self._topics.trouble or self._tombs.trouble
-
-    # ── Reading: from memory ─────────────────────────────────────────────────────────────────
 
     def find(self, account: str, region: str, name: str) -> Topic | None:
         return self._by_name.get((account, region, name))
@@ -120,7 +117,6 @@ class StoredCatalog:
         return self._by_id.get(topic_id)
 
     def shares_of(self, topic_id: str) -> Sequence[Topic]:
-        """Return the shares of a topic."""
         return list(self._by_source.get(topic_id, {}).values())
 
     def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
@@ -133,7 +129,7 @@ class StoredCatalog:
         return list(self._by_id.values())
 
     def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool:
-        """Return whether the name is still guarded. A clock set back does not prolong the guard."""
+        """Return whether a topic of this name was deleted so recently that the name is guarded."""
         tomb = self._deleted.get((account, region, name))
         if tomb is None or tomb.deleted_at_ms is None:
             return False
@@ -150,10 +146,8 @@ class StoredCatalog:
         self._listeners.append(listener)
 
     def on_tombstone(self, listener: Callable[[Topic], None]) -> None:
-        """Call ``listener`` once for each topic whose data may be removed from now on."""
+        """Call ``listener`` once for each deleted topic, whose data may be removed from then on."""
         self._tomb_listeners.append(listener)
-
-    # ── Changing: the store first ────────────────────────────────────────────────────────────
 
     async def create(self, topic: Topic) -> Topic:
         assert topic.deleted_at_ms is None
@@ -161,7 +155,7 @@ class StoredCatalog:
         for _ in range(TRIES_MAX):
             if len(self._topics) >= self._topics_max:
                 raise errors.QuotaExceeded(
-                    f"Queue limit reached: {self._topics_max} queues. Delete some."
+                    f"The limit of {self._topics_max} queues is reached. Delete some."
                 )
             self._check_room(_logs_of(topic))
             try:
@@ -194,7 +188,6 @@ class StoredCatalog:
         raise errors.Throttled(f"The queue {name} is being changed by another request; retry.")
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
-        """Delete a topic and return its tombstone."""
         key = topic_key(account, region, name)
         for _ in range(TRIES_MAX):
             topic, version = await self._newest(key, name)
@@ -216,7 +209,8 @@ class StoredCatalog:
     async def sweep(
         self, *, now_ms: int, is_gone: Callable[[str], bool], kept_ms: int = TOMBSTONE_MS
     ) -> int:
-        """Remove old or surplus tombstones whose data ``is_gone``, and return their number."""
+        """Remove tombstones that are too old or too many, and return their number. ``is_gone``
+        returns whether the data of a topic is gone; if not, its tombstone is kept."""
         tombs = sorted(self._tombs.values(), key=lambda tomb: tomb.deleted_at_ms or 0)
         surplus = len(tombs) - TOMBSTONES_MAX
         keys = [
@@ -248,8 +242,6 @@ class StoredCatalog:
         if topic is None:
             raise errors.TopicNotFound(name)
         return topic, version
-
-    # ── Updates: each change of this or another node, once ───────────────────────────────────
 
     def _on_topic_change(self, key: str, before: Topic | None, after: Topic | None) -> None:
         if before is not None and after is not None and before.topic_id != after.topic_id:
@@ -323,7 +315,7 @@ async def make_internal_topic(
     clock: Clock,
     entropy: Callable[[int], bytes],
 ) -> Topic:
-    """Create a stream of the nodes, or return the existing one. ``namespace``: account, region."""
+    """Create a topic that the nodes use themselves, or return the existing one."""
     account, region = namespace
     now_ms = clock.wall_ms()
     topic = Topic(
@@ -352,8 +344,7 @@ def move_key(task_id: str) -> str:
 
 
 class MoveTasks:
-    """Tasks that the broker performs: a restarted one continues running tasks, and an operator can
-    see the last ones that ended. In memory, because ``Backend.moves`` replies at once."""
+    """The tasks that move messages from dead-letter queues back to their source queues."""
 
     def __init__(self, store: Store, *, per_source_max: int = MOVES_PER_SOURCE_MAX) -> None:
         self._per_source_max = per_source_max
@@ -365,16 +356,15 @@ class MoveTasks:
         return self._tasks.get(move_key(task_id))
 
     def list(self, source_arn: str) -> Sequence[MoveTask]:
-        """Return the tasks of a source, newest first, including ended ones."""
+        """Return all tasks of a dead-letter queue, newest first, including ended tasks."""
         tasks = self._by_source.get(source_arn, {})
         return sorted(tasks.values(), key=lambda task: (-task.started_at_ms, task.task_id))
 
     def unfinished(self) -> Sequence[MoveTask]:
-        """Return the tasks that a starting broker must continue."""
         return [task for task in self._tasks.values() if task.status in UNFINISHED]
 
     async def put(self, task: MoveTask) -> None:
-        """Store a task; above the bound, the oldest ended tasks of its source are deleted."""
+        """Store a task, and delete the oldest ended tasks of its queue if there are too many."""
         await self._tasks.write(move_key(task.task_id), task)
         for old in self.list(task.source_arn)[self._per_source_max :]:
             if old.status not in UNFINISHED:
@@ -394,7 +384,7 @@ class MoveTasks:
 
 
 class StoredProducerIds:
-    """Unique ids: blocks are reserved in the store; a restart loses the rest of its block."""
+    """Unique producer ids, which are reserved in the store in blocks."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -7,7 +7,7 @@ The name is percent-encoded, so any text is a valid name; the empty name is for 
 resources of a kind. A change is a compare-and-swap of one entry. The node that made it sees it when
 the call returns, other nodes when the watch reports it.
 
-A new kind: add it to ``KINDS`` at a new feature level (``model/levels.py``), because the metadata
+A new kind in ``KINDS`` needs a new feature level (``model/levels.py``), because the metadata
 service and other nodes reject kinds that they do not know."""
 
 from collections.abc import Callable, Collection, Mapping
@@ -48,7 +48,6 @@ class Resource(NamedTuple):
 
 
 def config_key(resource: Resource) -> str:
-    """Return the key. Raises InvalidRequest if the name is too long for a key of the store."""
     account, kind, name = resource
     key = f"{CONFIGS_PREFIX}{account}/{kind}/{quote(name, safe='')}"
     if len(key) > KEY_BYTES_MAX:
@@ -60,7 +59,6 @@ def config_key(resource: Resource) -> str:
 
 
 def resource_of(key: str) -> Resource:
-    """Return the resource whose configs are stored under a key. Raises InvalidRequest."""
     account, _, rest = key.removeprefix(CONFIGS_PREFIX).partition("/")
     kind, mark, quoted = rest.partition("/")
     if not mark or not is_account(account) or kind not in KINDS:
@@ -69,7 +67,6 @@ def resource_of(key: str) -> Resource:
 
 
 def decode_configs(value: bytes) -> Configs:
-    """Raises ValueError for a value that a node never writes."""
     if len(value) > RESOURCE_CONFIGS_BYTES_MAX:
         raise ValueError(f"configs have at most {RESOURCE_CONFIGS_BYTES_MAX} bytes")
     configs = _decode(value)
@@ -103,11 +100,10 @@ class ResourceConfigs:
 
     @property
     def trouble(self) -> str | None:
-        """Why memory may lag behind the store, or None."""
         return self._cache.trouble
 
     def get(self, resource: Resource) -> Configs:
-        """Return the configs set for a resource, whether the resource exists or not."""
+        """Return the configs of a resource, even if the resource itself does not exist."""
         if not self._cache:
             return NO_CONFIGS
         try:
@@ -116,11 +112,9 @@ class ResourceConfigs:
             return NO_CONFIGS  # the name is too long: nothing can be set for it
 
     def names(self, account: str, kind: str) -> Collection[str]:
-        """Return the names of a tenant's resources that have configs."""
         return self._names.get((account, kind), ())
 
     def accounts(self, kind: str) -> Collection[str]:
-        """Return the tenants with resources of a kind that have configs."""
         return [account for account, one in self._names if one == kind]
 
     def on_change(self, kind: str, listener: Listener) -> None:
@@ -128,12 +122,11 @@ class ResourceConfigs:
         self._listeners.setdefault(kind, []).append(listener)
 
     async def change(self, resource: Resource, changes: Mapping[str, str | None]) -> None:
-        """None removes a name. Raises InvalidRequest, QuotaExceeded; Throttled after many
-        conflicts."""
+        """Set configs of a resource; the value None removes a config."""
         await self._update(resource, lambda before: {**before, **changes})
 
     async def add_missing(self, resource: Resource, configs: Configs) -> None:
-        """Set only the names that have no value yet. Raises as ``change``."""
+        """Set only the configs that have no value yet."""
         await self._update(resource, lambda before: {**configs, **before})
 
     async def _update(
@@ -142,7 +135,7 @@ class ResourceConfigs:
         def step(before: Configs | None) -> Configs | None:
             merged = merge(before or NO_CONFIGS)
             after = {name: text for name, text in merged.items() if text is not None}
-            # Counted in memory: nodes that add at once may exceed the bound by one each.
+            # Counted in memory: nodes that add at the same time may exceed the limit.
             if after and before is None and len(self._cache) >= RESOURCE_CONFIGS_MAX:
                 raise QuotaExceeded(
                     f"{RESOURCE_CONFIGS_MAX:,} of {RESOURCE_CONFIGS_MAX:,} resources have configs:"
@@ -171,9 +164,9 @@ _NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 class DynamicConfigs:
     """Configs of brokers, client metrics and client quotas, changed while nodes run.
 
-    Those of brokers are stored for all brokers (the empty name) and for one broker (its number), in
-    the account of the nodes. A node applies its own value, else the value for all brokers. Topics
-    that set no value get their defaults from here (``defaults``)."""
+    Broker configs are stored for all brokers (with an empty name) and for one broker (its number is
+    the name). A node applies its own value, or else the value for all brokers. ``defaults``
+    contains the values for topics that set none."""
 
     def __init__(
         self,
@@ -184,13 +177,13 @@ class DynamicConfigs:
         level: Callable[[], int] = lambda: LEVEL_MAX,
         topic_names: Mapping[str, str] = _NO_NAMES,
     ) -> None:
-        """``configs`` must not be started yet. ``level``: the feature level in force.
-        ``topic_names``: the topic config for which a broker config is the default."""
+        # ``configs`` must not be started yet. ``level`` returns the feature level in force.
+        # ``topic_names`` maps a broker config to the topic config of which it is the default.
         self.account = account
         self.stored = configs
         self.own: Configs = NO_CONFIGS  # set for this broker
         self.of_all: Configs = NO_CONFIGS  # set for all brokers
-        self.defaults = TopicDefaults()  # of topics
+        self.defaults = TopicDefaults()
         self._node = str(node)
         self._level = level
         self._topic_names = topic_names
@@ -207,11 +200,11 @@ class DynamicConfigs:
         return self.stored.get(Resource(self.account, kind, name))
 
     async def change(self, kind: str, name: str, changes: Mapping[str, str | None]) -> None:
-        """Change configs whose values have been checked. Raises as ``ResourceConfigs.change``."""
+        """Change configs whose values the caller has checked."""
         await self.stored.change(Resource(self.account, kind, name), changes)
 
     def value(self, name: str) -> str | None:
-        """Return the value that this node applies; None: not set, use the node's configuration."""
+        """Return the dynamic value that this node applies, or None if there is none."""
         value = self.own.get(name)
         return self.of_all.get(name) if value is None else value
 
@@ -220,7 +213,7 @@ class DynamicConfigs:
         self._listeners.append(listener)
 
     def retention_ms_max(self, topic: Topic) -> int | None:
-        """Return how long any node may keep records of a topic; None: forever."""
+        """Return the longest retention of a topic on any node, or None if it is unlimited."""
         longest_ms = 0
         for defaults in self._everywhere:
             retention_ms = settings_of(topic, defaults).retention_ms
@@ -247,6 +240,6 @@ class DynamicConfigs:
             listener()
 
     def _topic_configs(self, own: Configs) -> Configs:
-        """Return the topic defaults on a broker that has these configs set for itself."""
+        """Return the topic defaults of a broker with these configs of its own."""
         names, merged = self._topic_names, {**self.of_all, **own}
         return {names[name]: text for name, text in merged.items() if name in names}

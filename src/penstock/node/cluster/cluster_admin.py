@@ -1,10 +1,9 @@
-"""The admin API's view and changes of the cluster, on any of its nodes.
+"""Queries and changes of the cluster for the admin API, on any node.
 
-Queries are answered from the memory of this node, so they cost the store almost nothing and work
-while it is not reachable; a reply states if it may be out of date. They are computed in a thread,
-because going through all partitions may take longer than clients of this node should wait. Whether
-a node may stop is the one answer that operators act on at once, so a yes is confirmed by the store.
-Changes are requests in the store, which the manager performs (``manager/operator_requests.py``)."""
+Queries read the memory of this node, so they also work while the store is not reachable; a reply
+states if it may be out of date. They are computed in a thread, because a cluster may have very many
+partitions. Before the reply that a node may be stopped, the store is read. Changes are requests in
+the store, which the manager performs (``manager/operator_requests.py``)."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,8 +36,8 @@ from penstock.metadata.store import Store
 from penstock.model import errors
 from penstock.replication.row import NO_NODE, PartitionRow
 
-WAIT_SECONDS = 10.0  # for the manager to raise the level
-NAMED_MAX = 10  # nodes named as obstacles
+WAIT_SECONDS = 10.0  # time for the manager to raise the feature level
+NAMED_MAX = 10  # number of nodes that an error names
 _STRANGER = NodeEntry(0, "", "")
 
 
@@ -52,12 +51,12 @@ class ClusterAdmin:
     node: int
     policy: Policy
     level: ClusterLevel
-    # Returns the node that manages, NO_NODE if there is none, None before this node knows.
+    # Returns the managing node, NO_NODE if there is none, or None if it is not known yet.
     manager: Callable[[], int | None]
-    seen: dict[int, NodeEntry] = field(init=False)  # as nodes last were, for those that are away
+    seen: dict[int, NodeEntry] = field(init=False)  # last known nodes, including dead ones
     _requests: Requests = field(default_factory=Requests)
     _requests_trouble: str | None = None
-    # One goes through all partitions at a time.
+    # Held by a query while it goes through all partitions.
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -135,7 +134,7 @@ class ClusterAdmin:
         cluster = await read_cluster_state(self._store)
         if node not in cluster.draining and node not in cluster.nodes:
             raise errors.NotFound(
-                f"There is no node {node}, nor is one being drained by that number."
+                f"There is no node {node}, and no node of that number is being drained."
             )
         await operator_requests.undrain(self._store, node)
         return await self._drain_of(node)
@@ -146,8 +145,8 @@ class ClusterAdmin:
         stuck = self._stuck(cluster, node)
         if stuck:
             raise errors.Conflict(
-                f"Node {node} cannot be emptied: for {stuck} of its partitions there is no other"
-                " node. Add a node first, or lower replication.factor of their topics."
+                f"Node {node} cannot be emptied: {stuck} of its partitions have no other node to"
+                " move to. Add a node first, or lower replication.factor of their topics."
             )
         await operator_requests.drain(self._store, node)
         return await self._drain_of(node)
@@ -182,7 +181,7 @@ class ClusterAdmin:
         return port.Drain(node, node in cluster.draining, len(rows), leaders, stuck)
 
     def _stuck(self, cluster: ClusterState, node: int) -> int:
-        """Return the number of the node's partitions for which there are too few other nodes."""
+        """Return how many partitions cannot leave the node, because there are too few others."""
         going = cluster.draining | {node}
         open_nodes = {host.node for host in cluster.hosts if host.is_open} - going
         count = 0
@@ -194,10 +193,8 @@ class ClusterAdmin:
             count += node in replicas and missing > len(open_nodes - kept)
         return count
 
-    # ── What is known ────────────────────────────────────────────────────────────────────────
-
     def _heard(self) -> int:
-        """Return the managing node. Raises Overloaded while this node does not know it yet."""
+        """Return the managing node. Raises Overloaded if it is not known yet."""
         manager = self.manager()
         if manager is None:
             raise errors.Overloaded(
@@ -206,7 +203,7 @@ class ClusterAdmin:
         return manager
 
     async def _state(self) -> ClusterState:
-        """Return the state in memory, with requests as the store has them if it replies."""
+        """Return the cluster's state from memory, with new requests if the store is reachable."""
         try:
             self._requests = await read_requests(self._store)
             self._requests_trouble = None
@@ -266,8 +263,6 @@ class ClusterAdmin:
         )
         return port.Safety(is_safe=is_safe, nodes=risks, **now)
 
-    # ── As it is shown ───────────────────────────────────────────────────────────────────────
-
     def _node_shown(self, summary: NodeSummary, manager: int) -> port.NodeShown:
         entry = self._view.nodes.get(summary.node) or self.seen.get(summary.node, _STRANGER)
         return port.NodeShown(
@@ -317,7 +312,6 @@ def level_shown(level: ClusterLevel, nodes: Mapping[int, NodeEntry]) -> port.Lev
 
 
 def latest_of(level: ClusterLevel, nodes: Mapping[int, NodeEntry]) -> int:
-    """Return the highest level that all nodes support."""
     spoken = min((entry.levels.highest for entry in nodes.values()), default=level.in_force)
     return max(level.in_force, spoken)
 
@@ -331,10 +325,8 @@ async def upgrade(
     nodes: Mapping[int, NodeEntry],
     away: Sequence[int],
 ) -> port.Upgrade:
-    """Request a feature level, when every node runs the new version and no return to the old one is
-    planned. Whether all nodes support it is checked here, to refuse with the reasons, and by the
-    manager, after other nodes can no longer register (``manager/level_raiser.py``). ``away``: dead
-    nodes with partitions, which could not return. Raises InvalidRequest, Conflict."""
+    """Request a feature level, and wait until the manager has raised it. Raises Conflict if a node
+    does not support it, or if ``away`` (dead nodes with partitions) is not empty."""
     await level.refresh()
     entry, version = level.entry, level.version
     wanted = latest_of(level, nodes) if to is None else to
@@ -359,7 +351,7 @@ async def upgrade(
 
 
 async def _wait(level: ClusterLevel, wanted: int, requested_at: int) -> bool:
-    """Return whether the level is in force. Raises Conflict if the request was removed."""
+    """Wait for the level, and return whether it is in force. Raises Conflict if it was refused."""
     changed = asyncio.Event()
     end = level.on_change(changed.set)
     try:

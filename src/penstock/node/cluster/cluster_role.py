@@ -1,5 +1,5 @@
-"""The part of a node in its cluster: its replicas, routes and connections to other nodes, candidacy
-for manager. Started when the broker can lead partitions, stopped while it still can."""
+"""The role of a node in its cluster: its replicas, the routes and connections to other nodes, and
+its candidacy for manager. It is started after the broker and stopped before it."""
 
 import asyncio
 import contextlib
@@ -42,17 +42,17 @@ from penstock.wire.internal.calls import Caller, CallHandlers
 from penstock.wire.internal.faults import Unreachable
 from penstock.wire.internal.node_calls import NOT_HERE, STANDINGS, StandingsRequest
 
-HINTS_MAX = 10_000  # the oldest are dropped
+HINTS_MAX = 10_000  # above it the oldest are dropped
 DRAIN_SECONDS_MAX = 2.0
 STANDINGS_MS = 3_000
-LAST_WRITES_SECONDS: float = 1.0  # for other nodes that stop at the same time
+LAST_WRITES_SECONDS: float = 1.0  # wait for other nodes that stop at the same time
 REPLICATION = "replication"  # connections of followers, whose fetches wait
 PARKED = "parked"
 
 
 class ClusterRoutes:
-    """Leaders, from the rows that this node knows, and from hints of other nodes, which may be
-    newer than its watch. Implements ``calls.routing.Routes``."""
+    """The leaders of partitions, from the partition rows in memory and from hints of other nodes,
+    which may be newer. Implements ``calls.routing.Routes``."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
@@ -119,9 +119,8 @@ class ClusterRoutes:
 
 
 class ClusterPeers:
-    """One connection per node and purpose, opened by the first call, to its registered address and
-    verified by the name in its certificate. Calls that wait for long use separate connections, so
-    that they do not delay others."""
+    """Connections to other nodes, one per node and purpose, opened by the first call. Calls that
+    wait for long use separate connections, so that they do not delay others."""
 
     def __init__(self, view: ClusterView, setup: NodeSetup, levels: Levels) -> None:
         self._view = view
@@ -129,7 +128,7 @@ class ClusterPeers:
         self._levels = levels
         self._clients: dict[tuple[int, str], tuple[NodeEntry, InternalClient]] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self.passed_on = no_outcomes()  # of calls served by other nodes
+        self.passed_on = no_outcomes()  # outcomes of calls to other nodes
         view.on_nodes(self._forget_gone)
 
     @property
@@ -137,7 +136,7 @@ class ClusterPeers:
         return sum(client.is_connected for _, client in self._clients.values())
 
     def caller(self, node: int, purpose: str = "calls") -> Caller:
-        """Raises Unreachable for a node that is not registered."""
+        """Return a client for calls to a node. Raises Unreachable if the node is not registered."""
         entry = self._view.nodes.get(node)
         if entry is None:
             raise Unreachable(f"Node {node} is not registered.")
@@ -191,7 +190,7 @@ class ClusterRole:
         )
         self.view = ClusterView(metadata.store)
         self.routes = ClusterRoutes(self.view)
-        self._routers: list[Router] = []  # the first one is not guarded at this node
+        self._routers: list[Router] = []  # the first one has no bulkhead for this node
         self.policy = Policy(
             replication_factor=config.cluster.replicas, in_sync_min=config.cluster.in_sync_min
         )
@@ -211,13 +210,11 @@ class ClusterRole:
         self.peers = ClusterPeers(self.view, setup, self.level.levels)
 
     def _manager(self) -> int | None:
-        """Return the node that manages, NO_NODE if there is none, None before this node knows."""
+        """Return the managing node, NO_NODE if there is none, or None if it is not known yet."""
         return None if self.manager is None else self.manager.manager
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────
-
     async def start(self, broker: Broker, context: BrokerContext) -> None:
-        """Returns when this node is registered and has opened its replicas. Raises LevelRefused."""
+        """Open the replicas of this node and register it."""
         setup, config = self._setup, self._setup.config
         await self.level.start()
         await self.view.start()
@@ -271,30 +268,29 @@ class ClusterRole:
         setup.meter.register_collector(lambda: cluster_samples(self))
 
     def set_topics_in_sync_min(self, count: int | None) -> None:
-        """Set the default of topics without their own setting; None: use the configuration."""
+        """Set the default ``min.insync.replicas`` of topics; None: the configured value."""
         if count != self.policy.topics_in_sync_min:
             self.policy.topics_in_sync_min = count
             if self.manager is not None:
                 self.manager.policy_changed()
 
     async def announce(self, **changes: Any) -> None:
-        """Change this node's entry, if the store is reachable."""
+        """Change the registration of this node, if the store is reachable."""
         with contextlib.suppress(PenstockError):
             await self.membership.change(**changes)
 
     async def leave(self) -> None:
-        """Hand over leaderships and management; requests are still served."""
+        """Hand over the leadership of partitions and the role of manager to other nodes."""
         if self.manager is not None:
             await self.manager.stop()
         await self.replicators.leave()
 
     async def wait_for_last_writes(self) -> None:
-        """Report that this node has written everything, and wait shortly for the others.
+        """Report that this node has written its last records, and wait shortly for other nodes.
 
-        With one replica no other node can lead a partition of this node. If all nodes are stopped
-        at once, as the workers of a server are, the slowest could not write its last counts and
-        audit records to leaders that have stopped. So each node removes its client addresses from
-        its entry when it has nothing more to write, and leads on until the others have done so."""
+        If all workers of a server are stopped at once, the slowest could not write its last counts
+        and audit records to leaders that have stopped. So each node removes its addresses from its
+        registration when it has nothing more to write, and leads until the others have done so."""
         changed = asyncio.Event()
         self.view.on_nodes(changed.set)
         await self.announce(http="", kafka="")
@@ -314,10 +310,8 @@ class ClusterRole:
         await self.level.stop()
         await self.peers.close()
 
-    # ── Routing ──────────────────────────────────────────────────────────────────────────────
-
     def route(self, broker: Broker, callees: Callees) -> Callable[[BrokerPort], Router]:
-        """Let the broker reach other nodes. Returns what makes a router from the local broker."""
+        """Let the broker call other nodes. Returns a function that makes a router."""
 
         def epoch_of(topic: Topic, partition: int) -> int:
             led = self.routes.leader(topic, partition)
@@ -362,7 +356,7 @@ class ClusterRole:
 
     @property
     def anywhere(self) -> Router:
-        """The brokers of all nodes, for records that this node writes itself."""
+        """A router to the brokers of all nodes, for records that this node writes itself."""
         assert self._routers, "``route`` is called before the broker starts"
         return self._routers[0]
 
@@ -370,10 +364,7 @@ class ClusterRole:
         for router in self._routers:
             router.end_waits()
 
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────
-
     def leads(self, topic: Topic, partition: int) -> bool:
-        """Return whether this node leads the partition."""
         led = self.routes.leader(topic, partition)
         return led is not None and led[0] == self.node
 
@@ -392,7 +383,6 @@ class ClusterRole:
 
     @property
     def trouble(self) -> str | None:
-        """Why this node's view of the cluster may be out of date."""
         return self.view.trouble or self.level.trouble
 
     def troubles(self) -> Iterator[Trouble]:

@@ -1,9 +1,9 @@
 """Problems of the cluster, as one node sees it: dead nodes, partitions that accept no messages, no
 manager, and clocks that differ; and metrics of the node's part in the cluster.
 
-Rows are counted in a thread, only after a change. After a count that took long there is a pause of
-fifty times its duration, so counting uses at most 2 % of a core. Metrics are read from memory at a
-scrape, over the replicas of this node; none is per partition: a cluster has too many of them."""
+Partitions are counted in a thread, only after a change. After each count there is a pause of fifty
+times its duration, so counting uses at most 2 % of a core. No metric is per partition, because a
+cluster has too many partitions."""
 
 import asyncio
 from collections import Counter, deque
@@ -24,14 +24,14 @@ from penstock.telemetry.exposition import Sample
 from penstock.telemetry.families import Family
 
 PAUSE_FACTOR: Final = 50
-SEEN_MIN: Final = 2  # findings: one may be caused by setting a clock
-KEPT_WRITES: Final = 3  # a finding is valid for this number of write intervals
+SEEN_MIN: Final = 2  # batches from the future; a single one may be caused by setting a clock
+KEPT_WRITES: Final = 3  # such a batch counts for this number of write intervals
 _UNKNOWN: Final = NodeEntry(0, "", "")
 
 
 class Counts(NamedTuple):
-    away: Mapping[int, int] = {}  # partitions of nodes that are not alive
-    states: Mapping[str, int] = {}  # partitions by problem
+    away: Mapping[int, int] = {}  # number of partitions by dead node
+    states: Mapping[str, int] = {}  # number of partitions by problem
 
 
 def count(
@@ -52,8 +52,8 @@ class ClusterTroubles:
     def __init__(
         self, view: ClusterView, seen: Mapping[int, NodeEntry], *, manager: Callable[[], int | None]
     ) -> None:
-        """``seen``: last known entries, also of dead nodes. ``manager`` returns the node that
-        manages, NO_NODE if there is none, None before this node knows."""
+        # ``seen``: last known entries of nodes, also of dead ones. ``manager`` returns the managing
+        # node, NO_NODE if there is none, or None if it is not known yet.
         self._view = view
         self._manager = manager
         self._counts = Counts()
@@ -69,7 +69,7 @@ class ClusterTroubles:
         self._is_old = True
 
     def look(self) -> Iterable[Trouble]:
-        """Return the troubles of the last count, and count again if rows have changed."""
+        """Yield the problems found by the last count, and count again if rows have changed."""
         loop = asyncio.get_running_loop()
         if self._is_old and self._job is None and loop.time() >= self._next_at:
             self._is_old = False
@@ -108,14 +108,13 @@ class ClockSkew:
     detects it, if it has a replica of ``__telemetry``."""
 
     def __init__(self, *, write_ms: int) -> None:
-        """``write_ms``: the time between two writes of a node."""
         self._kept_ms = KEPT_WRITES * write_ms
         self._newest_ms: int | None = None
         self._seen: deque[tuple[int, int]] = deque(maxlen=SEEN_MIN)  # time and difference
 
     def look(self, newest_ms: int | None, *, wall_ms: int, mono_ms: int) -> int:
-        """Return by how many ms another clock is at least ahead; 0 if none is known to be.
-        ``newest_ms``: the latest timestamp in this node's replica, None if it has none."""
+        """Return by how many ms, at least, the clock of another node is ahead, or 0. ``newest_ms``
+        is the latest timestamp in this node's replica of ``__telemetry``, if it has one."""
         before_ms, self._newest_ms = self._newest_ms, newest_ms
         if newest_ms is not None and before_ms is not None and newest_ms > before_ms:
             ahead_ms = newest_ms - wall_ms
@@ -206,7 +205,7 @@ def _replication(role: "ClusterRole") -> Samples:
 
 def _management(role: "ClusterRole") -> Samples:
     manager = role.manager
-    assert manager is not None, "the role was started"
+    assert manager is not None, "the role must be started first"
     active = manager.active
     yield families.MANAGER, ((), int(active is not None))
     passes = manager.passes

@@ -23,7 +23,7 @@ class NodeAddress(NamedTuple):
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """Parse ``host:port``, an IPv6 host in brackets. Raises ValueError with the reason."""
+    """Parse ``host:port`` or ``[IPv6 address]:port``. Raises ValueError with the reason."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise ValueError("expected host:port with a port from 0 to 65535")
@@ -37,10 +37,10 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def parse_node_addresses(text: str) -> Sequence[NodeAddress]:
-    """Parse ``host:port,name=host:port,...``; names are optional. Raises ValueError."""
+    """Parse ``host:port,name=host:port,...``; names are optional."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if len(parts) > ADDRESSES_MAX:
-        raise ValueError(f"at most {ADDRESSES_MAX} nodes")
+        raise ValueError(f"at most {ADDRESSES_MAX} nodes are allowed")
     addresses: list[NodeAddress] = []
     for part in parts:
         name, found, address = part.rpartition("=")
@@ -56,7 +56,7 @@ def parse_node_addresses(text: str) -> Sequence[NodeAddress]:
 
 
 def check_of(parse: Callable[[str], object]) -> Callable[[str], str | None]:
-    """Return the check of a setting: it returns why ``parse`` rejects a text, or None."""
+    """Return a function that returns the reason why ``parse`` rejects a text, or None."""
 
     def check(text: str) -> str | None:
         try:
@@ -77,19 +77,17 @@ def check_listen_or_empty(text: str) -> str | None:
 
 
 def check_members(text: str) -> str | None:
-    """Check a list of addresses in which each has a different name."""
     wrong = check_node_addresses(text)
     if wrong is not None:
         return wrong
     names = [member.name for member in parse_node_addresses(text)]
     if not all(names):
-        return "expected name=host:port for each"
+        return "expected name=host:port for each member"
     return None if len(set(names)) == len(names) else "two members have the same name"
 
 
 class Role(StrEnum):
-    """A process has all of them, only the metadata service, or all others with a metadata service
-    elsewhere. A frontend without a broker is not supported yet."""
+    """A role of a process. A process has all roles, only METADATA, or both others."""
 
     FRONTEND = "frontend"
     BROKER = "broker"
@@ -103,11 +101,10 @@ ATTACHED = frozenset({Role.FRONTEND, Role.BROKER})
 
 
 def parse_roles(text: str) -> frozenset[Role]:
-    """Raises ValueError with the reason."""
     names = [part.strip() for part in text.split(",") if part.strip()]
     unknown = [name for name in names if name not in set(Role)]
     if unknown or not names:
-        raise ValueError(f"expected some of {', '.join(Role)}")
+        raise ValueError(f"expected one or more of {', '.join(Role)}")
     roles = frozenset(Role(name) for name in names)
     if roles not in (EVERYTHING, SERVICE, ATTACHED):
         raise ValueError("expected frontend,broker,metadata together, metadata, or frontend,broker")
@@ -120,12 +117,12 @@ check_roles = check_of(parse_roles)
 class InternalConfig(Section):
     listen: str = option(
         "",
-        "Address for requests of other nodes, of a metadata node or a cluster node.",
+        "Address where a metadata node or a cluster node listens for other nodes.",
         check=check_listen_or_empty,
     )
     advertised: str = option(
         "",
-        "Address of this node for other nodes; empty: the listen address.",
+        "Address that other nodes use to reach this node; empty: the listen address.",
         check=check_listen_or_empty,
     )
     cluster: str = option(
@@ -139,7 +136,9 @@ class InternalConfig(Section):
         " other nodes; it must contain node.name. Empty: no TLS between nodes, allowed only on"
         " a loopback address. A running node loads changed files."
     )
-    key: str = path_option("File with the private key, PEM; empty: the certificate file.")
+    key: str = path_option(
+        "File with the private key of the certificate, PEM; empty: the certificate file."
+    )
     ca: str = path_option(
         "File with the CA of the node certificates, PEM. This CA must sign nothing else."
     )
@@ -153,13 +152,13 @@ class ClusterConfig(Section):
     )
     etcd: str = option(
         "",
-        "Addresses of the etcd with the cluster's metadata, host:port, separated by commas.",
+        "Addresses of the etcd that stores the metadata, host:port, separated by commas.",
         check=check_node_addresses,
         max_length=8_192,
     )
     etcd_ca: str = path_option("File with the CA of etcd, PEM; empty: no TLS.")
     etcd_certificate: str = path_option("File with the client certificate for etcd, PEM.")
-    etcd_key: str = path_option("File with its private key, PEM.")
+    etcd_key: str = path_option("File with the private key of etcd_certificate, PEM.")
     replicas: int = option(
         3, "Number of replicas of a new partition; with fewer nodes, one per node.", between=(1, 9)
     )

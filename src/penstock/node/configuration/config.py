@@ -82,7 +82,9 @@ class NodeConfig(Section):
         " (the metadata service only) or frontend,broker (all except the metadata service).",
         check=check_roles,
     )
-    mode: Mode = option(Mode.DEV, "dev has an API call that resets all queues; prod does not.")
+    mode: Mode = option(
+        Mode.DEV, "Mode of the node: dev has an API call that resets all queues, prod does not."
+    )
     account: str = option(
         names.ACCOUNT_DEFAULT,
         "AWS account id of requests whose key has none.",
@@ -157,7 +159,7 @@ class HttpConfig(Section):
     )
     request_bytes_max: int = option(
         limits.REQUEST_BYTES_MAX,
-        "Largest body of a request, before decoding.",
+        "Maximum size of a request body in bytes, before decoding.",
         between=(1_024, 64 * limits.MIB),
     )
 
@@ -184,7 +186,9 @@ class KafkaConfig(Section):
         0, "Maximum open connections per client address; 0: no limit.", between=(0, 1_000_000)
     )
     frame_bytes_max: int = option(
-        100 * limits.MIB, "Largest request, bytes.", between=(64 * limits.KIB, 1_024 * limits.MIB)
+        100 * limits.MIB,
+        "Maximum request size in bytes.",
+        between=(64 * limits.KIB, 1_024 * limits.MIB),
     )
     login_ms: int = option(
         0,
@@ -234,7 +238,9 @@ class TlsConfig(Section):
         "File with the certificate and its chain, PEM, for every listener; empty: no TLS. A"
         " running server loads changed files."
     )
-    key_file: str = path_option("File with the private key, PEM.")
+    key_file: str = path_option(
+        "File with the private key of the certificate, PEM; empty: the certificate file."
+    )
     client_ca_file: str = path_option(
         "File with the CA that must have signed client certificates; empty: not required."
     )
@@ -268,7 +274,7 @@ class LogConfig(Section):
     )
     fsync_interval_ms: int = option(
         100,
-        "Sync interval with fsync = interval; a power cut can lose this much.",
+        "Sync interval with fsync = interval; a power cut can lose the messages of this time.",
         between=(1, 60_000),
     )
     segment_bytes_max: int = option(
@@ -286,7 +292,7 @@ class LogConfig(Section):
     )
     tails_bytes_max: int = option(
         limits.TAILS_BYTES_MAX,
-        "Limit of these parts for all logs together; the least recently written are dropped.",
+        "Maximum memory for the newest parts of all logs together.",
         between=(0, 64 * 1_024 * limits.MIB),
     )
     disk_reserve_bytes: int = option(
@@ -296,15 +302,15 @@ class LogConfig(Section):
         between=(0, 1_024 * 1_024 * limits.MIB),
     )
     retention_check_ms: int = option(
-        30_000, "Interval of removing expired messages and unneeded segments.", ge=10
+        30_000, "Interval at which expired messages and unneeded segments are removed.", ge=10
     )
     compaction_check_ms: int = option(
-        15_000, "Interval of checking compacted topics for segments to compact.", ge=10
+        15_000, "Interval at which compacted topics are checked for segments to compact.", ge=10
     )
     scrub_bytes_per_second: int = option(
         limits.SCRUB_BYTES_PER_SECOND,
-        "Limit of the scrub, which reads the logs again to find damaged bytes on disk. 0: no"
-        " scrub.",
+        "Maximum speed of the scrub, which reads the logs again to find damaged bytes on disk;"
+        " 0: no scrub.",
         between=(0, 1_024 * limits.MIB),
     )
     scrub_interval_ms: int = option(
@@ -318,12 +324,12 @@ class QueueConfig(Section):
     partitions: int = option(1, "Default partition count of new queues.", between=(1, 64))
     in_flight_max: int = option(
         limits.IN_FLIGHT_MAX,
-        "Maximum number of leased messages of a queue.",
+        "Maximum number of in-flight messages of a queue: received and not yet deleted.",
         between=(1, 10 * limits.IN_FLIGHT_MAX),
     )
     recreate_guard_ms: int = option(
         0,
-        "Time after a deletion in which a queue of this name is rejected. AWS: 60000.",
+        "Time after a deletion in which no queue of the same name can be created. AWS: 60000.",
         between=(0, limits.DELETED_NAME_MS),
     )
 
@@ -332,8 +338,8 @@ class UsageConfig(Section):
     enabled: bool = option(True, "Count requests, messages and bytes of each tenant.")
     flush_ms: int = option(
         5_000,
-        "Interval of writing counts to the topic __usage; a killed process loses the counts of"
-        " one interval.",
+        "Interval at which counts are written to the topic __usage; a killed process loses the"
+        " counts of one interval.",
         between=(10, 60_000),
     )
     retention_ms: int = option(
@@ -359,7 +365,9 @@ class TelemetryConfig(Section):
     enabled: bool = option(
         True, "Write rates, durations, depths and lags to the topic __telemetry."
     )
-    flush_ms: int = option(10_000, "Interval of these writes.", between=(100, limits.MINUTE_MS))
+    flush_ms: int = option(
+        10_000, "Interval of writing to the topic __telemetry.", between=(100, limits.MINUTE_MS)
+    )
     retention_ms: int = option(
         7 * 24 * 3_600_000, "Retention of the topic __telemetry.", ge=limits.MINUTE_MS
     )
@@ -384,7 +392,7 @@ class Config(Section):
 
 
 def config_files(explicit: Path | None, *, system: Path = SYSTEM_FILE) -> list[Path]:
-    """Return the files to read, later ones override: the system's, if it exists, and the given."""
+    """Return the system's configuration file, if it exists, and the given one."""
     files = [system] if system.is_file() else []
     return [*files, explicit] if explicit is not None else files
 
@@ -392,14 +400,14 @@ def config_files(explicit: Path | None, *, system: Path = SYSTEM_FILE) -> list[P
 def load(
     flags: Mapping[str, object], env: Mapping[str, str], files: Sequence[Path] = ()
 ) -> Loaded[Config]:
-    """Flags by dotted key (``{"http.listen": ...}``, None: not given). Raises ConfigInvalid."""
+    """Load the configuration. ``flags`` have dotted keys, such as ``http.listen``."""
     loaded = settings.load(Config, flags=flags, env=env, files=files)
     _check_together(loaded.config)
     return loaded
 
 
 def _check_together(config: Config) -> None:
-    """Check settings that depend on each other. Raises ConfigInvalid for the first problem."""
+    """Raise ConfigInvalid if settings contradict each other."""
     roles, internal, metadata = parse_roles(config.node.roles), config.internal, config.metadata
     node, etcd = config.cluster.node, config.cluster.etcd
     members = [member.name for member in parse_node_addresses(metadata.members)]
@@ -407,7 +415,7 @@ def _check_together(config: Config) -> None:
     for is_wrong, reason in (
         (
             config.node.workers and not is_alone,
-            "--workers excludes --role, --internal, --metadata, --node and --etcd",
+            "--workers cannot be used with --role, --internal, --metadata, --node or --etcd",
         ),
         (
             roles == SERVICE and not internal.listen,
@@ -456,7 +464,6 @@ def _check_together(config: Config) -> None:
 
 
 def render_toml() -> str:
-    """Return a file with every setting at its default, commented out."""
     head = (
         "# Penstock configuration. Every value is the default: uncomment the lines to change.\n"
         "# Environment variables (PENSTOCK_SECTION__KEY) and flags override this file.\n\n"

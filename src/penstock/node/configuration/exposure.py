@@ -1,6 +1,6 @@
-"""Protection of listeners that other machines can reach. On a loopback address only this machine
-can connect, and a first try needs no keys; on any other address clients must authenticate over TLS,
-unless ``auth.insecure`` allows otherwise."""
+"""Protection of listeners that other machines can reach. On a loopback address, where only this
+machine can connect, no keys are needed. On any other address clients must authenticate over TLS,
+unless ``auth.insecure`` is set."""
 
 import ipaddress
 from collections.abc import Iterable
@@ -39,7 +39,8 @@ def exposed_addresses(config: Config) -> list[str]:
 
 
 def is_auth_on(config: Config) -> bool:
-    """Return whether clients must authenticate. Raises ExposureRefused."""
+    """Return whether clients must authenticate. Raises ExposureRefused if other machines could
+    connect without TLS or authentication."""
     exposed = exposed_addresses(config)
     mode = config.auth.mode
     is_on = mode is AuthMode.ON or (mode is AuthMode.AUTO and bool(exposed))
@@ -59,8 +60,7 @@ def is_auth_on(config: Config) -> bool:
 
 
 def check_internal(config: Config) -> None:
-    """Check that connections between nodes use TLS if they leave the machine: they carry all
-    secrets of a cluster and can change everything. Raises ExposureRefused."""
+    """Raise ExposureRefused if connections between machines of a cluster would not use TLS."""
     check_etcd(config)
     internal = config.internal
     listens = [parse_listen(internal.listen)[0]] if internal.listen else []
@@ -87,8 +87,7 @@ def check_internal(config: Config) -> None:
 
 
 def check_etcd(config: Config) -> None:
-    """Calls to etcd contain all metadata: off this machine they need TLS. Raises
-    ExposureRefused."""
+    """Raise ExposureRefused if an etcd on another machine would be called without TLS."""
     cluster = config.cluster
     exposed = [str(one) for one in parse_node_addresses(cluster.etcd) if not is_loopback(one.host)]
     if exposed and not cluster.etcd_ca and not config.auth.insecure:
@@ -106,7 +105,7 @@ def _is_same_file(one: str, other: str) -> bool:
 
 
 def reachable(address: str) -> str:
-    """Return where this machine reaches a listener: all interfaces (0.0.0.0) becomes loopback."""
+    """Return the address by which this machine reaches a listener: 0.0.0.0 becomes 127.0.0.1."""
     for anywhere, here in (("0.0.0.0:", "127.0.0.1:"), ("[::]:", "[::1]:")):
         scheme, mark, rest = address.rpartition("://")
         if rest.startswith(anywhere):
@@ -115,5 +114,4 @@ def reachable(address: str) -> str:
 
 
 def kafka_protocol(*, is_tls: bool, is_auth_on: bool) -> str:
-    """Return the ``security.protocol`` for Kafka clients."""
     return ("SASL_" if is_auth_on else "") + ("SSL" if is_tls else "PLAINTEXT")

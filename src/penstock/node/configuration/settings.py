@@ -1,11 +1,9 @@
-"""Loading of a configuration: from declared sections to checked values and the origin of each.
-Independent of Penstock's settings, which ``config.py`` declares.
+"""Declares, loads and checks settings of any kind. ``config.py`` contains the settings of Penstock.
 
 Later sources override earlier ones: the declared default, files in the given order, the environment
 (``PENSTOCK_SECTION__KEY``), flags. An unknown key is an error that suggests the nearest name,
-because a misspelt setting that is ignored would be noticed only in production. A secret may be set
-as ``key_file``: the path of a file that contains it, as service managers and orchestrators do.
-"""
+because a misspelt setting that is ignored would be noticed only in production. A secret ``key`` may
+also be set as ``key_file``, the path of a file that contains it."""
 
 import dataclasses
 import os
@@ -32,7 +30,7 @@ CONFIG_BYTES_MAX = 1_048_576  # of a configuration or secret file
 
 
 class ConfigInvalid(SetupError):
-    """One line: the key, what is wrong, and the origin of the value."""
+    """Raised with one line that contains the key, what is wrong, and the origin of the value."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, what="the configuration is not valid", code=USAGE)
@@ -85,7 +83,7 @@ class Setting(msgspec.Struct, frozen=True):
         return f"{self.section}.{self.name}"
 
 
-Given = dict[str, tuple[object, Origin]]  # by dotted key; later layers overwrite
+Given = dict[str, tuple[object, Origin]]  # by dotted key; later sources overwrite earlier ones
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -105,7 +103,7 @@ def option(
     between: tuple[int, int] | None = None,
     **bounds: Any,
 ) -> T:
-    """Declare a setting. ``check`` returns what is wrong with a value, or None; ``between``: the
+    """Declare a setting. ``check`` returns what is wrong with a value, or None; ``between`` are the
     lowest and highest value; ``bounds`` are those of msgspec (``ge``, ``max_length`` and so on)."""
     if between is not None:
         bounds["ge"], bounds["le"] = between
@@ -115,12 +113,10 @@ def option(
 
 
 def path_option(help_text: str) -> str:
-    """Declare a setting that is the path of a file; empty by default."""
     return option("", help_text, max_length=4_096)
 
 
 def declared(config_type: type[Section]) -> dict[str, Setting]:
-    """Return all settings of a configuration, by dotted key, in the order of their declaration."""
     return {
         f"{section.name}.{field.name}": Setting(
             section=section.name,
@@ -143,7 +139,7 @@ def load(
     env: Mapping[str, str],
     files: Sequence[Path],
 ) -> Loaded[C]:
-    """``flags`` by dotted key; a flag that is None was not given. Raises ConfigInvalid."""
+    """Load a configuration. ``flags`` have dotted keys; a flag that is None was not given."""
     settings = declared(config_type)
     given: Given = {}
     for path in files:
@@ -180,7 +176,7 @@ def describe(loaded: Loaded[Any]) -> list[Row]:
 
 
 def render_toml(config_type: type[Section]) -> str:
-    """Return a file with every default value, commented out."""
+    """Return a configuration file with every default value, commented out."""
     lines: list[str] = []
     section = ""
     for setting in declared(config_type).values():
@@ -202,7 +198,7 @@ def _from_file(settings: Mapping[str, Setting], path: Path) -> Given:
     try:
         document = tomllib.loads(_read(path, origin).decode())
     except UnicodeDecodeError as exc:
-        raise ConfigInvalid(f"{path}: is not UTF-8 text") from exc
+        raise ConfigInvalid(f"{path} is not UTF-8 text") from exc
     except tomllib.TOMLDecodeError as exc:
         raise ConfigInvalid(f"{path}: {_line(exc)}") from exc
     given: Given = {}
@@ -215,7 +211,7 @@ def _from_file(settings: Mapping[str, Setting], path: Path) -> Given:
 
 
 def _from_env(settings: Mapping[str, Setting], env: Mapping[str, str]) -> Given:
-    """Read variables with the separator; others, such as PENSTOCK_CONTEXT, are not settings."""
+    # Variables without the separator, such as PENSTOCK_CONTEXT, are not settings.
     given: Given = {}
     for variable in sorted(env):
         rest = variable.removeprefix(ENV_PREFIX)
@@ -229,8 +225,7 @@ def _from_env(settings: Mapping[str, Setting], env: Mapping[str, str]) -> Given:
 def _give(
     given: Given, settings: Mapping[str, Setting], key: str, value: object, origin: Origin
 ) -> None:
-    """Add a value to a source. Here, so that ``key`` and ``key_file`` in one source are
-    detected."""
+    """Add a value to ``given``, which contains the values of one source."""
     target = key
     if key not in settings:
         target = key.removesuffix(FILE_SUFFIX)
@@ -238,7 +233,7 @@ def _give(
             raise _unknown(settings, key, origin)
         value = _secret(key, value, origin)
     if target in given:
-        raise ConfigInvalid(f"{target}: set twice, directly and as a file ({origin})")
+        raise ConfigInvalid(f"{target} is set twice, directly and as a file ({origin})")
     given[target] = (value, origin)
 
 
@@ -260,9 +255,9 @@ def _read(path: Path, origin: Origin, key: str = "") -> bytes:
         why = getattr(exc, "strerror", None) or exc
         where = f"{key}: {path}" if key else str(path)
         suffix = f" ({origin})" if key else ""
-        raise ConfigInvalid(f"{where}: cannot be read: {why}{suffix}") from exc
+        raise ConfigInvalid(f"{where} cannot be read: {why}{suffix}") from exc
     if len(content) > CONFIG_BYTES_MAX:
-        raise ConfigInvalid(f"{path}: larger than {CONFIG_BYTES_MAX} bytes ({origin})")
+        raise ConfigInvalid(f"{path} is larger than {CONFIG_BYTES_MAX} bytes ({origin})")
     return content
 
 
@@ -291,7 +286,6 @@ def _checked(setting: Setting, raw: object, origin: Origin) -> Any:
 
 
 def _kind_of(setting: Setting) -> units.Kind | None:
-    """Return the kind of unit in the name of a setting."""
     if get_args(setting.type)[0] is not int:
         return None
     words = setting.name.split("_")
@@ -316,13 +310,12 @@ def _counted(setting: Setting, text: str, kind: units.Kind, origin: Origin) -> i
 
 
 def _expected(exc: msgspec.ValidationError) -> str:
-    """Return msgspec's text without the actual type: the value itself is shown instead."""
+    """Return the text of msgspec's error without the type of the value."""
     text = _line(exc).partition(", got")[0].replace("`", "")
     return text[:1].lower() + text[1:]
 
 
 def _choices(annotation: Any) -> str | None:
-    """Return the allowed values of an enumeration; msgspec does not name them."""
     plain = get_args(annotation)[0]
     if issubclass(plain, Enum):
         return "expected one of " + ", ".join(str(member.value) for member in plain)

@@ -1,24 +1,21 @@
-"""The master key and the secrets it wraps: the ``model.ports.KeyRing`` of this node.
+"""The key ring of a node: its master key, and the secrets that it wraps (encrypts).
 
 A master key is 32 random bytes, from one of three sources: a file (created in the data folder at
 the first start unless configured), the environment, or a key management service that unwraps it. It
 wraps secrets and data keys, never messages. Older master keys are kept for unwrapping until
-everything is wrapped by the present one. A wrapped secret, authenticated with its context:
+everything is wrapped by the present one. The layout of a wrapped secret:
 
     version 1 B │ master id 4 B │ nonce 12 B │ ciphertext and tag (AES-256-GCM)
 
 Nonces are random: one key can wrap 2^32 values before a collision becomes likely enough to matter.
-Another layout needs another version byte; ``unwrap`` must then read both.
 
-Every key management service has a command-line client, so a command of the operator supports them
-all. It runs only at the start and at a rotation, gets one JSON object on stdin and writes one to
-stdout:
+A key management service is called by a command that the operator configures. The command runs only
+at the start and at a rotation, gets one JSON object on stdin and writes one to stdout:
 
     {"operation": "wrap", "context": "<base64>", "plaintext": "<base64>"}    → {"ciphertext": ...}
     {"operation": "unwrap", "context": "<base64>", "ciphertext": "<base64>"} → {"plaintext": ...}
 
-``context`` is the same for both; the service should authenticate it if it can. The stderr of the
-command is the server's."""
+``context`` is the same for both; the service should authenticate it if it can."""
 
 import asyncio
 import base64
@@ -53,7 +50,7 @@ class KmsFailed(PenstockError):
 
 
 class Kms(Protocol):
-    """Calls block. Raises KmsFailed."""
+    """A key management service. Its calls block, and raise KmsFailed."""
 
     def wrap(self, secret: bytes, *, context: bytes) -> bytes: ...
 
@@ -87,10 +84,10 @@ class CommandKms:
             found = json.loads(reply)[wanted]
             return base64.b64decode(found, validate=True)
         except (ValueError, KeyError, TypeError, binascii.Error):
-            # Without the reply, which may contain the key.
+            # The error does not show the reply, which may contain the key.
             raise KmsFailed(
-                f"{self._command[0]}: {operation}: expected one JSON object with {wanted!r} in"
-                " base64"
+                f"{self._command[0]}: the reply to {operation} is not a JSON object with {wanted!r}"
+                " in base64"
             ) from None
 
     def _run(self, request: bytes) -> bytes:
@@ -103,7 +100,7 @@ class CommandKms:
                 start_new_session=True,  # so that its child processes can be killed too
             )
         except OSError as error:
-            raise KmsFailed(f"{name}: cannot be run: {error.strerror}") from error
+            raise KmsFailed(f"{name} cannot be run: {error.strerror}") from error
         assert process.stdin is not None
         assert process.stdout is not None
         overdue = threading.Event()
@@ -127,11 +124,11 @@ class CommandKms:
         finally:
             timer.cancel()
         if overdue.is_set():
-            raise KmsFailed(f"{name}: no reply within {self._seconds_max:g} s")
+            raise KmsFailed(f"{name} did not reply within {self._seconds_max:g} s")
         if len(reply) > REPLY_BYTES_MAX:
             raise KmsFailed(f"{name}: the reply is longer than {REPLY_BYTES_MAX} bytes")
         if code:
-            raise KmsFailed(f"{name}: ended with exit code {code}")
+            raise KmsFailed(f"{name} ended with exit code {code}")
         return reply
 
 
@@ -156,7 +153,7 @@ _KMS_CONTEXT = b"penstock master key"
 
 
 class KeyRingUnusable(SetupError):
-    """There is no usable master key. The text never contains a key."""
+    """Raised if there is no usable master key. The text never contains a key."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, what="the master key cannot be used")
@@ -174,9 +171,8 @@ class MasterKeyRing:
         master: bytes,
         *,
         old: Sequence[bytes] = (),
-        entropy: Callable[[int], bytes] = os.urandom,
+        entropy: Callable[[int], bytes] = os.urandom,  # must be thread-safe
     ) -> None:
-        """``entropy`` must be thread-safe."""
         assert all(len(key) == MASTER_BYTES for key in (master, *old))
         self._entropy = entropy
         self._id = _id_of(master)
@@ -195,7 +191,7 @@ class MasterKeyRing:
 
     def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
         if len(wrapped) < _WRAPPED_BYTES_MIN:
-            raise _damaged(context, "too short")
+            raise _damaged(context, "it is too short")
         if wrapped[0] != VERSION:
             raise _damaged(context, f"version {wrapped[0]} is not supported, only {VERSION}")
         head = wrapped[:_HEAD_BYTES]
@@ -206,14 +202,14 @@ class MasterKeyRing:
         try:
             return cipher.decrypt(nonce, wrapped[_HEAD_BYTES + _NONCE_BYTES :], head + context)
         except InvalidTag:
-            raise _damaged(context, "damaged, or copied from another entry") from None
+            raise _damaged(context, "it is damaged, or was copied from another entry") from None
 
     def derive(self, purpose: bytes) -> bytes:
         """Return 32 bytes derived from the master key, the same after every start."""
         return hmac.digest(self._seed, purpose, "sha256")
 
     def rewrap(self, wrapped: bytes, context: bytes) -> bytes:
-        """Wrap by the present master key; returns the same bytes if that is already so."""
+        """Return a secret wrapped by the present master key; unchanged if it already is."""
         secret = self.unwrap(wrapped, context=context)  # also verifies it
         if wrapped[1:_HEAD_BYTES] == self._id:
             return wrapped
@@ -236,7 +232,7 @@ def _damaged(context: bytes, reason: str) -> Damaged:
 async def start_key_ring(
     config: KeysConfig, folder: Path, *, env: Mapping[str, str]
 ) -> MasterKeyRing:
-    """Open the key ring as configured, in a thread: a key management service may be slow."""
+    """Open the configured key ring, in a thread because a key management service may be slow."""
     return await asyncio.to_thread(
         open_key_ring,
         folder,
@@ -256,7 +252,7 @@ def open_key_ring(
     kms: Kms | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> MasterKeyRing:
-    """Blocks. ``master_text``: the key in base64, from the environment. Raises KeyRingUnusable."""
+    """Read or create the master key. ``master_text`` is a key in base64."""
     given = [bool(master_file), bool(master_text), kms is not None]
     if sum(given) > 1:
         raise KeyRingUnusable(
@@ -277,13 +273,13 @@ def open_key_ring(
             _write_new(own, base64.b64encode(entropy(MASTER_BYTES)) + b"\n")
         return MasterKeyRing(read_master(own), old=old, entropy=entropy)
     if own.exists():
-        # From before another source was configured: secrets wrapped by it still exist.
+        # Created before another source was configured: it may still wrap secrets.
         old.append(read_master(own))
     return MasterKeyRing(master, old=old, entropy=entropy)
 
 
 def read_master(path: Path) -> bytes:
-    """Read a key from a file that other users cannot read. Raises KeyRingUnusable."""
+    """Read a master key from a file. Raises KeyRingUnusable if other users can read the file."""
     try:
         with path.open("rb") as file:
             _check_mode(path, os.fstat(file.fileno()))
@@ -296,7 +292,7 @@ def read_master(path: Path) -> bytes:
 def _check_mode(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise KeyRingUnusable(f"the master key {path} is not a file")
-    # Readable by a group is allowed: service managers and orchestrators do that.
+    # A group may read the file: service managers and orchestrators set this up.
     if found.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise KeyRingUnusable(
             f"other users can read the master key {path} (mode {stat.S_IMODE(found.st_mode):04o});"
@@ -334,11 +330,11 @@ def _write_new(path: Path, content: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        raise KeyRingUnusable(f"cannot write {path}: {error.strerror}") from error
+        raise KeyRingUnusable(f"{path} cannot be written: {error.strerror}") from error
 
 
 class _KmsFile(msgspec.Struct, frozen=True):
-    """Master keys wrapped by the service; the first one wraps, all unwrap."""
+    """Master keys, wrapped by the key management service. Only the first one wraps new secrets."""
 
     wrapped: list[bytes]
 

@@ -1,8 +1,8 @@
 """Access of a node to the metadata: a store in this process, etcd, or calls to a metadata service.
 
-All provide the same: a catalog for requests of clients, the topics for the broker, and a store for
-identities, data keys and producer ids. ``own_store`` has what belongs to the logs, the tasks that
-move dead letters: it is the store of this node, or of the cluster that it belongs to."""
+Each provides a catalog for requests of clients, the topics for the broker, and a store for
+identities, data keys and producer ids. ``own_store``, the store of this node or of its cluster,
+contains the tasks that move dead letters."""
 
 import asyncio
 import logging
@@ -37,18 +37,17 @@ if TYPE_CHECKING:
 log_ = logging.getLogger(__name__)
 
 FILE_NAME = "metadata-id"
-STORE_FEATURE = "store="  # by which a metadata node names its store in its hello
-RETRY_SECONDS = 0.5  # until the metadata service is called again at the start
+STORE_FEATURE = "store="  # before the store id in the hello of a metadata node
+RETRY_SECONDS = 0.5  # delay before the metadata service is called again at the start
 REASONS_MAX = 8  # different reasons for waiting that are logged
-# Of a call to etcd while the node starts: an etcd that is slow for some seconds must not end the
-# start.
+# Timeout of calls to etcd while the node starts: an etcd that is slow for a while must not end it.
 START_CALL_SECONDS = 20.0
 CALL_MS = 2_000  # less than the timeout of a frontend for the metadata
 
 
 class ExpectedStore:
-    """The one store a node belongs to: the id of the first that replied is kept, and metadata nodes
-    with another one are rejected. An address may be mistyped, or two processes may have a store."""
+    """The store to which a node belongs. The id of the first store that replied is kept in a file,
+    and metadata nodes with another store are rejected, because their address may be mistyped."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / FILE_NAME
@@ -58,7 +57,7 @@ class ExpectedStore:
             self.store_id = ""
 
     def check(self, hello: Hello) -> None:
-        """For a client's ``check_hello``. Raises HelloRefused."""
+        """Raise HelloRefused if a metadata node has another store."""
         feature = next((one for one in hello.features if one.startswith(STORE_FEATURE)), "")
         found = feature.removeprefix(STORE_FEATURE)
         if not found:
@@ -75,17 +74,16 @@ class ExpectedStore:
 
 
 class Peers:
-    """One connection per node, opened by the first call."""
+    """Connections to metadata nodes, each opened by the first call."""
 
     def __init__(self, setup: NodeSetup, check_hello: Callable[[Hello], None]) -> None:
         self._setup = setup
         nodes = setup.certificates.nodes
         self._tls = None if nodes is None else nodes.calling
         self._check_hello = check_hello
-        self._clients: dict[NodeAddress, InternalClient] = {}  # at most those of the configuration
+        self._clients: dict[NodeAddress, InternalClient] = {}
 
     def any_of(self, addresses: Sequence[NodeAddress]) -> Caller:
-        """Return a caller that uses any of several equivalent nodes."""
         clients = [self._client(address) for address in addresses]
         return FirstReachable(lambda: clients)
 
@@ -94,7 +92,7 @@ class Peers:
 
         def find(name: str) -> Caller:
             if name not in named:
-                raise Unreachable(f"Node {name} is not among the members.")
+                raise Unreachable(f"Node {name} is not one of metadata.members.")
             return self._client(named[name])
 
         return find
@@ -122,20 +120,19 @@ class Peers:
 
 
 class GivenUp(PenstockError):
-    """Stopped while waiting for the metadata service."""
+    """Raised if the node is stopped while it waits for the metadata service."""
 
 
 class FolderTaken(SetupError):
-    """The data folder has metadata of its own."""
+    """Raised if the data folder already has topics of a single node."""
 
 
 class MetadataLink(ABC):
-    """Subclasses set the attributes in ``start`` or before."""
+    """Access to the metadata. Subclasses set the attributes in ``start`` or before."""
 
     is_remote = True
-    catalog: Catalog  # for requests of clients: raises if it cannot know a topic
-    # The same from memory only: for the broker, and for Kafka, whose clients retry if a topic is
-    # missing.
+    catalog: Catalog  # for requests of clients; raises Throttled if a missing topic may exist
+    # From memory only, for the broker and for Kafka, whose clients retry if a topic is missing.
     topics: StoredCatalog
     store: Store
     own_store: Store
@@ -146,10 +143,10 @@ class MetadataLink(ABC):
 
     @abstractmethod
     async def start(self, stop: asyncio.Event) -> None:
-        """Load topics into memory. Raises GivenUp."""
+        """Load topics into memory. Raises GivenUp if ``stop`` is set meanwhile."""
 
     def started(self) -> None:  # noqa: B027 - see EtcdMetadata
-        """Note that the node is ready, so that calls may fail early."""
+        """Use the normal timeout of calls from now on, because the node is ready."""
 
     def _use(self, store: Store) -> None:
         self.store = self.own_store = store
@@ -175,7 +172,7 @@ class MetadataLink(ABC):
 
 
 class OwnMetadata(MetadataLink):
-    """SQLite in the data folder of this node."""
+    """The metadata in SQLite, in the data folder of this node."""
 
     is_remote = False
 
@@ -185,7 +182,7 @@ class OwnMetadata(MetadataLink):
 
 
 class EtcdMetadata(MetadataLink):
-    """The etcd of a cluster."""
+    """The metadata in the etcd of a cluster."""
 
     async def start(self, stop: asyncio.Event) -> None:
         await check_folder(self._setup.folder)
@@ -216,7 +213,6 @@ class EtcdMetadata(MetadataLink):
 
 
 async def open_etcd(config: Config) -> "EtcdStore":
-    """Open the configured etcd. Raises StoreUnusable, and Overloaded if it is not reachable."""
     try:
         from penstock.metadata.etcd.links import EtcdConfig
         from penstock.metadata.etcd.store import EtcdStore
@@ -243,8 +239,7 @@ def _path(text: str) -> Path | None:
 
 
 async def check_folder(folder: DataFolder) -> None:
-    """Check that the folder has no topics of a single node: they would be lost. Raises
-    FolderTaken."""
+    """Raise FolderTaken if the folder has topics of a single node, which would be lost."""
     if folder.metadata_path.exists():
         store = await SqliteStore.open(folder.metadata_path)
         try:
@@ -264,7 +259,7 @@ async def _check_no_topics(store: Store, folder: DataFolder, do: str) -> None:
 
 
 class RemoteMetadata(MetadataLink):
-    """Calls to a metadata service."""
+    """The metadata in a metadata service."""
 
     def __init__(self, setup: NodeSetup, *, partitions_max: int) -> None:
         super().__init__(setup, partitions_max=partitions_max)
@@ -283,7 +278,7 @@ class RemoteMetadata(MetadataLink):
 
     async def start(self, stop: asyncio.Event) -> None:
         folder, config = self._setup.folder, self._setup.config
-        if config.cluster.node:  # its logs belong to the cluster, and so do its tasks
+        if config.cluster.node:
             await check_folder(folder)
             self.own_store = self.store
         else:
@@ -316,7 +311,7 @@ class RemoteMetadata(MetadataLink):
 async def start_when_there(
     start: Callable[[], Awaitable[None]], service: str, stop: asyncio.Event
 ) -> None:
-    """Retry until the metadata is reachable. Raises GivenUp if ``stop`` is set meanwhile."""
+    """Call ``start`` until the metadata is reachable. Raises GivenUp if ``stop`` is set."""
     logged: set[str] = set()
     while True:
         try:

@@ -1,10 +1,9 @@
-"""A process with the metadata role only: the store, the service over it, a listener for other
-nodes, and an admin endpoint.
+"""A node with the metadata role only: a store, the metadata service, a listener for other nodes,
+and an admin endpoint.
 
 One metadata node keeps the store, in SQLite in its data folder. Any number of others may be started
 with its address (``--metadata``): they hold a copy, serve reads and watches from it, and pass
-changes on. While the node with the store is not reachable, the others keep serving reads and report
-for how long they have heard nothing."""
+changes on. While the node with the store is not reachable, the others keep serving reads."""
 
 import asyncio
 import logging
@@ -38,9 +37,7 @@ Levels = Callable[[], Iterable[tuple[Family, Sample]]]
 
 
 class MetadataAdmin:
-    """Health, metrics, info and configuration. A metadata node has no queues and opens no secrets,
-    so it has no admin API (``frontend/admin``); everything except health checks requires the token
-    ``admin.token``."""
+    """Serves health, metrics, info and configuration of a metadata node over HTTP."""
 
     def __init__(self, setup: NodeSetup, levels: Levels) -> None:
         self._setup = setup
@@ -119,7 +116,7 @@ class MetadataAdmin:
 
 
 DRAIN_SECONDS_MAX = 5.0
-AWAY_MS = 10_000  # time without the node that has the store until health checks report it
+AWAY_MS = 10_000  # health checks report an outage of the node with the store after this time
 
 
 class MetadataNode:
@@ -137,7 +134,7 @@ class MetadataNode:
         self._jobs: list[asyncio.Task[None]] = []
 
     async def start(self, stop: asyncio.Event) -> None:
-        # First: while the node waits for another one, health checks show it.
+        # First, so that health checks work while this node waits for another one.
         api = MetadataAdmin(self._setup, self._levels)
         self._admin, self._admin_url = await open_admin(
             self._setup, api.handle, is_open=api.is_open
@@ -184,7 +181,7 @@ class MetadataNode:
         return f"internal={self._bound} admin={self._admin_url}"
 
     def freeze(self) -> None:
-        """Do nothing: there are too few long-lived objects."""
+        """Do nothing, because this node has few long-lived objects."""
 
     def reread(self) -> None:
         self._setup.certificates.renew()
@@ -204,7 +201,7 @@ class MetadataNode:
     def _report(self) -> None:
         reason = self._service.trouble
         if self._remote is not None and self._remote.staleness_ms > AWAY_MS:
-            reason = self._remote.trouble or "the node with the store has lost it"
+            reason = self._remote.trouble or "the metadata node with the store cannot reach it"
         found = [] if reason is None else [metadata_away(reason)]
         found += self._setup.certificates.troubles(now_ms=self._setup.clock.wall_ms())
         self._setup.health.show(found)

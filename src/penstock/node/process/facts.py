@@ -1,5 +1,4 @@
-"""Facts that a node writes to internal topics: usage, audit and telemetry. Each can be turned
-off."""
+"""The records (facts) that a node writes to internal topics: usage, audit and telemetry."""
 
 import asyncio
 import os
@@ -35,10 +34,9 @@ class Facts:
         catalog: StoredCatalog,
         producer_ids: StoredProducerIds,
         *,
-        groups: Coordinators | None = None,
-        leads: Leads = leads_all,
+        groups: Coordinators | None = None,  # whose lags are reported
+        leads: Leads = leads_all,  # returns whether this node reports a partition
     ) -> None:
-        """``groups``: whose lags are reported. ``leads``: which partitions this node reports."""
         config, node, clock, entropy = setup.config, setup.name, setup.clock, setup.entropy
 
         def log_of(topic: str, retention_ms: int) -> FactLog:
@@ -64,7 +62,7 @@ class Facts:
                 own_account=config.node.account,
             )
         if config.usage.enabled:
-            assert self.usage is not None, "made above"
+            assert self.usage is not None, "created above"
             self._writer = UsageWriter(
                 self.usage,
                 log_of(USAGE_TOPIC, config.usage.retention_ms),
@@ -76,7 +74,7 @@ class Facts:
                 leads=leads,
             )
         if config.telemetry.enabled:
-            assert self.usage is not None, "made above"
+            assert self.usage is not None, "created above"
             self._telemetry = TelemetryWriter(
                 self.usage,
                 log_of(TELEMETRY_TOPIC, config.telemetry.retention_ms),
@@ -108,8 +106,7 @@ class Facts:
             self.audit.start(version=__version__)
 
     async def stop(self) -> None:
-        """Stop after the last request and before the broker. All share the same timeout: if one log
-        accepts nothing, the others hardly do."""
+        """Write the last records. Called after the last request and before the broker stops."""
         async with asyncio.TaskGroup() as stopping:
             stopping.create_task(self._stop_counting(), name="stop counting")
             if self.audit is not None:
@@ -132,7 +129,6 @@ class Facts:
 
 
 def read_process_stats(data: Path) -> ProcessStats:
-    """``data``: a folder on the disk."""
     times = os.times()
     return ProcessStats(
         cpu_ms=int((times.user + times.system) * 1_000),

@@ -1,9 +1,8 @@
-"""The data folder: locked by one process at a time, with an id and an anchor of the clock, and
-closed to other users of the machine.
+"""The data folder, which one process at a time locks and other users of the machine cannot read.
 
 Commands that write a data folder or a backup call ``set_umask`` first: then each new folder has
 mode 0700 and each new file 0600, also those of SQLite, etcd and workers, which inherit it.
-``repair`` changes the modes of existing files, of older versions or other programs."""
+``repair`` changes the modes of existing files."""
 
 import fcntl
 import logging
@@ -33,11 +32,10 @@ def set_umask() -> None:
 
 
 def repair(folder: Path, *, but: str = "") -> None:
-    """Close a folder and its content to others, except files named ``but``. The folder comes last:
-    if it is private, the rest was repaired before. Links are not followed. A mode that cannot be
-    changed is logged: the root of a mounted volume may belong to another user."""
+    """Remove the rights of other users on a folder and its content, except files named ``but``. A
+    mode that cannot be changed is logged."""
     if not folder.stat().st_mode & OTHERS:
-        return
+        return  # the folder itself is changed last, so its content is private too
     failed: list[tuple[Path, str]] = []
     inside = (
         Path(below, name)
@@ -66,7 +64,6 @@ class FolderUnusable(SetupError):
 
 
 def unusable(path: Path, error: OSError) -> FolderUnusable:
-    """``error``: of an access to the data folder at ``path``."""
     file = next((one for one in (path, *path.parents) if one.is_file()), None)
     what = f"the data folder {path} cannot be used"
     if file is not None:
@@ -77,7 +74,6 @@ def unusable(path: Path, error: OSError) -> FolderUnusable:
 
 
 def is_in_use(path: Path) -> bool:
-    """Return whether a server runs on the data folder. Writes nothing."""
     try:
         lock = os.open(path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -92,7 +88,7 @@ def is_in_use(path: Path) -> bool:
 
 
 def replace_file(file: Path, content: bytes) -> None:
-    """Write a small file whole or not at all. It is not synced."""
+    """Replace a small file atomically, without syncing it."""
     new = file.with_suffix(".new")
     new.write_bytes(content)
     new.replace(file)
@@ -124,8 +120,7 @@ class DataFolder:
         return self.path / METADATA_NAME
 
     def renew_anchor(self, clock: SystemClock) -> bool:
-        """Store the present clocks. Returns whether the wall clock ran evenly since the last
-        time."""
+        """Store the time. Returns False if the clock was set or the machine restarted meanwhile."""
         now = clock.anchor()
         file = self.path / ANCHOR_NAME
         try:
@@ -137,7 +132,7 @@ class DataFolder:
         return is_trusted
 
     def identity(self, entropy: Callable[[int], bytes]) -> str:
-        """Return the random id of this folder, the cluster id of a single node for Kafka."""
+        """Return the random id of this folder, which is the Kafka cluster id of a single node."""
         file = self.path / IDENTITY_NAME
         try:
             return file.read_text("ascii").strip()

@@ -37,15 +37,14 @@ CERTIFICATES_SECONDS: Final = 5.0
 log_ = logging.getLogger(__name__)
 
 # The processes of ``penstock serve --workers`` call each other over loopback ports, which every
-# user of the machine can connect to. So both ends prove that they know a secret, which the parent
-# draws at each start (``wire/internal/proof.py``). A process gets it by a pipe as standard input:
-# other users can read its arguments, and the owner's other programs its environment and files.
+# user of the machine can connect to. So both ends prove that they know a secret of this start
+# (``wire/internal/proof.py``), which a process reads from a pipe that is its standard input.
 _VARIABLE: Final = "PENSTOCK_WORKER_SECRET_FD"
 SECRET_ENV: Final = {_VARIABLE: "0"}  # makes a child read the pipe
 
 
 class SecretMissing(PenstockError):
-    """A worker was started without the secret of its parent."""
+    """Raised if a worker was started without the secret of its parent."""
 
 
 def draw_secret() -> bytes:
@@ -53,7 +52,6 @@ def draw_secret() -> bytes:
 
 
 def pipe_with(secret: bytes) -> int:
-    """Return the reading end of a pipe that holds the secret and nothing after it."""
     reading, writing = os.pipe()
     os.write(writing, secret)  # far less than a pipe holds
     os.close(writing)
@@ -61,7 +59,7 @@ def pipe_with(secret: bytes) -> int:
 
 
 def receive_secret(env: Mapping[str, str]) -> bytes | None:
-    """Return the secret from the parent; None: this process is no worker. Raises SecretMissing."""
+    """Return the secret from the parent process, or None if this process is not a worker."""
     given = env.get(_VARIABLE)
     if given is None:
         return None
@@ -71,8 +69,8 @@ def receive_secret(env: Mapping[str, str]) -> bytes | None:
         raise SecretMissing(f"{_VARIABLE}={given} cannot be read: {error}") from error
     if len(secret) != SECRET_BYTES:
         raise SecretMissing(
-            f"{_VARIABLE}={given}: read {len(secret)} bytes instead of the {SECRET_BYTES} of the"
-            " workers' secret; only `penstock serve --workers N` sets this variable, unset it"
+            f"{_VARIABLE}={given}: the secret has {len(secret)} bytes instead of {SECRET_BYTES};"
+            " only `penstock serve --workers N` may set this variable, unset it"
         )
     return secret
 
@@ -82,7 +80,6 @@ class CertificateKeeper:
     runs; if they are unusable, that is logged and the old certificate stays in use."""
 
     def __init__(self, tls: TlsConfig, internal: InternalConfig) -> None:
-        """Raises CertificateUnusable."""
         self._clients: Certificates | None = None
         self.nodes: NodeCertificates | None = None
         if tls.cert_file:
@@ -95,7 +92,6 @@ class CertificateKeeper:
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """The TLS context of listeners for clients; None: no TLS."""
         return None if self._clients is None else self._clients.context
 
     @property
@@ -130,8 +126,7 @@ class CertificateKeeper:
 
 
 class Entropy:
-    """Random bytes, read from the kernel a page at a time: a system call per message id would cost
-    as much as encoding the message."""
+    """A source of random bytes that reads a page at a time from the kernel, for speed."""
 
     __slots__ = ("_page", "_position")
 
@@ -159,7 +154,7 @@ class NodeSetup:
     folder: DataFolder
     certificates: CertificateKeeper
     is_auth_on: bool
-    is_elapsed_trusted: bool  # the wall clock has run evenly since the last process
+    is_elapsed_trusted: bool  # whether clocks have run without a gap since the last start
     endpoints: dict[str, str]  # filled as listeners open
     worker_secret: bytes | None = None  # shared by the workers of one server; None: not a worker
 
@@ -188,7 +183,7 @@ class NodeSetup:
         )
 
     async def watch_health(self, report: Callable[[], None]) -> None:
-        """Measure the lag of the event loop and call ``report`` every second, forever."""
+        """Measure the lag of the event loop and call ``report``, once a second."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + LOOK_SECONDS
@@ -198,7 +193,7 @@ class NodeSetup:
 
 
 def make_setup(loaded: Loaded[Config], *, is_auth_on: bool) -> NodeSetup:
-    """Lock the data folder. Raises CertificateUnusable, FolderUnusable, SecretMissing."""
+    """Lock the data folder and create the basic parts of a node."""
     certificates = CertificateKeeper(loaded.config.tls, loaded.config.internal)
     worker_secret = receive_secret(os.environ)
     clock = SystemClock()

@@ -1,8 +1,8 @@
 """Memory and open files of a server process.
 
 An open partition uses four descriptors (batches, offsets, times, checksums), a connection one. The
-limit of open files is raised to the hard limit. A node whose partitions do not fit does not start,
-and one at the limit accepts no more of them: it could open no logs and accept no connections."""
+limit of open files is raised to the hard limit. A node does not start if its partitions need more
+files, and creates no partitions above the limit."""
 
 import asyncio
 import ctypes
@@ -21,13 +21,13 @@ from penstock.model.topic import Topic
 BLOCK_BYTES: Final = 8 * MIB  # more than one read of a log
 KEPT_BYTES: Final = 64 * MIB
 
-SETTLE_SECONDS = 2.0  # for files to be closed, and for further deletions
-QUIET_SHARE_MAX = 0.05  # of CPU time since the last check: few requests can be delayed
-COLLECTING_SHARE_MAX = 0.01  # of all time
+SETTLE_SECONDS = 2.0  # wait for files to be closed, and for further deletions
+QUIET_SHARE_MAX = 0.05  # a node is quiet if it has used less of a CPU since the last check
+COLLECTING_SHARE_MAX = 0.01  # share of time for collections
 
 FILES_PER_PARTITION = 4
 FILES_OF_NODE = 64  # listeners, the metadata store, threads, libraries
-PARTITIONS_SHARE = 0.75  # the rest is for connections and for readers of older segments
+PARTITIONS_SHARE = 0.75  # share of open files; the rest is for connections and older segments
 UNLIMITED = 1 << 30
 
 _M_TRIM_THRESHOLD = -1
@@ -37,9 +37,9 @@ log_ = logging.getLogger(__name__)
 
 
 def keep_freed_blocks() -> bool:
-    """Let glibc keep the memory of replies: blocks up to BLOCK_BYTES come from the heap, whose free
-    end is returned to the kernel only above KEPT_BYTES. By default, new zeroed pages for each reply
-    take half of the CPU time of a fetch. Returns False if the C library is not glibc."""
+    """Make glibc reuse the memory of replies: blocks up to BLOCK_BYTES come from the heap, which
+    shrinks only if more than KEPT_BYTES are free. By default, new zeroed pages for each reply take
+    half of the CPU time of a fetch. Returns False if the C library is not glibc."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -50,12 +50,10 @@ def keep_freed_blocks() -> bool:
 class MemoryKeeper:
     """Frees memory after topics are deleted.
 
-    Objects of a topic refer to each other in cycles, so only the cycle collector frees them. It
-    counts objects, not bytes: a few hundred that hold megabytes of batches would never trigger it,
-    and those from before the start are exempt from it (``gc.freeze``). So some seconds after a
-    deletion a collection runs, and then the allocator returns free pages. With 1,250 partitions it
-    blocks the process for up to 100 ms: it waits until the node has little to do, and uses at most
-    1 % of the time. Batches are freed at once, when a partition is closed."""
+    Objects of a topic refer to each other in cycles, so only Python's garbage collector frees them.
+    It counts objects, not bytes, and ignores objects from before the start (``gc.freeze``). So some
+    seconds after a deletion a collection runs. It may block the process for 100 ms, so it waits
+    until the node has little to do."""
 
     def __init__(
         self,
@@ -64,7 +62,6 @@ class MemoryKeeper:
         settle_s: float = SETTLE_SECONDS,
         cpu: Callable[[], float] = time.process_time,
     ) -> None:
-        """``cpu`` returns the CPU seconds that this process has used."""
         self._pool = pool
         self._settle_s = settle_s
         self._cpu = cpu
@@ -76,7 +73,6 @@ class MemoryKeeper:
         self._trim = _trim_call()
 
     def freeze(self, topics: Iterable[Topic]) -> None:
-        """Exempt all present objects from collections."""
         gc.collect()
         gc.freeze()
         self._frozen = {topic.topic_id for topic in topics}
@@ -98,7 +94,7 @@ class MemoryKeeper:
         self._timer = self._loop.call_later(seconds, self._look, time.monotonic(), self._cpu())
 
     def _look(self, since: float, cpu_then: float) -> None:
-        """Release memory if the node was quiet since then; otherwise check again later."""
+        """Free memory if the node was quiet since the last check; otherwise check again later."""
         self._timer = None
         now, used = time.monotonic(), self._cpu() - cpu_then
         wait = self._not_before - now
@@ -118,7 +114,6 @@ class MemoryKeeper:
 
 
 def _trim_call() -> Callable[[int], int] | None:
-    """Return glibc's malloc_trim, or None: other C libraries have and need nothing like it."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError):
@@ -133,11 +128,11 @@ def _trim_call() -> Callable[[int], int] | None:
 
 
 class TooFewFiles(SetupError):
-    """The node cannot open all of its partitions."""
+    """Raised if the limit of open files is too low for the partitions of a node."""
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard limit. Returns the new limit."""
+    """Raise the limit of open files to the hard limit, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:

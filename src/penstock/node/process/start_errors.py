@@ -1,6 +1,5 @@
-"""What others read about the start of a server: the operator, from an error that ended it, what
-happened, why and what to do; systemd, when the server is ready and when it stops
-(``Type=notify``, see sd_notify(3))."""
+"""Errors of the start of a server, with advice for the operator; and notifications for systemd that
+the server is ready or stops (``Type=notify``, see sd_notify(3))."""
 
 import logging
 import socket
@@ -23,7 +22,7 @@ class ServiceManager:
     """The socket of the service manager that started this process, if any."""
 
     def __init__(self, env: MutableMapping[str, str]) -> None:
-        """Take the address out of ``env``: processes that this one starts must not use it."""
+        # Removed from ``env``, because processes that this one starts must not use it.
         address = env.pop(VARIABLE, "")
         # systemd writes the zero byte of an abstract socket as "@".
         self._address = "\0" + address[1:] if address.startswith("@") else address
@@ -39,7 +38,7 @@ class ServiceManager:
             log_.warning("service manager not notified", extra={"reason": str(error)})
 
 
-# Advice for errors that bring none, by the nearest base class.
+# Advice for errors that have none, by the nearest base class.
 _DO: Final[Mapping[type[Exception], str]] = {
     LevelRefused: "run a version that supports the feature level of the cluster: `penstock cluster"
     " status`",
@@ -61,5 +60,5 @@ def explained(error: Exception) -> SetupError:
     why = str(error)
     if isinstance(error, OSError) and error.strerror and error.filename:
         why = f"{error.filename}: {error.strerror}"
-    assert isinstance(error, PenstockError | OSError), "others are bugs"
+    assert isinstance(error, PenstockError | OSError), "any other error is a bug"
     return SetupError(why, do)

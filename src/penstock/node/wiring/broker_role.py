@@ -143,11 +143,10 @@ class BrokerRole:
                     self._led(partition, is_led=True)
 
     def level(self) -> int:
-        """The feature level in force."""
         return LEVEL_MAX if self._cluster is None else self._cluster.level.in_force
 
     def _configs_changed(self) -> None:
-        """Apply configs; topic defaults are applied by ``BrokerContext.defaults``."""
+        """Apply changed broker configs; ``BrokerContext.defaults`` applies those for topics."""
         backoff_ms = self.dynamic.value(COMPACTION_BACKOFF)
         own_ms = self._setup.config.log.compaction_check_ms
         self.broker.partitions.compact_interval.change(int(backoff_ms or own_ms))
@@ -156,7 +155,7 @@ class BrokerRole:
             self._cluster.set_topics_in_sync_min(int(in_sync_min) if in_sync_min else None)
 
     def _led(self, partition: Partition, is_led: bool) -> None:
-        """Start or stop coordinating groups or transactions of an internal partition."""
+        """Start or stop the coordinator of a partition of an internal topic."""
         topic, node = partition.topic, self._setup.config.node
         if (topic.account, topic.region) != (node.account, node.region):
             return
@@ -183,7 +182,7 @@ class BrokerRole:
         )
 
     def end_waits(self) -> None:
-        """Reply to parked requests, so that listeners can drain."""
+        """Reply to waiting requests, so that listeners can stop."""
         self.broker.partitions.end_waits()
         if self._cluster is not None:
             self._cluster.end_waits()
@@ -202,7 +201,6 @@ class BrokerRole:
 
     @property
     def trouble(self) -> str | None:
-        """Why metadata in memory may be out of date."""
         return self.configs.trouble or (None if self._cluster is None else self._cluster.trouble)
 
     def troubles(self) -> Iterator[Trouble]:

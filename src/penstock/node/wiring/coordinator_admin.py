@@ -1,9 +1,9 @@
-"""The logs of coordinators for operators: which row is unreadable, and skipping it.
+"""Shows operators the unreadable row in the log of a coordinator of groups or transactions, and
+skips it.
 
-Any node can do this: it reads the log from the leader of the partition, as the coordinator does. A
-skip is written to the topic's entry in the catalog, which all nodes follow: the coordinator then
-reads its log again, and so does every later leader. Nothing is skipped in any other way.
-"""
+Any node can do this, because it reads the log from the leader of the partition. A skip is written
+to the topic's entry in the catalog, which all nodes watch: the coordinator then reads its log
+again, without the row, and so does every later leader."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ class CoordinatorAdmin:
         log = RowLog(self._broker, topic, partition, self._clock)
         start, end = await log.ends()
         unreadable: RowUnreadable | None = None
-        # A new state, as the coordinator has.
+        # Replays into a new state, as the coordinator does.
         replay_row: Callable[[bytes, bytes | None], object] = Transactions(
             coordinator_epoch=0
         ).replay
@@ -106,7 +106,7 @@ class CoordinatorAdmin:
         return CoordinatorLog(topic.name, partition, start, end, shown, skipped), unreadable
 
     async def _row_at(self, topic: Topic, partition: int, offset: int) -> PlacedRow | None:
-        """Return a row, also a skipped one."""
+        """Return the row at an offset, even if it is skipped."""
         plain = msgspec.structs.replace(topic, skipped_rows=())
         log = RowLog(self._broker, plain, partition, self._clock)
         start, end = await log.ends()
@@ -121,7 +121,7 @@ class CoordinatorAdmin:
 
 
 def _with_skipped(new: SkippedRow, start_offset: int, now_ms: int, topic: Topic) -> Topic:
-    """Return the topic with one more skipped row, without those no longer in the log."""
+    """Return the topic with a new skipped row, without skipped rows that have left the log."""
     kept = [
         one
         for one in topic.skipped_rows

@@ -1,6 +1,5 @@
-"""The cluster for Kafka clients of any node: its brokers and the leaders of partitions, from the
-rows this node knows; and Kafka's admin requests about the cluster, which are written to the store,
-where the manager finds them."""
+"""The cluster as Kafka clients see it: its brokers and the leaders of partitions, from the memory
+of this node; and Kafka's admin requests, which are written to the store for the manager."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -47,7 +46,7 @@ _OUTCOMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterBrokers:
-    """Implements ``frontend.kafka.brokers.Brokers``."""
+    """Implements ``frontend.kafka.ports.cluster.Brokers``."""
 
     _cluster: ClusterRole
     _catalog: Catalog
@@ -124,8 +123,7 @@ class ClusterChanges:
             )
             yield
         except (Conflict, InvalidRequest, NotFound):
-            # The catalog refused: the id of a new topic will never be used. New partitions of an
-            # existing topic may be in use already, if it has grown meanwhile.
+            # The catalog rejected the change. The partitions of a new topic cannot be in use.
             if is_new:
                 await operator_requests.discard(self._store, topic.topic_id)
             raise

@@ -1,5 +1,5 @@
 """The listeners of a node for clients and operators, each with its frontend: SQS over HTTP, Kafka,
-and the admin API; and what they call."""
+and the admin API."""
 
 import asyncio
 import shutil
@@ -57,9 +57,8 @@ from penstock.node.wiring.security import NodeSecurity
 
 
 class FrontendCalls:
-    """The broker, its coordinators and the metadata as the frontends call them: behind their
-    bulkheads, and within the quotas of tenants. In a cluster SQS calls go to the leader of the
-    partition; Kafka clients find leaders by themselves."""
+    """The broker, its coordinators and the metadata, with bulkheads and quotas, as frontends call
+    them."""
 
     def __init__(
         self,
@@ -67,10 +66,9 @@ class FrontendCalls:
         role: BrokerRole,
         metadata: MetadataLink,
         identities: StoredIdentities,
-        bounds: Mapping[Quota, int],
+        bounds: Mapping[Quota, int],  # capacity of this node for all tenants together
         cluster: ClusterRole | None = None,
     ) -> None:
-        """``bounds``: what this node has for all tenants together."""
         node, broker, own_account = setup.name, role.broker, setup.config.node.account
         self._node = node
         callees = self.callees = Callees(setup.clock, own_account=own_account)
@@ -87,17 +85,17 @@ class FrontendCalls:
             bounds=bounds,
             coordinators=role.usage,
         )
-        # Its watch knows at once that the metadata is back; a probe might ask half a minute later.
+        # The watch notices at once that the metadata is back; a probe may be half a minute later.
         metadata.on_back(callees.metadata.mark_available)
         self.throttler = Throttler(own_account=own_account)
         self.broker = LimitedBroker(guarded, callees.metadata, quotas)  # of this node
         self.anywhere = LimitedBroker(routed, callees.metadata, quotas)  # of all nodes
         self.catalog = GuardedCatalog(metadata.catalog, callees.metadata, quotas)
-        # For Kafka, whose clients take "no such topic" for "not yet" and ask again by themselves.
+        # For Kafka, whose clients retry if a topic does not exist.
         self.stream_catalog = GuardedCatalog(metadata.topics, callees.metadata, quotas)
         self.directory = guard_identities(identities, callees.metadata)
 
-    # Coordinators are there only once the broker has started.
+    # Called after the broker has started, because it creates the coordinators.
 
     def groups(self, groups: GroupCoordinators) -> GuardedGroups:
         return GuardedGroups(groups, self.callees.groups(self._node))
@@ -106,7 +104,7 @@ class FrontendCalls:
         return GuardedCoordinators(transactions, self.callees.transactions(self._node))
 
     def share_among(self, frontend_count: int) -> None:
-        """Share limits and quotas of tenants among the live frontends, this one included."""
+        """Divide the limits and quotas of tenants by the number of live frontends."""
         self.throttler.share_among(frontend_count)
         self.quotas.share_among(frontend_count)
 
@@ -133,7 +131,7 @@ class Listeners:
         self._kafka: KafkaListener | None = None
         self._kafka_address = KAFKA_LISTEN_DEFAULT
         self.http: HttpListener
-        self._kafka_url: str | None = None  # shown to commands
+        self._kafka_url: str | None = None  # shown to CLI commands
         self.kafka_address = ""
         self.http_url = ""
         self.admin_url = ""
@@ -167,7 +165,7 @@ class Listeners:
         self._admin, self.admin_url = await open_admin(setup, api.handle, is_open=api.is_open)
 
     def note_changes(self, facts: Facts) -> None:
-        """Accept changes by operators from now on: the audit writer is ready."""
+        """Accept changes by operators from now on, because they can be audited."""
         if facts.audit is not None:
             self._admin_api.note_in(facts.audit)
 
@@ -244,7 +242,7 @@ class Listeners:
         self._kafka_url = f"{self._kafka_protocol}://{reachable(bound)}"
 
     def _limit_connections(self, dynamic: DynamicConfigs, rates: ConnectionRates) -> None:
-        """Apply the limits that an operator has set, else those of the configuration."""
+        """Apply the connection limits that an operator has set, or else the configured ones."""
         assert self._kafka is not None, "the listener exists"
         per_ip = self._setup.config.kafka.connections_per_ip_max or NO_LIMIT
         self._kafka.limit(
@@ -340,7 +338,7 @@ class Listeners:
 
     @property
     def kafka_advertised(self) -> str:
-        """The address that is reported to Kafka clients; empty: no Kafka listener."""
+        """The address that is reported to Kafka clients; empty if there is no Kafka listener."""
         if not self.kafka_address:
             return ""
         host, port = self._kafka_address
@@ -350,7 +348,6 @@ class Listeners:
         self.http.is_draining = True
 
     async def drain(self) -> None:
-        """Finish the requests of clients."""
         listeners: list[Listener] = [self.http]
         if self._kafka is not None:
             self._kafka_frontend.drain()
@@ -358,5 +355,5 @@ class Listeners:
         await asyncio.gather(*(one.drain(seconds_max=DRAIN_SECONDS_MAX) for one in listeners))
 
     async def stop_admin(self) -> None:
-        """Stop last: until then health checks show the progress."""
+        """Stop the admin listener, last, so that health checks show the progress of the stop."""
         await self._admin.drain(seconds_max=1.0)

@@ -1,10 +1,10 @@
 """The key ring, identities, data keys and delegation tokens of a node, started in this order, as
 each needs the one before.
 
-If authentication is on and no operator has an active access key, users and keys could not be
-managed: then the start creates a tenant, an operator called root and an access key, even if there
-are other users. Automated deployments provide the key (``PENSTOCK_ROOT_KEY_ID`` and the path of a
-file in ``PENSTOCK_ROOT_SECRET_FILE``); otherwise it is random, and the caller shows it once."""
+If authentication is on and no operator has an active access key, the start creates a tenant, an
+operator called root and an access key, so that users and keys can be managed. Automated deployments
+provide the key (``PENSTOCK_ROOT_KEY_ID`` and the path of a file in ``PENSTOCK_ROOT_SECRET_FILE``);
+otherwise it is random, and the caller shows it once."""
 
 import asyncio
 import logging
@@ -49,8 +49,7 @@ class BootstrapImpossible(SetupError):
 async def bootstrap(
     identities: StoredIdentities, *, account: str, env: Mapping[str, str], now_ms: int
 ) -> NewKey | None:
-    """Give an operator an access key if no operator has an active one. Returns None if there was
-    one, or if no key could be made. Raises BootstrapImpossible."""
+    """Create an access key for an operator, unless an operator has an active one."""
     if find_operator_key(identities) is not None:
         return None
     key_id, secret = _given(env)
@@ -72,8 +71,7 @@ async def bootstrap(
 
 
 def _name(identities: StoredIdentities, account: str) -> str:
-    """Return root, or root-2 and so on if root is not an operator or has all keys it may have:
-    rights of an existing user are not changed here, nor are keys deleted."""
+    """Return root, or root-2 and so on if root is not an operator or has too many keys."""
     for number in range(1, NAMES_MAX):
         name = ROOT if number == 1 else f"{ROOT}-{number}"
         user = identities.user(account, name)
@@ -85,7 +83,6 @@ def _name(identities: StoredIdentities, account: str) -> str:
 
 
 def find_operator_key(identities: StoredIdentities) -> str | None:
-    """Return the id of an active access key of an operator."""
     for tenant in identities.tenants():
         for user in identities.users(tenant.account):
             if user.is_operator:
@@ -104,7 +101,6 @@ def is_operator_key(identities: StoredIdentities, key_id: str) -> bool:
 
 
 def _given(env: Mapping[str, str]) -> tuple[str, str]:
-    """Return key id and secret from the environment, or two empty texts."""
     key_id, file = env.get(KEY_ID_VARIABLE, ""), env.get(SECRET_FILE_VARIABLE, "")
     if bool(key_id) != bool(file):
         given, other = KEY_ID_VARIABLE, SECRET_FILE_VARIABLE
@@ -166,7 +162,6 @@ class NodeSecurity:
 
     @property
     def trouble(self) -> str | None:
-        """Why identities and keys in memory may be out of date."""
         return self.data_keys.trouble or self.identities.trouble or self.tokens.trouble
 
     def troubles(self) -> Iterator[Trouble]:
@@ -174,7 +169,7 @@ class NodeSecurity:
             yield no_operator()
 
     def _has_operator(self) -> bool:
-        """Called once a second: users are searched only if they have changed."""
+        # Called once a second: users are searched only if they have changed.
         identities = self.identities
         if self._operator_key is not None and is_operator_key(identities, self._operator_key):
             return True
@@ -184,7 +179,7 @@ class NodeSecurity:
         return self._operator_key is not None
 
     async def flush(self) -> None:
-        """Store periodically when keys were last used, and delete expired delegation tokens."""
+        """Periodically store when keys were last used, and delete expired delegation tokens."""
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             await self._store_uses()
@@ -200,7 +195,7 @@ class NodeSecurity:
             log_.warning("last uses of keys not stored", extra={"reason": str(error)})
 
     def _check_shared_master(self) -> None:
-        """Check that this node does not create a master key: it must be the other nodes' key."""
+        """Raise KeyRingUnusable if this node lacks the master key of the other nodes."""
         keys, folder = self._setup.config.keys, self._setup.folder.path
         made = folder / (keyring.KMS_NAME if keys.kms_command else keyring.MASTER_NAME)
         is_given = keys.master_file or os.environ.get(keyring.MASTER_VARIABLE) or made.exists()

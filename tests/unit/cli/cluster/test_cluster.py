@@ -252,7 +252,7 @@ class TestWaiting:
         assert 2 not in ward.cluster.replicas("a")
         done = cli("cluster", "decommission", "3")
         assert done.code == ExitCode.CONFLICT
-        assert "there is no other node" in done.err
+        assert "have no other node to move to" in done.err
 
     @pytest.mark.usefixtures("hasty")
     def test_a_wait_that_ends_early_says_how_to_go_on(self, cli: Cli, ward: Ward) -> None:

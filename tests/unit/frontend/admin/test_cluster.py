@@ -308,7 +308,7 @@ class TestDrains:
 
     async def test_that_could_not_end_are_no_way_to_decommission(self, ward: Ward) -> None:
         words = await ward.no(409, "root", "POST", "cluster/nodes/2/decommission", {})
-        assert "for 6 of its partitions there is no other node" in words
+        assert "6 of its partitions have no other node to move to" in words
         assert not (await ward.state())["nodes"][1]["is_draining"]
         told = await ward.ok("root", "POST", "cluster/nodes/2/drain", {})
         assert told["stuck"] == 6
