@@ -44,7 +44,6 @@ def _create_topics(request: Any, reply: Any) -> Iterator[Change]:
 
 
 def _create_internal_topics(request: Any, codes: Any) -> Iterator[Change]:
-    """Yield a change for each topic with an error code in ``codes``, which is by topic name."""
     for topic in request:
         if topic.name in codes:
             params = {"partitions": topic.partition_count, "configs": dict(topic.configs)}
@@ -160,7 +159,6 @@ def _on_cluster(params: Callable[[Any, Any], Mapping[str, object]]) -> Callable[
 
 
 def _on_group(topic_name: str) -> Callable[..., Changes]:
-    """Return a function that yields the change of a group, for requests with such a topic field."""
     return lambda request, reply: (
         Change(
             GROUP,

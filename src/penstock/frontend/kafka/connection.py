@@ -32,7 +32,6 @@ ENTRY_BYTES_MIN = 2  # size of the smallest array element, a text with one lette
 
 
 async def api_versions(call: KafkaCall, request: versions_wire.Request) -> versions_wire.Response:
-    """Return the APIs and features that this node supports."""
     if call.version >= _SOFTWARE_FROM:
         software = (request.client_software_name, request.client_software_version)
         if not all(len(text) <= _SOFTWARE_CHARS_MAX and _SOFTWARE.match(text) for text in software):

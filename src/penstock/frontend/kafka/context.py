@@ -111,8 +111,6 @@ class KafkaContext:
 
 
 class KafkaCall(ByIdentity):
-    """One request, with the context of the caller's tenant."""
-
     context: KafkaContext
     header: RequestHeader
     api: Api
@@ -123,7 +121,6 @@ class KafkaCall(ByIdentity):
 
     @property
     def slices(self) -> Slices:
-        """Return the time slices of handlers that work on many entries."""
         if self._slices is None:
             self._slices = Slices(self._turns or Turns())
         return self._slices

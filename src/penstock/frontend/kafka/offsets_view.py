@@ -100,8 +100,7 @@ async def as_offsets(context: KafkaContext, fetched: Fetched, slices: Slices) ->
 
 
 async def _visible(rows: "_Rows", batch: bytes, header: BatchHeader, slices: Slices) -> list[bytes]:
-    """Return the records of the view for a batch of rows. Rows that cannot be read are left out,
-    because the coordinator reports them."""
+    """Return the records of the view for a batch of rows. Rows that cannot be read are left out."""
     records: list[bytes] = []
     try:
         for number, row in enumerate(iter_records(batch), 1):

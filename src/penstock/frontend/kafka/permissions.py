@@ -197,7 +197,6 @@ GROUP_OPERATIONS: Final = bits(OF_GROUPS)
 
 
 def topic_operations(call: KafkaCall, name: str, topic: Topic | None) -> int:
-    """Return the operations that the caller may perform on a topic of this name."""
     if call.caller.is_trusted:
         return TOPIC_OPERATIONS
     return bits(each for each in OF_TOPICS if on_topic(call, each, name, topic))

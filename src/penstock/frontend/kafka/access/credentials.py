@@ -281,8 +281,7 @@ async def _expire_after(call: KafkaCall, hmac: bytes, period_ms: int) -> tuple[E
 
 
 async def describe_tokens(call: KafkaCall, request: tokens_wire.Request) -> tokens_wire.Response:
-    """Return live tokens that the caller owns, may renew, or may see by an access rule. The request
-    may limit them to some owners."""
+    """Return live tokens that the caller owns, may renew, or may see by an access rule."""
     tokens = _check_tokens(call)
     owners = None
     if request.owners is not None:
@@ -315,7 +314,6 @@ async def describe_tokens(call: KafkaCall, request: tokens_wire.Request) -> toke
 
 
 def _may_describe(call: KafkaCall, token: DelegationToken) -> bool:
-    """Return whether the caller may see the token and its secret."""
     if _may_renew(call.caller, token):
         return True
     owner = call.context.identities.user(call.context.account, token.owner)

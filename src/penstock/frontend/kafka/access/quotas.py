@@ -309,7 +309,6 @@ def _check_entity(entity: Entity) -> None:
 
 
 def _read(op: alter_wire.OpData, keys: Mapping[str, float]) -> str:
-    """Check the value of a quota and return the text to store."""
     most = keys.get(op.key)
     if most is None:
         raise invalid_request(f"Unknown quota {op.key[:100]!r}: use one of {', '.join(keys)}.")

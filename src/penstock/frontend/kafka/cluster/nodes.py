@@ -30,7 +30,6 @@ _STREAMS: Final = "streams.version"
 
 
 async def describe_cluster(call: KafkaCall, request: cluster_wire.Request) -> cluster_wire.Response:
-    """Return the nodes, the id of the controller and, on request, stopped nodes."""
     context = call.context
     if request.endpoint_type == _CONTROLLERS:
         raise ApiError(ErrorCode.MISMATCHED_ENDPOINT_TYPE)
@@ -94,8 +93,7 @@ async def describe_quorum(call: KafkaCall, request: quorum_wire.Request) -> quor
 
 
 async def unregister(call: KafkaCall, request: unregister_wire.Request) -> unregister_wire.Response:
-    """Remove a stopped node from the cluster. A node with replicas is rejected, because its
-    partitions would wait for it forever."""
+    """Remove a stopped node without replicas. Partitions would wait for their replica forever."""
     check_cluster(call, permissions.Operation.ALTER)
     try:
         await call.context.cluster.unregister(request.broker_id)
@@ -131,8 +129,7 @@ def features(context: KafkaContext) -> Mapping[str, Feature]:
 async def update_features(
     call: KafkaCall, request: features_wire.Request
 ) -> features_wire.Response:
-    """Accept updates to the current level, and reject the request if it has any other update. Each
-    version of the server has fixed levels."""
+    """Accept only the current levels, because each version of the server has fixed levels."""
     check_cluster(call, permissions.Operation.ALTER)
     known = features(call.context)
     async for update in call.slices.each(request.feature_updates):
@@ -159,8 +156,7 @@ async def update_features(
 async def describe_log_dirs(
     call: KafkaCall, request: describe_wire.Request
 ) -> describe_wire.Response:
-    """Return all replicas on this node, with their sizes and how far they are behind their
-    leaders. A node has one data folder."""
+    """Return the replicas on this node, with their sizes and how far they are behind leaders."""
     context = call.context
     check_cluster(call, permissions.Operation.DESCRIBE)
     wanted = None

@@ -229,7 +229,6 @@ def check_is_this_node(context: KafkaContext, name: str) -> None:
 
 
 def _read(name: str, text: str | None) -> str:
-    """Check the value of a config and return the text to store."""
     if text is None:
         raise invalid_request(f"{name[:100]} needs a value.")
     row = BROKER_TABLE.get(name)

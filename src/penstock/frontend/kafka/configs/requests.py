@@ -52,7 +52,6 @@ async def change_configs(
 async def _alter_all(
     call: KafkaCall, request: Any, edits: Edits, kind: Callable[..., Any]
 ) -> list[Any]:
-    """Alter the resources one after the other. Return a reply of type ``kind`` for each."""
     twice = checks.repeated((each.resource_type, each.resource_name) for each in request.resources)
     results = []
     async for resource in call.slices.each(request.resources):

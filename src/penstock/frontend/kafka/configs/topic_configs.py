@@ -138,11 +138,9 @@ remote.storage.enable | boolean is_false | false
 {RETENTION_BYTES} | long {stream.FOREVER}.. | {stream.FOREVER} | log.retention.bytes
     Size in bytes above which the oldest segments of a partition are deleted; -1: no limit.
 {RETENTION_MS} | long {stream.FOREVER}.. | {stream.RETENTION_MS_DEFAULT} | log.retention.ms
-    Time in milliseconds after which records are deleted; -1: never. In a queue, its retention
-    period.
+    Time in milliseconds after which records are deleted; -1: never. Also applies to queues.
 segment.bytes | int 14.. | {SEGMENT_BYTES_MAX} | log.segment.bytes
-    Maximum size of a segment in bytes, up to the default. Retention and compaction work on whole
-    segments.
+    Maximum size of a segment in bytes, up to the default. Only whole segments are deleted.
 segment.index.bytes | int 4.. | {10 * 1_048_576} | log.index.size.max.bytes
     No effect: an index is as large as its segment needs.
 segment.jitter.ms | long | 0 | log.roll.jitter.ms
@@ -233,8 +231,7 @@ def value_of(topic: Topic, name: str) -> str | None:
 def with_configs(
     topic: Topic, edit: rows.Edit, *, now_ms: int, defaults: Mapping[str, str]
 ) -> Topic:
-    """Return the topic with changed configs. ``defaults`` has the values that operators have set
-    for topics without a value."""
+    """Return the topic with changed configs. ``defaults`` are those that operators have set."""
     removed = edit.removed
     texts = {name: rows.read_by(row_of(name), text) for name, text in edit.given.items()}
     for name in removed:
@@ -285,7 +282,7 @@ async def reconfigure(
 def _with_encryption(
     settings: QueueSettings, texts: Mapping[str, str], removed: Collection[str]
 ) -> QueueSettings:
-    """Return the settings with encryption on or off. A KMS key of SQS clients also means on."""
+    """Return the settings with encryption on or off. A KMS key, set by SQS clients, means on."""
     text = texts.get(ENCRYPTION)
     if text is None:
         if ENCRYPTION not in removed:

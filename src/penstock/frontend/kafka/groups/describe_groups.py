@@ -89,7 +89,6 @@ def _denied(code: ErrorCode, group_id: str) -> _Lookup:
 
 
 async def _may_describe_topics(call: KafkaCall, group: Description) -> bool:
-    """Return whether the caller may describe all topics that the reply would name."""
     if call.caller.is_trusted:
         return True
     names: set[str] = set()

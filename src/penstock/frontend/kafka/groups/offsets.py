@@ -170,8 +170,7 @@ async def _commit_all(
 
 async def fetch(call: KafkaCall, request: fetch_wire.Request) -> fetch_wire.Response:
     """Return committed offsets; -1 if nothing is committed, also for an unknown group or topic.
-    Requests before version 8 name one group and get other reply classes. Version 1 has no field for
-    the error of a group, so the error is repeated for each partition."""
+    Version 1 has no field for the error of a group, so each partition repeats the error."""
     if call.version >= _MANY_GROUPS_FROM:
         groups = [
             await _of_group(call, each, request.require_stable)

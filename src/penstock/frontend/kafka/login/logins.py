@@ -134,7 +134,7 @@ class Logins:
             self._recheck(login)
 
     def check_again(self, login: Login) -> None:
-        """Check the login of a request that has waited. It may have expired during the wait."""
+        """Check the login of a request that has waited. Expiry during the wait is not an error."""
         # Changes of tokens do not raise the epoch of the identities.
         is_token = login.expires_at_ms != _FOREVER and isinstance(login.proven, DelegationToken)
         if is_token and not self._is_valid(login):

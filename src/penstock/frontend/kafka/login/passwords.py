@@ -79,8 +79,7 @@ class PasswordHashing:
     def _end(
         self, payer: str, waiter: asyncio.Future[bytes], thread: asyncio.Future[bytes]
     ) -> None:
-        """Pass the result of a thread to its login, and start other work. A thread runs to its end
-        even if the client disconnects, so the payer's turn lasts as long."""
+        """Pass the result of a thread to the login that waits for it, and start other work."""
         self._running.discard(payer)
         error = thread.exception()
         if not waiter.done():
@@ -275,7 +274,6 @@ def is_live(token: DelegationToken, identities: Identities, *, now_ms: int) -> b
 
 
 def read_plain(token: bytes) -> tuple[str, bytes]:
-    """Return the name and the password in a PLAIN token."""
     parts = token.split(b"\0")
     if len(parts) != _PLAIN_PARTS:
         raise PasswordRefused("the token does not have the format of PLAIN")

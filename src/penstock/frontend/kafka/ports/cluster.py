@@ -25,7 +25,7 @@ class BrokerAt(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The nodes that have a partition."""
+    """The nodes that have replicas of a partition."""
 
     leader: int  # NO_LEADER: none at the moment
     epoch: int
@@ -124,8 +124,7 @@ class KafkaCluster(Protocol):
         """Start to move a partition. Raises InvalidRequest if it cannot be on these nodes."""
 
     async def cancel_move(self, topic: Topic, index: int) -> int:
-        """Cancel a move and return the number of replicas without it. Raises NotFound if the
-        partition is not moving."""
+        """Cancel a move. Return the number of replicas. Raises NotFound if there is no move."""
 
     async def elect(self, topic: Topic, index: int, *, is_unclean: bool) -> Election:
         """Elect a leader. Raises NotFound if the partition is still being created."""
@@ -136,8 +135,7 @@ class KafkaCluster(Protocol):
     async def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:
         """Return the producers of a partition that this node follows; None if it does not."""
 
-    async def stopped(self) -> Sequence[BrokerAt]:
-        """Return nodes of the cluster that are not alive."""
+    async def stopped(self) -> Sequence[BrokerAt]: ...
 
     async def unregister(self, node: int) -> None:
         """Remove a stopped node. Raises Conflict if the node is alive or has replicas."""

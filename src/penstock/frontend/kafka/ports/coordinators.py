@@ -63,8 +63,6 @@ def _id_of(call: CoordinatorCall[Any]) -> str:
 
 
 class GuardedCoordinators:
-    """The coordinators, with a bulkhead that limits the calls to them."""
-
     def __init__(self, coordinators: calls.Coordinators, bulkhead: Bulkhead) -> None:
         self._coordinators = coordinators
         self._bulkhead = bulkhead
@@ -108,8 +106,6 @@ class GuardedGroups(GuardedCoordinators):
 
 
 class ScopedCoordinators:
-    """The groups and transactions of one account, by the ids that its clients use."""
-
     def __init__(self, coordinators: calls.Coordinators, *, account: str, own_account: str) -> None:
         self._coordinators = coordinators
         self._account = account

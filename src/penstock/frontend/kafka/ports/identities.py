@@ -11,8 +11,7 @@ class IdentityChanges(Protocol):
     """Changes of users, passwords and access rules (``metadata/security/identities.py``). This node
     reads the new value as soon as a call returns."""
 
-    async def create_user(self, user: User, scram: ScramCredential | None = None) -> User:
-        """Create a user, together with its password if ``scram`` is given."""
+    async def create_user(self, user: User, scram: ScramCredential | None = None) -> User: ...
 
     async def change_user(self, account: str, name: str, change: Callable[[User], User]) -> User:
         """Apply a pure function to the newest version of a user and store the result."""
@@ -37,8 +36,7 @@ class TokenCalls(Protocol):
 
     def of(self, account: str) -> Collection[DelegationToken]: ...
 
-    def hmac_of(self, token_id: str) -> bytes:
-        """Return the secret of a token."""
+    def hmac_of(self, token_id: str) -> bytes: ...
 
     async def create(self, token: DelegationToken) -> None:
         """Store a new token. Raises QuotaExceeded if the tenant has too many tokens."""

@@ -319,8 +319,7 @@ def _open_all(opened: OpenedBatch) -> Generator[None, None, None]:
 async def _records_refused(
     context: KafkaContext, topic: Topic, index: int, error: RecordsRefused, errors_max: int
 ) -> ProducePartitionResponse:
-    """Return the reply that names the bad records. It has the start offset of the log; a node that
-    does not lead the partition replies with that error instead."""
+    """Return the reply that names the bad records, with the log's start offset from the leader."""
     try:
         ends = await context.broker.call(Ends(topic, index))
     except PenstockError as failed:

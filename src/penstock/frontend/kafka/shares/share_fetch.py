@@ -121,7 +121,6 @@ def _check_member(call: KafkaCall, request: fetch_wire.Request | ack_wire.Reques
 def _session(
     call: KafkaCall, request: fetch_wire.Request | ack_wire.Request
 ) -> ShareSession | ErrorCode:
-    """Return the session of a request that does not open a new session."""
     return _check_member(call, request) or call.context.share_sessions.go_on(
         request.group_id or "",
         request.member_id or "",
@@ -166,8 +165,6 @@ class _LeasedPartition(ByIdentity):
 
 
 class _Leases(ByIdentity):
-    """The records that one request has leased so far."""
-
     context: KafkaContext
     session: ShareSession
     slices: Slices

@@ -2,8 +2,7 @@
 
 The records of a member are released at once when it closes its session, opens another one, or loses
 the connection of its session, so that other members need not wait until its leases expire. Leaving
-the group does not release records: clients leave on another connection, maybe before their last
-acknowledgements arrive."""
+the group does not release records, because the last acknowledgements may arrive after that."""
 
 import asyncio
 import logging
@@ -117,7 +116,7 @@ async def acknowledge(
     *,
     is_renewal: bool,
 ) -> ErrorCode:
-    """Process all acknowledgements of a partition, or none if a record is not leased to it."""
+    """Process all acknowledgements of a partition, or none if the member lacks a lease."""
     if not are_valid(batches, is_renewal=is_renewal):
         return ErrorCode.INVALID_REQUEST
     share = share_at(context, session, place)

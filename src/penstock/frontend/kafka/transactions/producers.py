@@ -167,9 +167,8 @@ async def add_partitions(
     call: KafkaCall, request: partitions_wire.Request
 ) -> partitions_wire.Response:
     """Add partitions to a transaction before the producer writes to them. If one cannot be added,
-    none is, and the others get OPERATION_NOT_ATTEMPTED. Versions 4 and later are for requests
-    between nodes: they have several transactions, may only verify partitions, and need rights on
-    the cluster."""
+    none is, and the others get OPERATION_NOT_ATTEMPTED. Versions 4 and later are for nodes: they
+    have several transactions, may only verify partitions, and need rights on the cluster."""
     if call.version >= _BATCHED_FROM:
         checks.check_cluster(call, permissions.Operation.CLUSTER_ACTION)
         results = [
@@ -243,7 +242,7 @@ async def _transaction(
 
 
 def transactional_code(topic: Topic | None, index: int) -> ErrorCode:
-    """Return an error code if a partition cannot be in transactions, as in queues."""
+    """Return an error code if a partition cannot be in transactions, such as in a queue."""
     if topic is None or not checks.has_partition(topic, index):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if topic.is_queue or checks.is_internal_topic(topic):
