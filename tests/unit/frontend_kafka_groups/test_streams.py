@@ -154,7 +154,7 @@ async def test_the_replication_factor_is_checked() -> None:
         topic = beats.TopicInfo("counts", replication_factor=3)
         part = beats.Subtopology("0", ["lines"], state_changelog_topics=[topic])
         ((_, detail),) = statuses(await beat(rig, topology=beats.Topology(0, [part])))
-        assert "The replication factor must be 1, because there is one node; it is 3." in detail
+        assert "The replication factor must be 1, as there is one node; it is 3." in detail
 
 
 @pytest.mark.parametrize(

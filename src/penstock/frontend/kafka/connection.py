@@ -98,7 +98,7 @@ def requests_in(request: Any, frame_bytes: int) -> int:
 
 
 def entries_in(message: Message) -> int:
-    """Return the number of array elements in a message. Of nested arrays only the inner count."""
+    """Return the number of array elements in a message. Only the innermost arrays are counted."""
     total = 0
     for name in _structs_of(type(message)):
         inner = getattr(message, name)

@@ -70,8 +70,7 @@ BEFORE_LOGIN: Final = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE
 _NOT_LOGGED_IN: Final = Caller("", "")  # has no rights
 _RECORD_APIS: Final = frozenset((FETCH, SHARE_FETCH))  # their replies are mostly records
 _PRODUCE_KEY: Final = PRODUCE.to_bytes(2, "big")
-# Longer requests are decoded in a thread, because that may take more than 10 ms. For Produce the
-# number of partitions decides.
+# Longer requests are decoded in a thread. For Produce the number of partitions decides.
 DECODED_ASIDE_BYTES: Final = 16_384
 DECODED_AT_ONCE_MAX: Final = 1_000  # partitions of a Produce request: about 1 ms
 T = TypeVar("T")

@@ -41,10 +41,8 @@ _APIS_BY_OPERATION: Final[Mapping[str, str]] = {
 _BY_NAME: Final = {
     name: operation for operation, names in _APIS_BY_OPERATION.items() for name in names.split()
 }
-assert _BY_NAME.keys() <= {api.name for api in APIS.values()}, (
-    "the table names an API that is not served"
-)
-# The operation of each API, by its name. An API that is not in the table describes.
+assert _BY_NAME.keys() <= {api.name for api in APIS.values()}, "an API is not served"
+# The operation of each API, by its name. APIs that are not in the table count as Describe.
 OPERATIONS: Final[Mapping[str, str]] = {
     api.name: _BY_NAME.get(api.name, _DESCRIBE) for api in APIS.values()
 }

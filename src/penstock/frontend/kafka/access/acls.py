@@ -210,7 +210,7 @@ async def _deleted(
     matching: dict[model.Acl, ApiError | None] = dict.fromkeys(stored)
     async for user in call.slices.each(list(context.identities.users(context.account))):
         for rule, failure in (await _delete_of_user(call, changes, user, wanted)).items():
-            matching[rule] = matching.get(rule) or failure  # a rule may be stored both ways
+            matching[rule] = matching.get(rule) or failure  # a rule may also be in a policy
     return delete_wire.DeleteAclsFilterResult(
         error_message=None,
         matching_acls=[

@@ -49,9 +49,7 @@ FETCH_SECONDS_MAX: Final = 10  # a fetch reply is limited to the quota of this t
 FOUND_MAX: Final = 20_000  # clients whose buckets are remembered; about 300 bytes each
 BUCKETS_MAX: Final = 20_000  # above this number, empty buckets are dropped
 
-Entity = tuple[
-    tuple[str, str | None], ...
-]  # (type, name) pairs, sorted by type; name None: the default
+Entity = tuple[tuple[str, str | None], ...]  # types with names, sorted; None: the default name
 K = TypeVar("K")
 CREATION_RATE: Final = "connection_creation_rate"
 _DEFAULT: Final = ""  # stands for all addresses without a rate of their own

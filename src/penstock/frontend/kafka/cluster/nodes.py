@@ -93,7 +93,7 @@ async def describe_quorum(call: KafkaCall, request: quorum_wire.Request) -> quor
 
 
 async def unregister(call: KafkaCall, request: unregister_wire.Request) -> unregister_wire.Response:
-    """Remove a stopped node without replicas. Partitions would wait for their replica forever."""
+    """Remove a stopped node. A node with replicas is rejected, because partitions wait for it."""
     check_cluster(call, permissions.Operation.ALTER)
     try:
         await call.context.cluster.unregister(request.broker_id)
@@ -156,7 +156,7 @@ async def update_features(
 async def describe_log_dirs(
     call: KafkaCall, request: describe_wire.Request
 ) -> describe_wire.Response:
-    """Return the replicas on this node, with their sizes and how far they are behind leaders."""
+    """Return the replicas on this node, their sizes and how far they are behind their leaders."""
     context = call.context
     check_cluster(call, permissions.Operation.DESCRIBE)
     wanted = None

@@ -37,7 +37,7 @@ PREFERRED, UNCLEAN = ELECTION_TYPES = (0, 1)
 def check_replicas(replicas: Sequence[int], nodes: Collection[int]) -> None:
     """Raise ApiError unless ``replicas`` has at least one node and only different live nodes."""
     if not 1 <= len(replicas) <= FACTOR_MAX:
-        raise invalid(f"A partition has 1 to {FACTOR_MAX} replicas, not {len(replicas)}.")
+        raise invalid(f"A partition must have 1 to {FACTOR_MAX} replicas, not {len(replicas)}.")
     seen: set[int] = set()
     for node in replicas:
         if node in seen:

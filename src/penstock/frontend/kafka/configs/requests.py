@@ -106,9 +106,7 @@ async def _alter(call: KafkaCall, resource: Any, edits: Edits, *, is_dry: bool) 
         case _ if isinstance(resource, incremental_wire.AlterConfigsResource):
             brokers.alter_loggers(context, name, resource.configs, is_dry=is_dry)
         case _:
-            raise _unknown(
-                resource.resource_type
-            )  # only IncrementalAlterConfigs sets levels of loggers
+            raise _unknown(resource.resource_type)  # AlterConfigs cannot change loggers
 
 
 def _set_on(topic: Topic) -> dict[str, str]:

@@ -307,8 +307,8 @@ def _becomes_queue(topic: Topic, texts: Mapping[str, str], removed: Collection[s
         )
     if topic.partition_count > QUEUE_PARTITIONS_MAX:
         raise rows.invalid_config(
-            f"{QUEUE}: a queue can have {QUEUE_PARTITIONS_MAX} partitions, but {topic.name} has "
-            f"{topic.partition_count}."
+            f"{QUEUE}: a queue can have at most {QUEUE_PARTITIONS_MAX} partitions, but"
+            f" {topic.name} has {topic.partition_count}."
         )
     return True
 

@@ -45,7 +45,7 @@ _SEVERAL_LEAVE_FROM = 3
 # Enough for the names of ten thousand topics with two assignors. Metadata is in memory and in the
 # log as long as the member is in the group.
 METADATA_BYTES_MAX = MIB
-PREFIX_CHARS_MAX = 255  # a member id begins with so much of its client or instance id
+PREFIX_CHARS_MAX = 255  # of the client or instance id at the start of a member id
 
 
 async def find_coordinator(call: KafkaCall, request: find_wire.Request) -> find_wire.Response:

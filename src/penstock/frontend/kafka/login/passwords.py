@@ -29,7 +29,7 @@ from penstock.wire.kafka import scram
 from penstock.wire.kafka.scram import DIGESTS, NONCE_BYTES, ScramExchange
 
 Work = Callable[[], bytes]
-DERIVED_MAX: Final = 1_000  # credentials derived from secrets that are cached
+DERIVED_MAX: Final = 1_000  # cached credentials that were derived from secrets
 NAME_CHARS_MAX: Final = 256
 PASSWORD_BYTES_MAX: Final = 1_024
 SEED_BYTES: Final = 32

@@ -107,7 +107,7 @@ async def run(call: KafkaCall, request: FetchRequest) -> FetchResponse:
         if session.size > PARTITIONS_MAX:
             if session.is_kept:
                 sessions.drop(session)
-            raise HangUp(f"a fetch of more than {PARTITIONS_MAX} partitions")
+            raise HangUp(f"a fetch has more than {PARTITIONS_MAX} partitions")
         if session.wanted.count > ADDED_AT_ONCE_MAX:
             await fetch.read_as()
         await fetch.look()
@@ -140,7 +140,7 @@ def _find(call: KafkaCall, key: TopicKey) -> Topic | ErrorCode:
 
 
 async def _found_before(call: KafkaCall, keys: Iterable[TopicKey]) -> Find:
-    """Find many topics in time slices, before the session is changed without a break."""
+    """Find many topics in time slices, so that the session can then be changed without a pause."""
     found = {key: _find(call, key) async for key in call.slices.each(dict.fromkeys(keys))}
     return lambda key: found[key] if key in found else _find(call, key)
 

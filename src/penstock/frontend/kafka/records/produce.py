@@ -254,9 +254,7 @@ async def _ready(
         batches = await context.sealing.seal_batches(target, batches)
     place = (target.topic_id, index)
     if place not in opened:
-        await context.broker.call(
-            IsInTransaction(target, index, NO_PRODUCER, 0)
-        )  # opens the partition
+        await context.broker.call(IsInTransaction(target, index, NO_PRODUCER, 0))  # opens it
         if len(opened) < OPENED_MAX:
             opened.add(place)
     for _, header in batches:
@@ -310,7 +308,7 @@ def _open_all(opened: OpenedBatch) -> Generator[None, None, None]:
     yield from opened.index()
     if opened.largest > OPENED_RECORD_BYTES_MAX:
         raise BatchTooLarge(
-            f"a record has {opened.largest} bytes; a queue allows {OPENED_RECORD_BYTES_MAX}"
+            f"a record has {opened.largest} bytes; a queue allows at most {OPENED_RECORD_BYTES_MAX}"
         )
     for _ in opened.pieces(0):
         yield None

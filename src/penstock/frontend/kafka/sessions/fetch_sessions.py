@@ -75,7 +75,7 @@ class FetchSessions:
         partitions_max: int = PARTITIONS_MAX,
         own_account: str | None = None,
     ) -> None:
-        # A tenant may use a part of the limits, ``own_account`` all. None: all tenants may use all.
+        # Tenants other than ``own_account`` may use only a part of the limits; None: no limit.
         percent = TENANT_SESSIONS_PERCENT
         self._sessions = SharedLimit(sessions_max, percent, own_account=own_account)
         self._partitions = SharedLimit(partitions_max, percent, own_account=own_account)

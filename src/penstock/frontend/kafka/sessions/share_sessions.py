@@ -3,7 +3,7 @@ records that it holds.
 
 A member sends its list of partitions once, and later only changes. Each request has the epoch of
 the session, so a lost request or reply is noticed at once. Clients acknowledge offsets; the session
-finds the lease for each offset, so that a lease that was replaced by a later one has no effect.
+finds the lease for each offset. An acknowledgement of an earlier lease has no effect.
 
 ``shares/share_leases.py`` carries out what is planned here."""
 
@@ -156,7 +156,7 @@ class ShareSession(ByIdentity):
 
 class ShareSessions:
     def __init__(self, sessions_max: int = SESSIONS_MAX, *, own_account: str | None = None) -> None:
-        # A tenant may use a part of the limit, ``own_account`` all. None: all tenants may use all.
+        # Tenants other than ``own_account`` may use only a part of the limit; None: no limit.
         percent = TENANT_SESSIONS_PERCENT
         self._shares = SharedLimit(sessions_max, percent, own_account=own_account)
         self._sessions: dict[tuple[str, str, str], ShareSession] = {}  # account, group, member

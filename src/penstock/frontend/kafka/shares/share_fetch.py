@@ -208,7 +208,7 @@ class _Leases(ByIdentity):
 
     async def _take_from_one(self, one: _LeasedPartition, count: int) -> None:
         share, session, place = one.share, self.session, one.place
-        assert share is not None, "only partitions with a share are leased from"
+        assert share is not None, "the partition has a share"
         now_ms = self.context.clock.mono_ms()
         count = min(count, session.room(place, now_ms))
         if count <= 0:

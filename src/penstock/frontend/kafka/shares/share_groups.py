@@ -76,9 +76,7 @@ async def _group(
     group_id = requested.group_id
     try:
         checks.check_group(call, Operation.DESCRIBE, group_id)
-        await check_share_group(
-            call.context, group_id, may_be_new=True
-        )  # a new group has read nothing
+        await check_share_group(call.context, group_id, may_be_new=True)
     except API_ERRORS as error:
         return describe_wire.DescribeShareGroupOffsetsResponseGroup(group_id, **error_fields(error))
     located: list[tuple[str, Topic | ErrorCode, Sequence[int]]]
@@ -145,9 +143,7 @@ async def alter_offsets(call: KafkaCall, request: alter_wire.Request) -> alter_w
                 checks.check_topic(call, Operation.READ, each.topic_name)
                 topic = checks.check_partition(checks.topic_named(context, each.topic_name), index)
                 if one.start_offset < 0:
-                    raise invalid_request(
-                        f"Invalid offset {one.start_offset}: it must not be negative."
-                    )
+                    raise invalid_request(f"Invalid offset {one.start_offset}: use 0 or more.")
                 if not exists:
                     made = await context.groups.call(MakeShareGroup(group_id))
                     if made.code:

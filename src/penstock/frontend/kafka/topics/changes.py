@@ -74,9 +74,7 @@ def new_stream(
 def check_replicas(context: KafkaContext, replicas: int) -> None:
     nodes = len(context.cluster.nodes)
     if not 1 <= replicas <= nodes:
-        allowed = (
-            "1, because there is one node" if nodes == 1 else f"1 to {nodes}, the number of nodes"
-        )
+        allowed = "1, as there is one node" if nodes == 1 else f"1 to {nodes}, the number of nodes"
         raise ApiError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"The replication factor must be {allowed}; it is {replicas}.",
@@ -220,9 +218,7 @@ async def _grow(
     def change(topic: Topic) -> Topic:
         _check_growth(topic, wanted.count)
         if places and topic.partition_count != count:
-            raise invalid(
-                f"{topic.name} was changed meanwhile and has {topic.partition_count} partitions."
-            )
+            raise invalid(f"{topic.name} now has {topic.partition_count} partitions: try again.")
         configs = {**topic.configs, PLACEMENT: MANUAL} if is_assigned else topic.configs
         return msgspec.structs.replace(
             topic, partition_count=wanted.count, configs=configs, modified_at_ms=now_ms
@@ -247,7 +243,7 @@ def _check_growth(topic: Topic, count: int) -> None:
     check_partition_count(count)
     if topic.is_queue and count > QUEUE_PARTITIONS_MAX:
         raise _invalid_count(
-            f"{topic.name} is a queue, which can have {QUEUE_PARTITIONS_MAX} partitions."
+            f"{topic.name} is a queue, which can have at most {QUEUE_PARTITIONS_MAX} partitions."
         )
 
 
@@ -261,7 +257,7 @@ def _places_of_added(
     added = range(topic.partition_count, wanted.count)
     if len(wanted.assignments) != len(added):
         raise invalid(
-            f"The request adds {len(added)} partitions but assigns {len(wanted.assignments)}."
+            f"There are {len(added)} new partitions but {len(wanted.assignments)} assignments."
         )
     lists = [assignment.broker_ids for assignment in wanted.assignments]
     factor = factor_of(topic, None, context.config.replicas_default)

@@ -74,9 +74,7 @@ async def _producers(
         if followed is None:
             raise
         found = followed
-    return [
-        producers_wire.ProducerState(*astuple(seen)) for seen in found
-    ]  # both have the same fields
+    return [producers_wire.ProducerState(*astuple(seen)) for seen in found]  # fields are the same
 
 
 async def describe_transactions(
