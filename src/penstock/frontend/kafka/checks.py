@@ -72,7 +72,7 @@ def topics_chosen(
 
 
 def locate_name(call: KafkaCall, operation: Operation, name: str) -> Topic | ErrorCode:
-    """Return the topic, or an error code if it is unknown or the caller has no right."""
+    """Return the topic, or an error code if it does not exist or the caller lacks the right."""
     topic = find_name(call.context, name)
     if not on_topic(call, operation, name, topic):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED

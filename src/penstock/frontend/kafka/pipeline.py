@@ -254,7 +254,6 @@ class KafkaFrontend:
 
 
 def _client(call: KafkaCall) -> tuple[str, str, str]:
-    """Return account, user and client id, as quotas name them."""
     user = user_shown(call.caller)
     account, client_id = call.caller.account, call.client_id
     return account, user[:CLIENT_NAME_CHARS_MAX], client_id[:CLIENT_NAME_CHARS_MAX]

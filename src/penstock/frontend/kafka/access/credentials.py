@@ -164,8 +164,8 @@ async def describe_scram(call: KafkaCall, request: describe_wire.Request) -> des
 
 
 def _check_tokens(call: KafkaCall) -> TokenCalls:
-    """Return the store of tokens. Raises ApiError if the client is not logged in, is logged in with
-    a token itself, or if a node of the cluster may be too old to support tokens."""
+    """Return the store of tokens. Raises ApiError if authentication is off, the client is logged in
+    with a token itself, or a node of the cluster may be too old to support tokens."""
     context = call.context
     login = context.logins.of(call.connection)
     if call.caller.is_trusted or isinstance(login.proven, DelegationToken):

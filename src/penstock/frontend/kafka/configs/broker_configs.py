@@ -177,7 +177,7 @@ transaction.partition.verification.enable | boolean | true
 leader.replication.throttled.rate | long | -
 follower.replication.throttled.rate | long | -
 replica.alter.log.dirs.io.max.bytes.per.second | long | -
-    No effect: replication is not throttled.
+    No effect: moves of replicas are limited by number, not by rate.
 follower.fetch.last.tiered.offset.enable | boolean | false
 remote.fetch.max.wait.ms | int 1.. | 500
 remote.list.offsets.request.timeout.ms | long 1.. | 30000

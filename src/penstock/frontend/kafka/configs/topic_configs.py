@@ -106,7 +106,7 @@ flush.ms | long | {LONG_MAX} | log.flush.interval.ms
     No effect: {FSYNC} decides when records are synced to disk.
 follower.replication.throttled.replicas | list throttled |
 leader.replication.throttled.replicas | list throttled |
-    No effect: replication is not throttled.
+    No effect: moves of replicas are limited by number, not by rate.
 index.interval.bytes | int | {INDEX_INTERVAL_BYTES} | log.index.interval.bytes
     No effect: every log has an index entry per 4 KiB.
 local.retention.bytes | long -2.. | -2 | log.local.retention.bytes
@@ -314,7 +314,7 @@ def _becomes_queue(topic: Topic, texts: Mapping[str, str], removed: Collection[s
 
 
 def _queue_retention(topic: Topic, text: str | None, removed: Collection[str]) -> int:
-    """Return the queue's retention: the given text, or the current value, or that of streams."""
+    """Return the retention in ms: the given text, else the queue's value, else that of streams."""
     if text is not None:
         retention_ms = int(text)
     elif topic.is_queue:

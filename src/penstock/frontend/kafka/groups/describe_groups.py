@@ -60,7 +60,6 @@ class _Lookup(NamedTuple):
 
 
 async def _look_up(call: KafkaCall, request: Any, kind: str) -> list[_Lookup]:
-    """Find the groups of a request, in the same order but without duplicates."""
     lookups = []
     group_ids = request.groups if kind == "classic" else request.group_ids
     async for group_id in call.slices.each(dict.fromkeys(group_ids)):

@@ -73,7 +73,7 @@ async def commit(call: KafkaCall, request: commit_wire.Request) -> commit_wire.R
 
 
 async def commit_in_transaction(call: KafkaCall, request: txn_wire.Request) -> txn_wire.Response:
-    """Commit offsets in a transaction. Up to version 4, AddOffsetsToTxn has added the group."""
+    """Commit offsets in a transaction, to which AddOffsetsToTxn adds the group before version 5."""
     denied: ErrorCode | None = None
     if not on_transaction(call, Operation.WRITE, request.transactional_id):
         denied = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED

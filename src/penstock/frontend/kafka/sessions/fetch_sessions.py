@@ -75,7 +75,7 @@ class FetchSessions:
         partitions_max: int = PARTITIONS_MAX,
         own_account: str | None = None,
     ) -> None:
-        # Tenants other than ``own_account`` may use only a part of the limits; None: no limit.
+        # Tenants other than ``own_account`` may use only a part of the limits; if None, all.
         percent = TENANT_SESSIONS_PERCENT
         self._sessions = SharedLimit(sessions_max, percent, own_account=own_account)
         self._partitions = SharedLimit(partitions_max, percent, own_account=own_account)

@@ -68,8 +68,6 @@ def in_parts(topics: Sequence[FetchTopic]) -> list[list[FetchTopic]]:
 
 
 class TopicFetch(ByIdentity):
-    """A requested topic, with the topic that was found or an error code."""
-
     set: "FetchSet"
     key: TopicKey
     found: Topic | ErrorCode

@@ -156,7 +156,7 @@ class ShareSession(ByIdentity):
 
 class ShareSessions:
     def __init__(self, sessions_max: int = SESSIONS_MAX, *, own_account: str | None = None) -> None:
-        # Tenants other than ``own_account`` may use only a part of the limit; None: no limit.
+        # Tenants other than ``own_account`` may use only a part of the limit; if None, all.
         percent = TENANT_SESSIONS_PERCENT
         self._shares = SharedLimit(sessions_max, percent, own_account=own_account)
         self._sessions: dict[tuple[str, str, str], ShareSession] = {}  # account, group, member

@@ -97,7 +97,7 @@ async def release(
 
 
 def share_at(context: KafkaContext, session: ShareSession, place: Place) -> Topic | ErrorCode:
-    """Return the group's share of the topic at ``place``, or an error code."""
+    """Return the group's share (lease cursor) of a partition's topic, or an error code."""
     topic = find_id(context, place[0])
     if topic is None:
         return ErrorCode.UNKNOWN_TOPIC_ID

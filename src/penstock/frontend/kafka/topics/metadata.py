@@ -89,7 +89,6 @@ def _distinct(
 async def _find_or_create(
     call: KafkaCall, requested: wire.MetadataRequestTopic, may_create: bool
 ) -> Topic | wire.MetadataResponseTopic:
-    """Return the topic, created if necessary, or a reply with an error."""
     context, name, topic_id = call.context, requested.name, requested.topic_id
     if name is None:
         if call.version < _BY_ID_FROM:
