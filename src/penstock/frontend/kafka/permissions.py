@@ -11,8 +11,7 @@ write, delete or alter a resource may describe it, unless describing is explicit
 caller who may alter configs may see them. Internal topics have data of all tenants, so they are for
 operators only, whatever policies allow.
 
-A trusted caller (authentication is off) may do everything. ``access/decisions.py`` evaluates
-policies."""
+A trusted caller (authentication is off) may do everything."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final

@@ -189,8 +189,7 @@ async def describe(call: KafkaCall, request: describe_wire.Request) -> describe_
 
 
 async def delete(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    """Delete all rules that match one of the filters. Also for clients that are already logged in,
-    the change applies from their next request on."""
+    """Delete all rules that match a filter, with effect from the next request of every client."""
     results = [await _deleted(call, each) async for each in call.slices.each(request.filters)]
     return delete_wire.Response(filter_results=results)
 

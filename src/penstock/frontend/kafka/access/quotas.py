@@ -141,8 +141,7 @@ class ClientQuotas:
     def _shared(
         self, client: _Client, entity: Mapping[str, str | None], per_s: float, now_ms: float
     ) -> LeakyBucket:
-        """Return the bucket of all clients that share the quota with this client. A default quota
-        gives each user or client id a bucket of its own."""
+        """Return the bucket that this client shares with other clients of the same entity."""
         place = client._replace(
             user=client.user if USER in entity else "",
             client_id=client.client_id if CLIENT_ID in entity else "",

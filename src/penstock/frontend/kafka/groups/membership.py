@@ -49,8 +49,7 @@ PREFIX_CHARS_MAX = 255  # of the client or instance id at the start of a member 
 
 
 async def find_coordinator(call: KafkaCall, request: find_wire.Request) -> find_wire.Response:
-    """Return the node that coordinates a group, a transactional id or a share group. It is the
-    leader of the internal partition to which the id belongs, whether or not the id is in use."""
+    """Return the node that coordinates a group, a transactional id or a share group."""
     if call.version >= _BATCHED_FROM:
         return find_wire.Response(
             coordinators=await call.slices.map(

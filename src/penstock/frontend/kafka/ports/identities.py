@@ -8,8 +8,7 @@ from penstock.model.identity import DelegationToken, ScramCredential, User
 
 
 class IdentityChanges(Protocol):
-    """Changes of users, passwords and access rules (``metadata/security/identities.py``). This node
-    reads the new value as soon as a call returns."""
+    """Changes of users, passwords and access rules. They are visible when a call returns."""
 
     async def create_user(self, user: User, scram: ScramCredential | None = None) -> User: ...
 
@@ -27,8 +26,7 @@ class IdentityChanges(Protocol):
 
 
 class TokenCalls(Protocol):
-    """The store of delegation tokens (``metadata/security/acl_rules.py``). This node reads the new
-    value as soon as a call returns."""
+    """The store of delegation tokens. Changes are visible when a call returns."""
 
     def find(self, token_id: str) -> DelegationToken | None: ...
 

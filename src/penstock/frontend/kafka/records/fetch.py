@@ -4,7 +4,7 @@
               │ no
     watch partitions without records ─► wait until one advances, or for the timeout
               ▲                                 │
-              └── read those that advanced, after what was found
+              └── read partitions that advanced, from the next offset on
 
 A reply has whole batches, within ``bytes_max`` and the limit of each partition. It has at least one
 batch, if there is any: otherwise a batch above the limit would stop its reader forever.
@@ -188,8 +188,7 @@ class _Fetch(ByIdentity):
     async def want(
         self, parts: Sequence[Sequence[FetchTopic]], find: Find, forgotten: Sequence[ForgottenTopic]
     ) -> bool:
-        """Add the other parts of a large request, each in its own time slice. Return False if there
-        is no room for all partitions and the session has ended."""
+        """Add the other parts of a large request. Return False if there was no room for them."""
         sessions = self.context.fetch_sessions
         for part in parts:
             await self.slices.next()

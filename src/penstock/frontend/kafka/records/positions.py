@@ -162,8 +162,7 @@ async def _epoch_end(
 
 
 async def delete_records(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    """Delete records of streams with ``cleanup.policy=delete``. Queues are rejected: their records
-    are deleted by acks and purges."""
+    """Delete records of streams with ``cleanup.policy=delete``. Queues are rejected."""
     topics = []
     deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1_000
     async for each in call.slices.each(request.topics):

@@ -4,7 +4,7 @@ found, and what the last reply contained. ``records/fetch.py`` reads and waits, 
 
 In a session, a partition without new records is only watched:
 
-                     read, has nothing
+                     no new records
           ┌─────┐ ────────────────────────────► ┌─────────┐
           │ due │                               │ watched │   not read, not in the reply
           └─────┘ ◄──────────────────────────── └─────────┘
@@ -47,8 +47,7 @@ def is_large(topics: Sequence[FetchTopic]) -> bool:
 
 
 def in_parts(topics: Sequence[FetchTopic]) -> list[list[FetchTopic]]:
-    """Split the partitions of a request, in order, into parts that can each be added at once. A
-    topic with many partitions is in several parts."""
+    """Split the partitions of a request, in order, into parts that can each be added at once."""
     parts: list[list[FetchTopic]] = [[]]
     room = ADDED_AT_ONCE_MAX
     for each in topics:
