@@ -60,7 +60,7 @@ def topics_shown(context: KafkaContext) -> list[Topic]:
 def topics_chosen(
     context: KafkaContext, wanted: Iterable[tuple[str, Sequence[int]]] | None
 ) -> Iterator[tuple[Topic, Sequence[int]]]:
-    """Yield topics with partition indexes. None means all topics; unknown names are skipped."""
+    """Yield topics with partition indexes. None means all topics. Unknown names are skipped."""
     if wanted is None:
         for topic in list(context.catalog.topics(context.account, context.config.region)):
             yield topic, range(topic.partition_count)
@@ -101,7 +101,7 @@ def is_internal_topic(topic: Topic) -> bool:
 
 
 def epoch_error(requested: int, current: int) -> ErrorCode:
-    """Return the error code for a request with this leader epoch; NONE if the epoch is current."""
+    """Return the error code for a request with this leader epoch, NONE if it is current."""
     if requested in (NO_EPOCH, current):
         return ErrorCode.NONE
     return ErrorCode.FENCED_LEADER_EPOCH if requested < current else ErrorCode.UNKNOWN_LEADER_EPOCH

@@ -43,7 +43,7 @@ _SKIPPED: Final = encode_record(
 
 
 def offsets_view(context: KafkaContext) -> Topic | None:
-    """Return the view as a topic of the tenant; None before ``__groups`` was created."""
+    """Return the view as a topic of the tenant, or None before ``__groups`` was created."""
     groups = _groups(context)
     if groups is None:
         return None
@@ -130,7 +130,7 @@ class _Rows:
         self._names: dict[str, str | None] = {}
 
     def shown(self, key: bytes, value: bytes | None) -> tuple[bytes, bytes | None] | None:
-        """Return key and value of the view's record for a row; None if the row is not shown."""
+        """Return key and value of the view's record for a row, or None if the row is hidden."""
         if not key.startswith(_OFFSET_ROW):
             return None
         try:

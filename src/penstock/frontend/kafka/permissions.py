@@ -208,7 +208,7 @@ def group_operations(call: KafkaCall, group_id: str) -> int:
 
 
 def cluster_operations(call: KafkaCall) -> int:
-    """Return the caller's operations on the cluster; none without the right to describe it."""
+    """Return the caller's operations on the cluster, none without the right to describe it."""
     if call.caller.is_trusted:
         return CLUSTER_OPERATIONS
     if not on_cluster(call, Operation.DESCRIBE):

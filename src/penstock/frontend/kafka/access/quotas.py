@@ -177,7 +177,7 @@ class ConnectionRates:
             self._changed(account, name, stored.get(Resource(account, CLIENT_QUOTA, name)))
 
     def limit(self, per_s: int | None) -> None:
-        """Limit the new connections per second from all addresses together; None: no limit."""
+        """Limit new connections per second from all addresses together. None removes the limit."""
         if per_s is None:
             self._all = None
         elif self._all is None or self._all.rate.per_s != per_s:

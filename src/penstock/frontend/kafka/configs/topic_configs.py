@@ -231,7 +231,7 @@ def value_of(topic: Topic, name: str) -> str | None:
 def with_configs(
     topic: Topic, edit: rows.Edit, *, now_ms: int, defaults: Mapping[str, str]
 ) -> Topic:
-    """Return the topic with changed configs. ``defaults`` are those that operators have set."""
+    """Return the topic with changed configs. ``defaults`` has what operators have set."""
     removed = edit.removed
     texts = {name: rows.read_by(row_of(name), text) for name, text in edit.given.items()}
     for name in removed:
@@ -314,7 +314,7 @@ def _becomes_queue(topic: Topic, texts: Mapping[str, str], removed: Collection[s
 
 
 def _queue_retention(topic: Topic, text: str | None, removed: Collection[str]) -> int:
-    """Return the retention in ms: the given text, else the queue's value, else that of streams."""
+    """Return the given retention, or else the queue's current one or the default of streams."""
     if text is not None:
         retention_ms = int(text)
     elif topic.is_queue:

@@ -169,7 +169,7 @@ async def _commit_all(
 
 
 async def fetch(call: KafkaCall, request: fetch_wire.Request) -> fetch_wire.Response:
-    """Return committed offsets; -1 if nothing is committed, also for an unknown group or topic.
+    """Return committed offsets, -1 if nothing is committed, also for an unknown group or topic.
     Version 1 has no field for the error of a group, so each partition repeats the error."""
     if call.version >= _MANY_GROUPS_FROM:
         groups = [
@@ -281,7 +281,7 @@ def _row(offset: FetchedOffset) -> fetch_wire.OffsetFetchResponsePartitions:
 async def _of_one_group(
     call: KafkaCall, topics: Sequence[fetch_wire.OffsetFetchResponseTopics]
 ) -> list[fetch_wire.OffsetFetchResponseTopic]:
-    """Convert topics to the reply classes of versions with one group; the fields are the same."""
+    """Convert topics to the reply classes of versions with one group, which have equal fields."""
 
     def row(
         one: fetch_wire.OffsetFetchResponsePartitions,

@@ -44,7 +44,7 @@ class Brokers(Protocol):
 
     def epoch_end(self, topic: Topic, index: int, epoch: int) -> tuple[int, int] | None:
         """Return the largest leader epoch up to ``epoch`` in a log that this node leads, and its
-        end offset; None if the log has only one epoch."""
+        end offset, or None if the log has only one epoch."""
 
     def coordinator(self, internal_topic: str, key: str) -> BrokerAt | None:
         """Return the coordinator of a group or transaction, or None if it has none at present."""
@@ -130,10 +130,10 @@ class KafkaCluster(Protocol):
         """Elect a leader. Raises NotFound if the partition is still being created."""
 
     async def replica(self, topic: Topic, index: int) -> ReplicaHere | None:
-        """Return this node's replica of a partition; None if the node has no replica."""
+        """Return this node's replica of a partition, or None if the node has no replica."""
 
     async def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:
-        """Return the producers of a partition that this node follows; None if it does not."""
+        """Return the producers of a partition, or None if this node is not a follower."""
 
     async def stopped(self) -> Sequence[BrokerAt]: ...
 

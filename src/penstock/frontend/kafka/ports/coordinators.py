@@ -143,7 +143,7 @@ class ScopedCoordinators:
         return scoped_id(self._account, plain, own_account=self._own_account)
 
     def _plain(self, scoped: str) -> str | None:
-        """Return the id without its account; None if it belongs to another account."""
+        """Return the id without its account, or None if it belongs to another account."""
         account, plain = split_scoped(scoped, own_account=self._own_account)
         return plain if account == self._account else None
 

@@ -42,5 +42,5 @@ class TokenCalls(Protocol):
     async def change(
         self, token_id: str, change: Callable[[DelegationToken], DelegationToken | None]
     ) -> DelegationToken | None:
-        """Apply a pure function to the newest version of a token and store its result; the result
+        """Apply a pure function to the newest version of a token and store its result. The result
         None deletes the token. Return None if the token does not exist."""

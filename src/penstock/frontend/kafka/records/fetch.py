@@ -9,8 +9,8 @@
 A reply has whole batches, within ``bytes_max`` and the limit of each partition. It has at least one
 batch, if there is any: otherwise a batch above the limit would stop its reader forever.
 
-A ``FetchSet`` has the partitions of a request. In a session (``fetch_sessions.py``) this set and
-its watches are kept for the next request, so that a partition without changes is not read again."""
+A ``FetchSet`` has the partitions of a request. In a fetch session, this set and its watches are
+kept for the next request, so that a partition without changes is not read again."""
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
@@ -205,7 +205,7 @@ class _Fetch(ByIdentity):
                 self.check_turn()
 
     async def look(self) -> list[PartitionFetch]:
-        """Read partitions that are due. Return those that have more records than before."""
+        """Read partitions that are due. Return the partitions in which records were found."""
         wanted = self.wanted
         grown = []
         for number, one in enumerate(tuple(wanted.due)):

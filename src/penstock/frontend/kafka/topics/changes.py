@@ -146,7 +146,7 @@ async def _create(context: KafkaContext, wanted: wire.CreatableTopic, *, is_dry:
 def _places_of_all(
     context: KafkaContext, wanted: wire.CreatableTopic
 ) -> Mapping[int, Sequence[int]]:
-    """Return the assigned replicas of each partition; empty if the manager chooses them."""
+    """Return the assigned replicas of each partition, or none if the manager chooses them."""
     if not wanted.assignments:
         return {}
     if (wanted.num_partitions, wanted.replication_factor) != (DEFAULT, DEFAULT):
@@ -250,7 +250,7 @@ def _check_growth(topic: Topic, count: int) -> None:
 def _places_of_added(
     context: KafkaContext, topic: Topic, wanted: partitions_wire.CreatePartitionsTopic
 ) -> Mapping[int, Sequence[int]]:
-    """Return the assigned replicas of each new partition; empty if the manager chooses them."""
+    """Return the assigned replicas of each new partition, or none if the manager chooses them."""
     _check_growth(topic, wanted.count)
     if wanted.assignments is None:
         return {}

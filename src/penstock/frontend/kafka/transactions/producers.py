@@ -40,7 +40,7 @@ async def check_transaction(
     index: int,
     header: BatchHeader,
 ) -> None:
-    """Raise ApiError unless a transactional batch may be appended, if that follows at once.
+    """Raise ApiError unless a transactional batch may be appended right after this call.
 
     The partition must be in the open transaction of the producer. Otherwise the batch would open a
     transaction that never ends, and readers of committed records would wait forever. A partition
