@@ -429,7 +429,7 @@ async def test_without_authentication_scram_needs_a_password_that_is_known(
         assert caller.is_trusted
         found = await Client(house).scram("bob")
         assert found.error_code == FAILED
-        assert "PLAIN takes any" in (found.error_message or "")
+        assert "Use PLAIN" in (found.error_message or "")
 
 
 async def test_a_handshake_that_is_no_handshake_ends_the_connection(house: House) -> None:

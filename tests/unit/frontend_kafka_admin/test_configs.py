@@ -139,7 +139,7 @@ async def test_synonyms_and_documentation_come_when_asked_for(admin: Admin) -> N
         ("retention.ms", "5", 1),
         ("log.retention.ms", str(7 * DAY_MS), 5),
     ]
-    assert "How long records are kept" in (full.documentation or "")
+    assert "after which records are deleted" in (full.documentation or "")
 
 
 async def test_the_node_shows_what_tools_look_up(admin: Admin) -> None:

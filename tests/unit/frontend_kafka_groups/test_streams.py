@@ -154,7 +154,7 @@ async def test_the_replication_factor_is_checked() -> None:
         topic = beats.TopicInfo("counts", replication_factor=3)
         part = beats.Subtopology("0", ["lines"], state_changelog_topics=[topic])
         ((_, detail),) = statuses(await beat(rig, topology=beats.Topology(0, [part])))
-        assert "The replication factor must be 1, for there is one node; it is 3." in detail
+        assert "The replication factor must be 1, as there is one node; it is 3." in detail
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ async def test_the_replication_factor_is_checked() -> None:
         ([beats.Subtopology("0", ["a/b"])], "Topic names a/b are not valid topic names."),
         (
             [beats.Subtopology("0", [f"t-{number}" for number in range(1_001)])],
-            "The topology has 1,001 topics, at most 1,000 are allowed: split the application.",
+            "The topology has 1,001 topics; at most 1,000 are allowed: split the application.",
         ),
         (
             [beats.Subtopology("0", ["a"]), beats.Subtopology("0", ["b"])],
@@ -175,7 +175,7 @@ async def test_the_replication_factor_is_checked() -> None:
         ),
         (
             [beats.Subtopology("0", ["a"], copartition_groups=[beats.CopartitionGroup([1])])],
-            "A copartition group of subtopology 0 has a wrong index.",
+            "In subtopology 0 a copartition index is out of range.",
         ),
         (
             [
@@ -185,7 +185,7 @@ async def test_the_replication_factor_is_checked() -> None:
                     copartition_groups=[beats.CopartitionGroup(repartition_source_topics=[-1])],
                 )
             ],
-            "A copartition group of subtopology 0 has a wrong index.",
+            "In subtopology 0 a copartition index is out of range.",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The handlers of all APIs that are served, by key."""
+"""The table of handlers: which function handles which Kafka API."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -95,7 +95,7 @@ _REPLY_BY_PARTITION: Final = frozenset(("Produce", "Fetch", "ShareFetch"))
 
 
 def _replying(api: Api, handler: Handler) -> Handler:
-    """Return the handler with a reply for each ApiError that it raises."""
+    """Return a handler that calls ``handler`` and turns an ApiError into an error reply."""
 
     async def run(call: KafkaCall, request: Any) -> Any:
         try:

@@ -1,7 +1,7 @@
 """Audit entries of Kafka requests: logins, and changes of topics, replicas, leaders, configs,
 groups, access rules and passwords. There is one entry per resource that a request names, with the
-code of its reply. Passwords, salts and records are never in an entry. Requests that only check a
-change (``validate_only``) have no entries."""
+error code from the reply. Entries never contain passwords, salts or records. Requests that only
+check a change (``validate_only``) have no entries."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -15,7 +15,7 @@ from penstock.frontend.kafka.usage import DENIALS
 from penstock.wire.facts.audit import DENIED, FAILED, NAME_MAX, OK, UNKNOWN, AuditEntry, redacted
 from penstock.wire.kafka.faults import ErrorCode
 
-# Entries for failures of one request; further failures are counted in one entry.
+# Maximum number of entries for failures of one request. A last entry counts the other failures.
 FAILURES_MAX: Final = 1_000
 
 TOPIC: Final = "topic"
@@ -44,7 +44,6 @@ def _create_topics(request: Any, reply: Any) -> Iterator[Change]:
 
 
 def _create_internal_topics(request: Any, codes: Any) -> Iterator[Change]:
-    """``codes``: by name, of topics that were created or could not be created."""
     for topic in request:
         if topic.name in codes:
             params = {"partitions": topic.partition_count, "configs": dict(topic.configs)}
@@ -135,7 +134,7 @@ def _reassignments(request: Any, reply: Any) -> Iterator[Change]:
 
 
 def _elections(request: Any, reply: Any) -> Iterator[Change]:
-    """Partitions that already have the right leader have no entry."""
+    """Yield a change per topic, without partitions that already had the right leader."""
     if reply.error_code:
         yield Change(CLUSTER, "", reply.error_code)
         return
@@ -160,7 +159,6 @@ def _on_cluster(params: Callable[[Any, Any], Mapping[str, object]]) -> Callable[
 
 
 def _on_group(topic_name: str) -> Callable[..., Changes]:
-    """``topic_name``: the field with the name of a topic."""
     return lambda request, reply: (
         Change(
             GROUP,
@@ -171,7 +169,7 @@ def _on_group(topic_name: str) -> Callable[..., Changes]:
     )
 
 
-# Requests name a token by its secret, which must not be in an entry.
+# These requests identify a token by its secret, which must not be in an entry.
 _change_token: Final = _on_cluster(lambda _, reply: {"expires_at_ms": reply.expiry_timestamp_ms})
 _CHANGES: Final[Mapping[int, tuple[str, Callable[[Any, Any], Changes]]]] = {
     19: ("CreateTopic", _create_topics),
@@ -207,7 +205,7 @@ AUDITED: Final = frozenset((*_CHANGES, _AUTHENTICATE)) - {88}
 
 
 async def run_audited(trail: AuditTrail, call: KafkaCall, action: Handler, request: Any) -> Any:
-    """Run a handler once the trail has room, and add entries about its result."""
+    """Wait until the audit trail has room, run a handler and add entries about its result."""
     await trail.admit()
     try:
         reply = await action(call, request)
@@ -240,7 +238,7 @@ async def _note_changes(trail: AuditTrail, call: KafkaCall, name: str, changes: 
 
 
 def _note_login(trail: AuditTrail, call: KafkaCall, reply: Any) -> None:
-    """Add an entry when the login has ended; some mechanisms take several requests."""
+    """Add an entry if the login succeeded or failed. Some mechanisms need several requests."""
     login = call.context.logins.of(call.connection)
     entry = _entry(call, "LogIn", Change(CLUSTER, "", reply.error_code))
     if reply.error_code:

@@ -1,10 +1,10 @@
-"""Finds and checks what a request names, in the account of the context.
+"""Finds the topics that a request names, in the caller's account, and checks names and rights.
 
-A queue is a topic of the same name. From some version of each API on, requests name topics by id
-only; a topic that is deleted and created again gets another id, and ids of other accounts are
-unknown. Permission is checked before existence, except where the request has the topic's id.
+A queue is a topic of the same name. Newer versions of the APIs name topics by id only. A topic that
+is deleted and created again gets another id, and ids of other accounts are unknown. Permission is
+checked before existence, except where the request has the topic's id.
 
-All checks raise ApiError, or another error that a reply can report."""
+The ``check_`` functions raise ApiError, or another error that a reply can report."""
 
 import re
 from bisect import insort
@@ -27,7 +27,7 @@ from penstock.model.names import OFFSETS_TOPIC, is_internal
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 
-NO_EPOCH = -1  # the client accepts a reply of any leader
+NO_EPOCH = -1  # the client accepts a leader with any epoch
 T = TypeVar("T")
 NAME_CHARS_MAX = 249
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
@@ -49,7 +49,7 @@ def find_id(context: KafkaContext, topic_id: bytes) -> Topic | None:
 
 
 def topics_shown(context: KafkaContext) -> list[Topic]:
-    """Return all topics of the tenant by name, with the view of its committed offsets."""
+    """Return all topics of the tenant, sorted by name, including ``__consumer_offsets``."""
     topics = list(context.catalog.topics(context.account, context.config.region))
     view = find_name(context, OFFSETS_TOPIC)
     if view is not None and is_offsets_view(view):
@@ -60,7 +60,7 @@ def topics_shown(context: KafkaContext) -> list[Topic]:
 def topics_chosen(
     context: KafkaContext, wanted: Iterable[tuple[str, Sequence[int]]] | None
 ) -> Iterator[tuple[Topic, Sequence[int]]]:
-    """Return topics with partitions: all (None), or those wanted by name that exist."""
+    """Yield topics with partition indexes. None means all topics. Unknown names are skipped."""
     if wanted is None:
         for topic in list(context.catalog.topics(context.account, context.config.region)):
             yield topic, range(topic.partition_count)
@@ -72,7 +72,7 @@ def topics_chosen(
 
 
 def locate_name(call: KafkaCall, operation: Operation, name: str) -> Topic | ErrorCode:
-    """Return the topic, or the code for each of its partitions."""
+    """Return the topic, or an error code if it does not exist or the caller lacks the right."""
     topic = find_name(call.context, name)
     if not on_topic(call, operation, name, topic):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -97,12 +97,11 @@ def id_of(topic: Topic) -> bytes:
 
 
 def is_internal_topic(topic: Topic) -> bool:
-    """Return whether only the node may write to the topic. Queues may have any name."""
     return is_internal(topic.name) and not topic.is_queue
 
 
 def epoch_error(requested: int, current: int) -> ErrorCode:
-    """Return the code for a client that knows epoch ``requested``; NONE if it is current."""
+    """Return the error code for a request with this leader epoch, NONE if it is current."""
     if requested in (NO_EPOCH, current):
         return ErrorCode.NONE
     return ErrorCode.FENCED_LEADER_EPOCH if requested < current else ErrorCode.UNKNOWN_LEADER_EPOCH
@@ -116,8 +115,8 @@ def check_name(name: str) -> None:
     if not is_topic_name(name):
         raise ApiError(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
-            f"A topic's name has 1 to {NAME_CHARS_MAX} of the characters a-z A-Z 0-9 . _ - "
-            'and is neither "." nor "..".',
+            f"A topic name must have 1 to {NAME_CHARS_MAX} of the characters a-z A-Z 0-9 . _ - "
+            'and must not be "." or "..".',
         )
 
 
@@ -156,7 +155,7 @@ def check_cluster(call: KafkaCall, operation: Operation) -> None:
 
 
 def check_operator(call: KafkaCall, operation: Operation) -> None:
-    """For resources of all tenants: a right on the cluster of one tenant is not enough."""
+    """Check that the caller is an operator, for resources that all tenants share."""
     if not (call.caller.is_trusted or call.caller.is_operator):
         raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     check_cluster(call, operation)
@@ -185,10 +184,9 @@ def check_has_replicas(topic: Topic) -> None:
 
 
 def repeated(names: Iterable[T]) -> frozenset[T]:
-    """Return the names that a request has more than once: which entry counts is undefined."""
     return frozenset(name for name, count in Counter(names).items() if count > 1)
 
 
 def check_not_repeated(name: T, twice: frozenset[T]) -> None:
     if name in twice:
-        raise invalid_request("The request names this more than once.")
+        raise invalid_request("The request names this resource more than once.")

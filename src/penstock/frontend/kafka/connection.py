@@ -1,5 +1,6 @@
-"""ApiVersions, SaslHandshake and SaslAuthenticate, with which a connection begins; and the entries
-of requests, which count against the request rate. Requests with too many entries are rejected."""
+"""ApiVersions, SaslHandshake and SaslAuthenticate, the first requests of a connection. Also counts
+the entries (array elements) of requests: in the rate limit of a tenant, a request with many entries
+counts as several requests. One with too many entries is rejected."""
 
 import re
 from collections.abc import Sequence
@@ -27,11 +28,10 @@ _SOFTWARE_CHARS_MAX = 128
 _REQUESTS_FROM = 1
 _FETCH_ERROR_FROM = 7
 FEW = 32
-ENTRY_BYTES_MIN = 2  # of an element of an array: a text with one letter
+ENTRY_BYTES_MIN = 2  # size of the smallest array element, a text with one letter
 
 
 async def api_versions(call: KafkaCall, request: versions_wire.Request) -> versions_wire.Response:
-    """Return the APIs and features that are served; clients use only those."""
     if call.version >= _SOFTWARE_FROM:
         software = (request.client_software_name, request.client_software_version)
         if not all(len(text) <= _SOFTWARE_CHARS_MAX and _SOFTWARE.match(text) for text in software):
@@ -43,7 +43,7 @@ async def api_versions(call: KafkaCall, request: versions_wire.Request) -> versi
         supported_features=[
             versions_wire.SupportedFeatureKey(name, *levels) for name, levels in found.items()
         ],
-        # Features are added while the node runs, never removed.
+        # The number of features can be their epoch, because it never decreases.
         finalized_features_epoch=len(found),
         finalized_features=[
             versions_wire.FinalizedFeatureKey(name, levels.level, levels.level)
@@ -62,7 +62,7 @@ def served() -> Sequence[versions_wire.ApiVersion]:
 
 @cache
 def encoded_unsupported() -> bytes:
-    """Return the reply to an unknown version: in version 0, with an error and all APIs."""
+    """Return the reply to ApiVersions in an unknown version: version 0, an error and all APIs."""
     return versions_wire.encode_api_versions_response(
         versions_wire.Response(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=served()), 0
     )
@@ -87,18 +87,18 @@ async def authenticate(
     reply = await call.context.logins.take(call.connection, request.auth_bytes)
     if reply.code:
         call.connection.close_after_reply()
-    return authenticate_wire.Response(*astuple(reply))  # the same fields
+    return authenticate_wire.Response(*astuple(reply))  # both have the same fields
 
 
 def requests_in(request: Any, frame_bytes: int) -> int:
-    """Return as how many requests a request counts against the rate of its tenant."""
+    """Return how many requests this request counts as in the rate limit of its tenant."""
     if frame_bytes < KAFKA_ENTRIES_PER_REQUEST * ENTRY_BYTES_MIN:
         return 1
     return max(1, entries_in(request) // KAFKA_ENTRIES_PER_REQUEST)
 
 
 def entries_in(message: Message) -> int:
-    """Return the number of elements of all arrays whose elements have no arrays."""
+    """Return the number of array elements in a message. Only the innermost arrays are counted."""
     total = 0
     for name in _structs_of(type(message)):
         inner = getattr(message, name)
@@ -117,8 +117,8 @@ def entries_in(message: Message) -> int:
 
 
 def _entries_in(messages: Sequence[Message]) -> int:
-    """Return the same for many messages of one class. If each has a single array of plain elements,
-    as topics have partitions, no call is made per message: 10,000 calls take 12 ms."""
+    """Return the sum of ``entries_in`` for messages of one class. If each has a single array, as
+    topics have partitions, there is no call per message: 10,000 calls would take 12 ms."""
     names = _arrays_of(type(messages[0]))
     arrays = [array for array in map(attrgetter(names[0]), messages) if array]
     first = arrays[0][0] if arrays else None
@@ -146,7 +146,7 @@ def _structs_of(kind: type[Message]) -> tuple[str, ...]:
 
 
 def rejection(api: Api, version: int, message: str) -> Any:
-    """Return the reply with INVALID_REQUEST; None if the API has no field for it."""
+    """Return a reply with INVALID_REQUEST, or None if the API's reply has no field for errors."""
     code = ErrorCode.INVALID_REQUEST
     if api.key == FETCH:
         return FetchResponse((), error_code=code) if version >= _FETCH_ERROR_FROM else None

@@ -1,4 +1,4 @@
-"""What a handler may use, as one value: the context of a tenant and the call of one request.
+"""The two objects that a handler uses: the context of a tenant and the call of one request.
 
 A ``KafkaContext`` lives as long as the frontend, a ``KafkaCall`` as long as its request. Names in
 Kafka requests have no account, so they belong to the account of the caller: a handler gets the
@@ -42,13 +42,13 @@ from penstock.wire.kafka.apis import Api, RequestHeader
 
 class ProducerIds(Protocol):
     async def next_id(self) -> int:
-        """Return a number of 0 or greater that was never returned, also not before a restart."""
+        """Return a producer id of 0 or greater that was never used, not even before a restart."""
 
 
 @dataclass(slots=True, kw_only=True)
 class KafkaContext:
-    broker: BrokerPort  # of this node: clients find the leaders themselves
-    anywhere: BrokerPort  # the brokers of all nodes, for shares
+    broker: BrokerPort  # of this node; clients find the leaders themselves
+    anywhere: BrokerPort  # the brokers of all nodes, for share groups
     catalog: Catalog
     groups: GroupCoordinators
     transactions: Coordinators
@@ -57,7 +57,7 @@ class KafkaContext:
     config: KafkaConfig
     meter: Meter
     entropy: Callable[[int], bytes]
-    sealing: Sealing | None = None  # None: no key ring, nothing is encrypted
+    sealing: Sealing | None = None  # None: records are not encrypted
     identities: Identities
     tokens: TokenCalls | None = None  # delegation tokens; None: not served
     changes: IdentityChanges | None = None  # None: identities cannot be changed
@@ -65,17 +65,17 @@ class KafkaContext:
     quotas: TenantQuotas | None = None  # None: no tenant has quotas
     usage: KafkaUsage | None = None  # None: usage is not counted
     audit: AuditTrail | None = None  # None: no audit trail
-    account: str = ""  # of the tenant; empty: the node's own
+    account: str = ""  # of the tenant; if empty, that of the node
     parked: WaitingFetches = field(default_factory=WaitingFetches)
     fetch_sessions: FetchSessions = field(default_factory=FetchSessions)
     share_sessions: ShareSessions = field(default_factory=ShareSessions)
-    share_releases: set[asyncio.Task[None]] = field(default_factory=set)  # running
+    share_releases: set[asyncio.Task[None]] = field(default_factory=set)  # tasks that are running
     nodes: Brokers | None = None  # None: this node is the only one
     joined: KafkaCluster | None = None  # the cluster; None: a single node
     dynamic: DynamicConfigs
     volume: Callable[[], tuple[int, int]] = lambda: (-1, -1)  # total and free bytes of the disk
-    level: Callable[[], int] = lambda: LEVEL_MAX  # the feature level in force
-    login_seed: bytes = b""  # salts for unknown users; empty: random at each start
+    level: Callable[[], int] = lambda: LEVEL_MAX  # the current feature level
+    login_seed: bytes = b""  # secret for salts of unknown users; if empty, random at each start
     defaults: TopicDefaults = field(init=False)  # for topics without a value
     brokers: Brokers = field(init=False)
     cluster: KafkaCluster = field(init=False)
@@ -111,8 +111,6 @@ class KafkaContext:
 
 
 class KafkaCall(ByIdentity):
-    """One request, with the context of the caller's tenant."""
-
     context: KafkaContext
     header: RequestHeader
     api: Api
@@ -123,7 +121,6 @@ class KafkaCall(ByIdentity):
 
     @property
     def slices(self) -> Slices:
-        """For handlers that work on many entries."""
         if self._slices is None:
             self._slices = Slices(self._turns or Turns())
         return self._slices
@@ -142,7 +139,7 @@ class KafkaCall(ByIdentity):
 
     @property
     def client_host(self) -> str:
-        """As Kafka shows it in group descriptions, with its slash."""
+        """Return the client's address after a slash, as Kafka shows it in group descriptions."""
         return "/" + self.connection.peer
 
     @property
@@ -155,7 +152,7 @@ class KafkaCall(ByIdentity):
 
 
 # Handles the requests of one API: gets a decoded request and returns the response, or None if the
-# client wants no reply. Both types are exact in the handler's own file. A handler reports errors in
-# the response, in the field and for the part of the request that they are about, or raises an
-# ApiError about the whole request. Any other exception ends the connection.
+# client wants no reply. A handler reports errors in the response, in the field and for the part of
+# the request that they are about, or raises an ApiError about the whole request. Any other
+# exception ends the connection.
 Handler = Callable[[KafkaCall, Any], Coroutine[Any, Any, Any]]

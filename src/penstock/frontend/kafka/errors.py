@@ -1,8 +1,8 @@
 """The errors that a handler replies with: a code for the client and a text for its users.
 
 Most administrative requests name several resources, and an error in one must not stop the others:
-an ``ApiError`` is raised where it is found and caught where that part of the request ends. One
-about the whole request leaves the handler; ``actions.py`` makes a reply of it."""
+an ``ApiError`` is caught where the handling of its part of the request ends. An ``ApiError`` about
+the whole request leaves the handler, and ``actions.py`` turns it into a reply."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def api_error(error: ApiError | PenstockError) -> ApiError:
         # the garbage collector would free thousands of such cycles of one request at once.
         return error.with_traceback(None)
     code = code_of(error)
-    # Texts of model errors are about queues; those of the codes fit a Kafka client better.
+    # Texts of model errors are about queues; the texts of the codes fit Kafka clients better.
     is_plain = code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_ALREADY_EXISTS)
     return ApiError(code, code.message if is_plain else client_text(error))
 
@@ -43,7 +43,7 @@ def error_fields(error: ApiError | PenstockError) -> dict[str, Any]:
 
 
 def error_response(api: Api, code: ErrorCode, message: str) -> Any:
-    """Return a response of the API that has only an error; its class has the field for the code."""
+    """Return a response with only an error. The API's response must have a field ``error_code``."""
     kind = api.response_class()
     if "error_message" in kind.__struct_fields__:
         return kind(error_code=code, error_message=message)
@@ -51,7 +51,7 @@ def error_response(api: Api, code: ErrorCode, message: str) -> Any:
 
 
 def partition_code(error: PenstockError) -> ErrorCode:
-    """Return the code for an error of a call to a partition."""
+    """Return the error code for a failed call to a partition."""
     if isinstance(error, OffsetOutOfRange):
         return ErrorCode.OFFSET_OUT_OF_RANGE
     code = ErrorCode(error.code) if isinstance(error, ProducerRefused) else code_of(error)

@@ -1,10 +1,10 @@
 """``__consumer_offsets``: a read-only view of the offsets that the groups of one tenant have
 committed, in Apache Kafka's record format.
 
-The records are made from rows of ``__groups`` when they are fetched, so a commit is stored once. A
-record of the view has the offset of its row, and partitions, leaders and epochs are those of
-``__groups``. Rows of other kinds and of other tenants' groups are left out. A reader that finds
-nothing else gets a control batch, which clients skip: its next fetch begins after these rows.
+The records are made from rows of the topic ``__groups`` when they are fetched, so a commit is
+stored once. A record of the view has the offset of its row, and partitions, leaders and epochs are
+those of ``__groups``. Rows of other kinds and of other tenants' groups are left out. In their place
+a reader gets a control batch, which clients skip, so that its next fetch begins after these rows.
 ``docs/adr/0038-consumer-offsets-is-a-view.md`` has the reasons."""
 
 from hashlib import blake2b
@@ -36,14 +36,14 @@ from penstock.wire.kafka.consumer_records import encode_key, encode_value
 STEP: Final = 64  # rows between two checks of the time slice
 ID_BYTES: Final = 16
 _OFFSET_ROW: Final = bytes((RowKind.OFFSET,))
-# A commit marker without a producer: clients skip control batches, and know this type.
+# A commit marker without a producer. Clients know this type of control record and skip it.
 _SKIPPED: Final = encode_record(
     offset_delta=0, timestamp_delta=0, key=KEY.pack(KEY_VERSION, TYPE_COMMIT), value=bytes(6)
 )
 
 
 def offsets_view(context: KafkaContext) -> Topic | None:
-    """Return the topic of the context's tenant; None before ``__groups`` was created."""
+    """Return the view as a topic of the tenant, or None before ``__groups`` was created."""
     groups = _groups(context)
     if groups is None:
         return None
@@ -76,7 +76,7 @@ def bytes_to_read(bytes_max: int) -> int:
 
 
 async def as_offsets(context: KafkaContext, fetched: Fetched, slices: Slices) -> Fetched:
-    """Return fetched batches of ``__groups`` as the view shows them."""
+    """Convert fetched batches of ``__groups`` to batches of the view."""
     rows = _Rows(context)
     batches: list[bytes] = []
     count = 0
@@ -100,8 +100,7 @@ async def as_offsets(context: KafkaContext, fetched: Fetched, slices: Slices) ->
 
 
 async def _visible(rows: "_Rows", batch: bytes, header: BatchHeader, slices: Slices) -> list[bytes]:
-    """Return the records of the batch that the view shows. A row that cannot be read is left out:
-    the coordinator reports it."""
+    """Return the records of the view for a batch of rows. Rows that cannot be read are left out."""
     records: list[bytes] = []
     try:
         for number, row in enumerate(iter_records(batch), 1):
@@ -131,7 +130,7 @@ class _Rows:
         self._names: dict[str, str | None] = {}
 
     def shown(self, key: bytes, value: bytes | None) -> tuple[bytes, bytes | None] | None:
-        """Return key and value of the record; None if the view does not show the row."""
+        """Return key and value of the view's record for a row, or None if the row is hidden."""
         if not key.startswith(_OFFSET_ROW):
             return None
         try:
@@ -154,8 +153,8 @@ class _Rows:
         )
 
     def _name(self, topic_id: str) -> str | None:
-        """Rows have ids. The name of a deleted topic is known for some minutes, in which readers
-        learn that its offsets are gone; then all rows of the topic are left out."""
+        """Return the name of a topic, or None if its id is unknown. A deleted topic keeps its name
+        for some minutes, so that readers get the tombstones of its offsets."""
         if topic_id not in self._names:
             view, catalog = self._view, self._catalog
             if view is not None and view.topic_id == topic_id:

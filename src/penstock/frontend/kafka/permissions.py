@@ -1,18 +1,17 @@
-"""Whether a caller may perform one of Kafka's operations on a resource. Policies name them so:
+"""Decides whether a caller may perform one of Kafka's operations on a resource. In policies:
 
     kafka:Read, kafka:Write …   on   arn:aws:sqs:<region>:<account>:<topic>
                                      arn:penstock:kafka:<region>:<account>:group/<id>
                                      arn:penstock:kafka:<region>:<account>:txn/<id>
                                      arn:penstock:kafka:<region>:<account>:cluster
 
-Access rules of the tenant (``model/acls.py``) count beside the policies, except for operators: a
-deny of either wins. A queue has a policy of its own, which counts as well. As in Kafka, a caller
-who may read, write, delete or alter a resource may describe it, unless that is denied by name; and
-a caller who may alter configs may see them. Internal topics have data of all tenants, so they are
-for operators only, whatever policies allow.
+Access rules of the tenant (``model/acls.py``) apply as well as policies, except to operators: a
+deny of either wins. A queue may also have a policy of its own. As in Kafka, a caller who may read,
+write, delete or alter a resource may describe it, unless describing is explicitly denied; and a
+caller who may alter configs may see them. Internal topics have data of all tenants, so they are for
+operators only, whatever policies allow.
 
-A trusted caller (authentication is off) may do everything. ``access/decisions.py`` evaluates
-policies."""
+A trusted caller (authentication is off) may do everything."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -30,17 +29,17 @@ ACTIONS: Final[Mapping[Operation, str]] = {
     each: "kafka:" + "".join(word.capitalize() for word in each.name.split("_"))
     for each in Operation
 }
-UNASKED: Final = -(2**31)  # not requested
+UNASKED: Final = -(2**31)  # in replies to clients that did not request their operations
 NOTHING: Final = 0
 
 
 def on_topic(call: KafkaCall, operation: Operation, name: str, topic: Topic | None = None) -> bool:
-    """``topic``: the topic of that name, if the caller of this function has it already."""
+    """Return whether the caller has this right. ``topic`` saves a lookup if it is known already."""
     if call.caller.is_trusted:
         return True
     if topic is None:
         topic = call.context.catalog.find(call.context.account, call.context.config.region, name)
-    # The view of committed offsets has only data of the tenant.
+    # The view of committed offsets (``__consumer_offsets``) has only data of the tenant.
     is_for_operators_only = (
         is_for_operators(name) and name != OFFSETS_TOPIC and (topic is None or not topic.is_queue)
     )
@@ -70,7 +69,7 @@ def on_cluster(call: KafkaCall, operation: Operation) -> bool:
 
 
 def reaches_topic(call: KafkaCall, operation: Operation, topic: Topic) -> bool:
-    """A right on the cluster applies to the topic only if a policy of the topic allows it too."""
+    """Return whether a right on the cluster applies to the topic. A policy of the topic decides."""
     return topic.settings.policy is None or on_topic(call, operation, topic.name, topic)
 
 
@@ -95,7 +94,7 @@ def may_write_somewhere(call: KafkaCall) -> bool:
         try:
             statements = compile_policy(text, Kind.IDENTITY).statements
         except MalformedPolicy:
-            return False  # it may deny anything
+            return False  # a malformed policy may deny anything
         if any(each.is_allow and each.actions.match(action) for each in statements):
             return True
     topics = call.context.catalog.topics(call.context.account, call.context.config.region)
@@ -113,7 +112,7 @@ def _may(
     arn: str,
     policy: str | None = None,
 ) -> bool:
-    """A deny by a rule or a policy wins. Otherwise, an allow by either of them is enough."""
+    """Return whether an access rule or a policy allows the operation and neither denies it."""
     decided = _by_rules(call, operation, resource_type, name)
     if decided is Permission.DENY:
         return False
@@ -128,7 +127,7 @@ def _may(
 def may_by_rules(
     call: KafkaCall, operation: Operation, resource_type: ResourceType, name: str
 ) -> bool:
-    """Return whether the caller is an operator or a rule allows it. Policies do not count."""
+    """Return whether the caller is an operator or an access rule allows the operation."""
     is_allowed = _by_rules(call, operation, resource_type, name) is Permission.ALLOW
     return call.caller.is_operator or is_allowed
 
@@ -136,7 +135,7 @@ def may_by_rules(
 def _by_rules(
     call: KafkaCall, operation: Operation, resource_type: ResourceType, name: str
 ) -> Permission | None:
-    """Rules do not bind operators, because users of the tenant make the rules."""
+    """Return what access rules decide. They do not bind operators, because tenants make them."""
     rules = None if call.caller.is_operator else call.context.identities.acls(call.context.account)
     if rules is None:
         return None
@@ -176,7 +175,7 @@ def _prefix(context: KafkaContext) -> str:
 
 
 def bits(operations: Iterable[Operation]) -> int:
-    """Return a set as some replies contain it on request."""
+    """Return the bit field that stands for a set of operations in replies."""
     return sum(1 << operation for operation in operations)
 
 
@@ -197,7 +196,6 @@ GROUP_OPERATIONS: Final = bits(OF_GROUPS)
 
 
 def topic_operations(call: KafkaCall, name: str, topic: Topic | None) -> int:
-    """Return what the caller may do with a topic of this name, whether or not it exists."""
     if call.caller.is_trusted:
         return TOPIC_OPERATIONS
     return bits(each for each in OF_TOPICS if on_topic(call, each, name, topic))
@@ -210,7 +208,7 @@ def group_operations(call: KafkaCall, group_id: str) -> int:
 
 
 def cluster_operations(call: KafkaCall) -> int:
-    """Return nothing, and no error, if the caller may not describe the cluster."""
+    """Return the caller's operations on the cluster, none without the right to describe it."""
     if call.caller.is_trusted:
         return CLUSTER_OPERATIONS
     if not on_cluster(call, Operation.DESCRIBE):

@@ -2,10 +2,10 @@
 
     header → API → caller → decode → handler → encode → throttle → meter
 
-Errors are in fields of each API's reply, filled by its handler. An error that no field can report
-ends the connection: a malformed frame, an API or version that is not served, an unexpected
-exception (logged once, with its traceback). ApiVersions in an unknown version gets a reply in
-version 0, so that a newer client can choose again.
+Handlers report errors in fields of the reply. An error that no field can report ends the
+connection: a malformed frame, an API or version that is not supported, an unexpected exception
+(logged once, with its traceback). ApiVersions in an unknown version gets a reply in version 0, so
+that a newer client can choose another version.
 
 The login of the connection decides who the caller is (``login/logins.py``), a handler what the
 caller may do (``permissions.py``). A client above its limits gets its reply with a time to pause,
@@ -64,20 +64,20 @@ OK: Final = "OK"
 HUNG_UP: Final = "HangUp"
 FAILED: Final = ErrorCode.UNKNOWN_SERVER_ERROR.name
 UNKNOWN_API: Final = "unknown"
-BARE: Final = "SaslToken"  # a frame without a header, after the oldest handshake
-ACCOUNTS_MAX: Final = 10_000  # with a context in memory; about 1 KB each
+BARE: Final = "SaslToken"  # a frame without a header, after SaslHandshake of version 0
+ACCOUNTS_MAX: Final = 10_000  # whose contexts are cached; about 1 KB each
 BEFORE_LOGIN: Final = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))
 _NOT_LOGGED_IN: Final = Caller("", "")  # has no rights
 _RECORD_APIS: Final = frozenset((FETCH, SHARE_FETCH))  # their replies are mostly records
 _PRODUCE_KEY: Final = PRODUCE.to_bytes(2, "big")
-# Decoding a longer request may take 10 ms and more. For Produce the number of partitions counts.
+# Longer requests are decoded in a thread. For Produce the number of partitions decides.
 DECODED_ASIDE_BYTES: Final = 16_384
 DECODED_AT_ONCE_MAX: Final = 1_000  # partitions of a Produce request: about 1 ms
 T = TypeVar("T")
 
 
 def is_produce(frame: Buffer) -> bool:
-    """Return whether the frame is handled even if its client disconnects."""
+    """Return whether this is a Produce request, which is handled even if the client disconnects."""
     return frame[:2] == _PRODUCE_KEY
 
 
@@ -85,7 +85,6 @@ class KafkaFrontend:
     def __init__(
         self, context: KafkaContext, *, perf: Callable[[], float] = time.perf_counter
     ) -> None:
-        """``perf`` is a monotonic clock in seconds."""
         self._context = context
         self._contexts: dict[str, KafkaContext] = {}  # by account
         self._logins = context.logins
@@ -93,16 +92,16 @@ class KafkaFrontend:
         self._perf = perf
         self._codecs: dict[int, Codec] = {}  # imported when first used
         self._turns = Turns(perf)
-        # One thread at a time: each delays the loop by up to sys.getswitchinterval().
+        # Allows one thread at a time: each delays the loop by up to sys.getswitchinterval().
         self._aside = asyncio.Lock()
 
     def drain(self) -> None:
-        """Reply to waiting fetches; no fetch waits from now on."""
+        """Reply to all waiting fetches, and let no later fetch wait."""
         self._context.parked.drain()
 
     async def answer(self, connection: KafkaConnection, frame: Buffer) -> Reply:
-        """Return the reply to a frame. Raises only HangUp, and CancelledError if the client is
-        gone. The memory of a Produce frame is reused once its records are appended."""
+        """Return the reply to a frame. Raises HangUp to end the connection, and CancelledError if
+        the client disconnects. The memory of a Produce frame is reused after the append."""
         started = self._perf()
         name, code, account = UNKNOWN_API, HUNG_UP, ""
         login = self._logins.of(connection)
@@ -111,7 +110,7 @@ class KafkaFrontend:
                 name = BARE
                 taken = await self._logins.take(connection, bytes(frame))
                 if taken.code:
-                    raise HangUp(taken.code.message)  # the reply has no field for it
+                    raise HangUp(taken.code.message)  # the reply has no field for errors
                 code = OK
                 return (taken.token,)
             header = parse_request_header(frame)
@@ -120,13 +119,13 @@ class KafkaFrontend:
                 name, code = api.name, ErrorCode.UNSUPPORTED_VERSION.name
                 return (_head(header, api, 0), encoded_unsupported())
             if api.key != PRODUCE and len(frame) > REQUEST_BYTES_MAX:
-                # Only records may be long.
-                raise HangUp(f"a request of {len(frame)} bytes, {REQUEST_BYTES_MAX} are allowed")
+                # Only requests with records may be longer.
+                raise HangUp(f"a request has {len(frame)} bytes; {REQUEST_BYTES_MAX} are allowed")
             name = api.name
             if header.api_key in BEFORE_LOGIN:
                 caller = _NOT_LOGGED_IN
             elif login.caller is None:
-                raise HangUp("not logged in")
+                raise HangUp("the client is not logged in")
             else:
                 self._logins.check(login)
                 caller = login.caller
@@ -141,13 +140,13 @@ class KafkaFrontend:
         except HangUp:
             raise
         except PenstockError as error:
-            # No field of the reply can report it.
+            # No field of the reply can report this error.
             log.warning("request rejected", extra=_about(name, connection, error))
             raise HangUp(str(error)) from error
         except Exception as error:
             code = FAILED
             log.error("request failed", exc_info=error, extra=_about(name, connection, error))
-            raise HangUp("the server failed") from error
+            raise HangUp("the server failed to handle the request") from error
         else:
             return buffers
         finally:
@@ -170,7 +169,7 @@ class KafkaFrontend:
                     request = decode_produce_request(frame, body_at, version, DECODED_AT_ONCE_MAX)
                 except TooManyEntries:
                     request = await self._run_aside(decode_produce_request, frame, body_at, version)
-                    call.slices.expect_long()  # so the reply is encoded aside as well
+                    call.slices.expect_long()  # so the reply is encoded in a thread as well
             elif len(frame) <= DECODED_ASIDE_BYTES:
                 request = codec.decode_request(frame, body_at, version)
             else:
@@ -221,7 +220,7 @@ class KafkaFrontend:
     def _charge(
         self, call: KafkaCall, payer: Tenant, received_bytes: int, buffers: Reply, requests: int
     ) -> int:
-        """Return for how many milliseconds the client must pause. Only bytes of records count."""
+        """Charge a request to its tenant. Return the pause of the client in milliseconds."""
         size_bytes = received_bytes
         if buffers is not None and call.api.key in _RECORD_APIS:
             size_bytes += sum(map(len, buffers))
@@ -231,7 +230,7 @@ class KafkaFrontend:
         )
 
     def _charge_client(self, call: KafkaCall, received_bytes: int, buffers: Reply) -> int:
-        """Return the same for the quotas of users and client ids."""
+        """Charge a request to its user and client id. Return the pause in milliseconds."""
         if call.api.key == PRODUCE:
             key, size_bytes = PRODUCED, received_bytes
         elif call.api.key in _RECORD_APIS and buffers is not None:
@@ -245,7 +244,7 @@ class KafkaFrontend:
         return pause_ms
 
     def _bounded(self, call: KafkaCall, request: Any) -> Any:
-        """Return the fetch with a limit on bytes that fits its quota."""
+        """Return the fetch request, limited to the bytes that the client's quota allows."""
         now_ms = self._context.clock.mono_ms()
         most = self._quotas.fetch_bytes_max(*_client(call), now_ms=now_ms)
         field = "bytes_max" if call.api.key == FETCH else "max_bytes"
@@ -255,19 +254,21 @@ class KafkaFrontend:
 
 
 def _client(call: KafkaCall) -> tuple[str, str, str]:
-    """Return account, user and client id, as in quotas."""
     user = user_shown(call.caller)
     account, client_id = call.caller.account, call.client_id
     return account, user[:CLIENT_NAME_CHARS_MAX], client_id[:CLIENT_NAME_CHARS_MAX]
 
 
 def _rejected(call: KafkaCall, codec: Codec, error: TooManyEntries) -> Sequence[Piece]:
-    """Return the reply with the error. Raises HangUp if it has no field for it."""
+    """Return a reply with the error. Raises HangUp if the API's reply has no field for errors."""
     response = rejection(call.api, call.version, str(error))
     if response is not None:
         return _encoded(call, codec, response)
     about = _about(call.api.name, call.connection, error)
-    log.warning("too many entries", extra={**about, "count": error.count, "bound": error.bound})
+    log.warning(
+        "request has too many entries",
+        extra={**about, "count": error.count, "bound": error.bound},
+    )
     raise HangUp(str(error))
 
 

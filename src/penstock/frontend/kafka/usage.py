@@ -17,7 +17,7 @@ NONE: Final = ""
 READ: Final = "kafka:Read"
 WRITE: Final = "kafka:Write"
 _DESCRIBE: Final = "kafka:Describe"
-# ``kafka:Connect`` is not used in policies.
+# ``kafka:Connect`` is only a name for usage; policies do not have it.
 _APIS_BY_OPERATION: Final[Mapping[str, str]] = {
     "kafka:Alter": (
         "AlterPartitionReassignments AlterReplicaLogDirs AlterUserScramCredentials CreateAcls "
@@ -41,8 +41,8 @@ _APIS_BY_OPERATION: Final[Mapping[str, str]] = {
 _BY_NAME: Final = {
     name: operation for operation, names in _APIS_BY_OPERATION.items() for name in names.split()
 }
-assert _BY_NAME.keys() <= {api.name for api in APIS.values()}, "an API that is not served"
-# By the name of the API; all others describe.
+assert _BY_NAME.keys() <= {api.name for api in APIS.values()}, "an API is not served"
+# The operation of each API, by its name. APIs that are not in the table count as Describe.
 OPERATIONS: Final[Mapping[str, str]] = {
     api.name: _BY_NAME.get(api.name, _DESCRIBE) for api in APIS.values()
 }
@@ -54,18 +54,17 @@ DENIALS: Final = frozenset(
         "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
     )
 )
-assert ErrorCode.__members__.keys() >= DENIALS, "a code that does not exist"
+assert ErrorCode.__members__.keys() >= DENIALS, "a denial is not an error code"
 _THROTTLED: Final = ErrorCode.THROTTLING_QUOTA_EXCEEDED.name
 
 
 class KafkaUsage:
     def __init__(self, table: UsageTable, *, region: str) -> None:
-        """``region``: of all topics that Kafka clients name."""
         self._table = table
-        self._region = region
+        self._region = region  # of all topics that Kafka clients name
 
     def requested(self, account: str, api: str, code: str, seconds: float) -> None:
-        """Count one request. ``code``: the error of the whole reply."""
+        """Count one request. ``code`` is the error code of the whole reply, or OK."""
         key = (account, self._region, NONE, OPERATIONS.get(api, NONE))
         if code == OK:
             self._table.request(key, seconds)

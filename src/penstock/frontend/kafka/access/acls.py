@@ -1,9 +1,9 @@
 """CreateAcls, DeleteAcls and DescribeAcls: the access rules of the caller's tenant.
 
 A rule may name any principal and any resource, whether or not they exist. With authentication off
-the reply is SECURITY_DISABLED, because no rules are checked. ``model/acls.py`` decides what rules
-allow. Rules from below feature level 6 are statements of a user's policy (``policy_acls.py``); they
-are shown and deleted with the others. Only operators may change rules in an operator's policy."""
+the reply is SECURITY_DISABLED, because no rules are checked. ``model/acls.py`` evaluates rules.
+Below feature level 6 a new rule is stored as a statement of a user's policy (``policy_acls.py``).
+Such rules are shown and deleted like others, but only operators may change an operator's policy."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -87,11 +87,11 @@ def _check_rule(acl: model.Acl) -> None:
     if acl.resource_type not in _TYPES:
         reason = f"Invalid resource type {acl.resource_type}: 2 to 7 are allowed."
     elif acl.pattern_type not in (model.PatternType.LITERAL, model.PatternType.PREFIXED):
-        reason = f"Invalid pattern type {acl.pattern_type}: a rule is literal or prefixed."
+        reason = f"Invalid pattern type {acl.pattern_type}: use 3 (literal) or 4 (prefixed)."
     elif acl.operation not in _OPERATIONS:
         reason = f"Invalid operation {acl.operation}: 2 to 15 are allowed."
     elif acl.permission_type not in _PERMISSIONS:
-        reason = f"Invalid permission type {acl.permission_type}: a rule allows or denies."
+        reason = f"Invalid permission type {acl.permission_type}: use 2 (deny) or 3 (allow)."
     elif not acl.resource_name:
         reason = "Invalid empty resource name"
     elif (
@@ -117,7 +117,7 @@ def _check_rule(acl: model.Acl) -> None:
 async def _add_to_policies(
     call: KafkaCall, changes: IdentityChanges, rules: Mapping[int, model.Acl]
 ) -> Mapping[int, ApiError]:
-    """For older nodes, which know no other rules. All rules of a user are added in one change."""
+    """Store rules in the policies of users, where older nodes find them. Return the errors."""
     errors: dict[int, ApiError] = {}
     by_user: dict[str, dict[int, model.Acl]] = {}
     for position, rule in rules.items():
@@ -150,7 +150,6 @@ async def _stored(call: KafkaCall, wanted: Filter) -> list[model.Acl]:
 
 
 def is_match(rule: model.Acl, wanted: Filter) -> bool:
-    """Numbers without a meaning match no rule."""
     return (
         wanted.resource_type_filter in (model.ANY, rule.resource_type)
         and wanted.operation in (model.ANY, rule.operation)
@@ -190,8 +189,7 @@ async def describe(call: KafkaCall, request: describe_wire.Request) -> describe_
 
 
 async def delete(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    """Delete all rules that fit any of the filters. What the rules allowed is denied from the next
-    request on, also to clients that are logged in."""
+    """Delete all rules that match a filter, with effect from the next request of every client."""
     results = [await _deleted(call, each) async for each in call.slices.each(request.filters)]
     return delete_wire.Response(filter_results=results)
 
@@ -211,7 +209,7 @@ async def _deleted(
     matching: dict[model.Acl, ApiError | None] = dict.fromkeys(stored)
     async for user in call.slices.each(list(context.identities.users(context.account))):
         for rule, failure in (await _delete_of_user(call, changes, user, wanted)).items():
-            matching[rule] = matching.get(rule) or failure  # the rule can be stored as well
+            matching[rule] = matching.get(rule) or failure  # a rule may also be in a policy
     return delete_wire.DeleteAclsFilterResult(
         error_message=None,
         matching_acls=[
@@ -225,7 +223,7 @@ async def _deleted(
 
 
 def _check_filter(wanted: Filter) -> None:
-    """Raises ApiError for numbers without a meaning: nothing may be deleted by mistake."""
+    """Raise ApiError for an unknown number, so that no rule is deleted by mistake."""
     for field, number, known in (
         ("resource type", wanted.resource_type_filter, _TYPES),
         ("pattern type", wanted.pattern_type_filter, _PATTERNS),
@@ -234,7 +232,7 @@ def _check_filter(wanted: Filter) -> None:
     ):
         if number != model.ANY and number not in known:
             raise invalid_request(
-                f"Invalid {field} {number} in a filter; {model.ANY} stands for any."
+                f"The filter has an invalid {field} {number}: use {model.ANY} to match any."
             )
 
 

@@ -1,9 +1,9 @@
 """Passwords and delegation tokens: AlterUserScramCredentials and DescribeUserScramCredentials;
 CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken and DescribeDelegationToken.
 
-A client sends keys that it has derived from a password, so no node ever sees the password. A user
-that does not exist is created without rights: Kafka knows users by their passwords only. Only
-operators may change an operator's password, because its holder is an operator.
+A client sends keys that it has derived from a password, so no node ever sees the password. Setting
+the password of an unknown user creates the user, without rights, as Kafka has no request to create
+users. Only operators may change an operator's password.
 
 A program logs in with a token as the token's owner. Only the replies to creating and describing a
 token contain its secret."""
@@ -52,7 +52,7 @@ _NO_TIME: Final = -1  # in replies with an error
 
 
 async def alter_scram(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
-    """A user with an invalid change keeps all passwords as they are."""
+    """Set and delete passwords. If one change of a user is invalid, none is made for this user."""
     changes: list[Change] = [*request.deletions, *request.upsertions]
     errors: dict[str, ApiError] = {}  # by user
     counts = Counter((each.name, each.mechanism) for each in changes)
@@ -84,7 +84,7 @@ def _check(call: KafkaCall, change: Change, count: int) -> None:
     if user is not None and user.is_operator and not (caller.is_operator or caller.is_trusted):
         raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     if not change.name:
-        raise _unacceptable("The name of a user is not empty.")
+        raise _unacceptable("The user name must not be empty.")
     mechanism = MECHANISMS.get(change.mechanism)
     if mechanism is None:
         raise ApiError(ErrorCode.UNSUPPORTED_SASL_MECHANISM)
@@ -104,7 +104,7 @@ def _unacceptable(reason: str) -> ApiError:
 
 
 def _no_password() -> ApiError:
-    return ApiError(ErrorCode.RESOURCE_NOT_FOUND, "The user has no password of this mechanism.")
+    return ApiError(ErrorCode.RESOURCE_NOT_FOUND, "The user has no password for this mechanism.")
 
 
 async def _carry_out(context: KafkaContext, change: Change) -> None:
@@ -128,7 +128,7 @@ async def _carry_out(context: KafkaContext, change: Change) -> None:
     try:
         if context.identities.user(account, name) is None:
             try:
-                # Together with its password: a rejected password must not leave a user.
+                # In one change, so that a rejected password does not leave a user behind.
                 await changes.create_user(User(account, name, context.clock.wall_ms()), credential)
                 return
             except Conflict:
@@ -147,7 +147,7 @@ async def describe_scram(call: KafkaCall, request: describe_wire.Request) -> des
         names = [user.name for user in context.identities.users(context.account)]
     results = []
     async for name, count in call.slices.each(Counter(names).items()):
-        code, message = ErrorCode.RESOURCE_NOT_FOUND, "No user of this name has a password."
+        code, message = ErrorCode.RESOURCE_NOT_FOUND, "The user does not exist or has no password."
         infos = [
             describe_wire.CredentialInfo(number, credential.iterations)
             for number, mechanism in MECHANISMS.items()
@@ -164,8 +164,8 @@ async def describe_scram(call: KafkaCall, request: describe_wire.Request) -> des
 
 
 def _check_tokens(call: KafkaCall) -> TokenCalls:
-    """Return the store of tokens. Raises ApiError if this client must not send requests about
-    tokens, or if a node of the cluster may be too old to know tokens."""
+    """Return the store of tokens. Raises ApiError if authentication is off, the client is logged in
+    with a token itself, or a node of the cluster may be too old to support tokens."""
     context = call.context
     login = context.logins.of(call.connection)
     if call.caller.is_trusted or isinstance(login.proven, DelegationToken):
@@ -212,7 +212,7 @@ def _new_token(call: KafkaCall, request: create_wire.Request) -> DelegationToken
     user = context.identities.user(context.account, owner) if is_user else None
     resource, is_own = f"{USER}:{owner}", owner == call.caller.user
     is_allowed = is_own or may_by_rules(call, Operation.CREATE_TOKENS, ResourceType.USER, resource)
-    # Tokens of operators are for operators only, whatever rules allow.
+    # Only operators may create tokens of operators, whatever access rules allow.
     is_above = user is not None and user.is_operator and not call.caller.is_operator
     if user is None or is_above or not is_allowed:
         raise ApiError(ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED)
@@ -240,7 +240,7 @@ def _new_token(call: KafkaCall, request: create_wire.Request) -> DelegationToken
 
 
 async def renew_token(call: KafkaCall, request: renew_wire.Request) -> renew_wire.Response:
-    """Let a token expire later, at its maximum lifetime at the latest."""
+    """Extend the lifetime of a token, but not beyond its maximum lifetime."""
     period_ms = TOKEN_RENEWAL_MS_MAX
     if request.renew_period_ms > 0:
         period_ms = min(period_ms, request.renew_period_ms)
@@ -248,15 +248,15 @@ async def renew_token(call: KafkaCall, request: renew_wire.Request) -> renew_wir
 
 
 async def expire_token(call: KafkaCall, request: expire_wire.Request) -> expire_wire.Response:
-    """Let a token expire after a period; a negative period deletes it. Clients that are logged in
-    with a deleted token are disconnected at their next request."""
+    """Make a token expire after a period, or delete it if the period is negative. Clients that are
+    logged in with a deleted token are disconnected at their next request."""
     return expire_wire.Response(
         *await _expire_after(call, request.hmac, request.expiry_time_period_ms)
     )
 
 
 async def _expire_after(call: KafkaCall, hmac: bytes, period_ms: int) -> tuple[ErrorCode, int]:
-    """Return the code and the time at which the token with this HMAC expires."""
+    """Set when the token with this HMAC expires. Return the error code and the new expiry time."""
     now_ms = call.context.clock.wall_ms()
 
     def change(token: DelegationToken) -> DelegationToken | None:
@@ -281,8 +281,7 @@ async def _expire_after(call: KafkaCall, hmac: bytes, period_ms: int) -> tuple[E
 
 
 async def describe_tokens(call: KafkaCall, request: tokens_wire.Request) -> tokens_wire.Response:
-    """Return live tokens that the caller owns, may renew, or may see by an access rule. No list of
-    owners means all tokens, an empty list none."""
+    """Return live tokens that the caller owns, may renew, or may see by an access rule."""
     tokens = _check_tokens(call)
     owners = None
     if request.owners is not None:
@@ -315,7 +314,6 @@ async def describe_tokens(call: KafkaCall, request: tokens_wire.Request) -> toke
 
 
 def _may_describe(call: KafkaCall, token: DelegationToken) -> bool:
-    """The description contains the token's secret."""
     if _may_renew(call.caller, token):
         return True
     owner = call.context.identities.user(call.context.account, token.owner)

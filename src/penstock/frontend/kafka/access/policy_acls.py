@@ -1,13 +1,13 @@
-"""Access rules as statements of a user's policy, as all rules were before feature level 6. Pure.
+"""Converts access rules to statements of a user's policy and back, for feature levels below 6.
 
     User:ann may read topics orders-*, from anywhere
         {"Effect": "Allow", "Action": "kafka:Read",
          "Resource": "arn:aws:sqs:us-east-1:000000000000:orders-*"}
 
-Each such rule is one statement of the user's policy ``kafka-acls``, and can be read back from it.
-Other statements that people wrote there stay unchanged and are not shown. Below feature level 6 new
-rules are still stored like this, because older nodes know no others: only for existing users, by
-name, and with an address or ``*`` as host."""
+Each such rule is one statement of the user's policy ``kafka-acls``. Other statements that people
+wrote there stay unchanged and are not shown. Below feature level 6 new rules are stored like this,
+because older nodes cannot read others. Such a rule must name an existing user, and an IP address or
+``*`` as host."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from penstock.model.levels import ACLS_STORED
 from penstock.model.names import queue_arn
 
 POLICY: Final = "kafka-acls"
-VERSION: Final = "2012-10-17"  # can express a literal star
+VERSION: Final = "2012-10-17"  # has ${*} for a literal star
 PRINCIPAL: Final = "User:"
 _ALL_ACTIONS: Final = "kafka:*"
 _OF_RESOURCES: Final[Mapping[int, frozenset[acls.Operation]]] = {
@@ -42,7 +42,7 @@ _ESCAPED: Final = re.compile(rf"(?:{_TOKENS.pattern})+", re.DOTALL)
 
 
 def user_of(rule: acls.Acl) -> str:
-    """Return the user whose policy can have the rule. Raises ApiError if no policy can."""
+    """Return the user whose policy stores the rule. Raises ApiError if a policy cannot store it."""
     name = rule.principal.removeprefix(PRINCIPAL)
     operations = _OF_RESOURCES.get(rule.resource_type, frozenset())
     is_written = (
@@ -68,7 +68,6 @@ def needs_level(what: str) -> ApiError:
 
 
 def check_may_change(caller: Caller, user: User) -> None:
-    """Raises AccessDenied if ``user`` is an operator and ``caller`` is not."""
     if user.is_operator and not caller.is_operator:
         raise AccessDenied(f"{user.name} is an operator: only an operator may change these rules.")
 
@@ -89,7 +88,7 @@ class AclPolicies:
         return [rule for _, rule in self._read(user) if rule is not None]
 
     def with_rules(self, user: User, added: Sequence[acls.Acl]) -> User:
-        """Rules that exist already are not added again."""
+        """Return the user with these rules added to its policy, unless it has them already."""
         found = self._read(user)
         known = {rule for _, rule in found}
         fresh = [rule for rule in dict.fromkeys(added) if rule not in known]
@@ -129,7 +128,7 @@ class AclPolicies:
         return block
 
     def _rule(self, block: Any, user: str) -> acls.Acl | None:
-        """Return the rule of a statement; None if the statement is not a rule."""
+        """Return the rule that a policy statement expresses, or None if it is another statement."""
         if not isinstance(block, dict) or block.keys() - _FIELDS:
             return None
         found = self._pattern(block.get("Resource"))
@@ -162,7 +161,7 @@ class AclPolicies:
 
 
 def _unescaped(text: str) -> str | None:
-    """Return None for a text with wildcards, or an empty text."""
+    """Replace ``${*}`` by a star. Return None if the text is empty or has wildcards."""
     if not _ESCAPED.fullmatch(text):
         return None
     return "".join(token[1] or token[2] for token in _TOKENS.finditer(text))

@@ -4,12 +4,12 @@ this node, and on the connections per second from an address. AlterClientQuotas 
 A quota belongs to an entity: a user, a client id, or a user with a client id. Each is given by
 name, or as the default for all names without a quota. An address (ip) is an entity of its own.
 Quotas are stored per tenant (``metadata/topics/resource_configs.py``) and apply to its own clients.
-Tenants share addresses, so only operators see and set quotas of those. The stored name of an entity
-is a text such as ``client-id=app&user=ann``; a part without ``=`` is the default.
+Tenants share addresses, so only operators see and set quotas of addresses. The stored name of an
+entity is a text such as ``client-id=app&user=ann``; a part without ``=`` is the default.
 
-Bytes are counted in leaky buckets after each request. A client above its quota learns how long to
-pause, and the node does not read its connection until then. A connection above a rate is closed at
-once. Each node counts for itself, as in Kafka."""
+Bytes are counted in leaky buckets after each request. The reply to a client above its quota says
+how long to pause, and the node does not read from the connection until then. A new connection above
+the rate is closed at once. Each node counts for itself, as in Kafka."""
 
 import ipaddress
 import math
@@ -45,14 +45,15 @@ CLIENT_ID: Final = "client-id"
 IP: Final = "ip"
 PRODUCED: Final = "producer_byte_rate"
 FETCHED: Final = "consumer_byte_rate"
-FETCH_SECONDS_MAX: Final = 10  # one fetch gets what the quota allows in this time, as in Kafka
+FETCH_SECONDS_MAX: Final = 10  # a fetch reply is limited to the quota of this time, as in Kafka
 FOUND_MAX: Final = 20_000  # clients whose buckets are remembered; about 300 bytes each
-BUCKETS_MAX: Final = 20_000  # above it, empty buckets are dropped: a new one is the same
+BUCKETS_MAX: Final = 20_000  # above this number, empty buckets are dropped
 
-Entity = tuple[tuple[str, str | None], ...]  # types with names, sorted by type; None: the default
+Entity = tuple[tuple[str, str | None], ...]  # types with names, sorted; None: the default name
 K = TypeVar("K")
 CREATION_RATE: Final = "connection_creation_rate"
-_DEFAULT: Final = ""  # all addresses without a rate of their own
+_DEFAULT: Final = ""  # stands for all addresses without a rate of their own
+# The largest value of each quota. Quotas with a finite limit must be whole numbers.
 _OF_CLIENTS: Final[Mapping[str, float]] = {
     PRODUCED: LONG_MAX,
     FETCHED: LONG_MAX,
@@ -74,7 +75,7 @@ def entity_of(text: str) -> Entity:
 
 
 def entities_of(user: str, client_id: str) -> Iterator[Entity]:
-    """Yield all entities that a client belongs to. The first with a quota applies."""
+    """Yield all entities that a client belongs to. The first one that has a quota applies."""
     for one_user in (user, None):
         yield (CLIENT_ID, client_id), (USER, one_user)
         yield (CLIENT_ID, None), (USER, one_user)
@@ -87,7 +88,7 @@ class _Client(NamedTuple):
     account: str
     user: str
     client_id: str
-    key: str  # of the quota
+    key: str  # name of the quota
 
 
 class ClientQuotas:
@@ -106,7 +107,7 @@ class ClientQuotas:
     def charge(
         self, account: str, user: str, client_id: str, key: str, size_bytes: int, *, now_ms: float
     ) -> int:
-        """Count bytes that were sent or fetched. Return the pause of the client in milliseconds."""
+        """Count bytes that a client sent or fetched. Return how many ms the client must pause."""
         bucket = self._bucket(_Client(account, user, client_id, key), now_ms)
         if bucket is None:
             return 0
@@ -116,7 +117,7 @@ class ClientQuotas:
     def fetch_bytes_max(
         self, account: str, user: str, client_id: str, *, now_ms: float
     ) -> int | None:
-        """Return the largest reply to one fetch, so that pauses stay short; None: no quota."""
+        """Return the largest allowed size of a fetch reply, or None if the client has no quota."""
         bucket = self._bucket(_Client(account, user, client_id, FETCHED), now_ms)
         return None if bucket is None else int(bucket.rate.per_s * FETCH_SECONDS_MAX)
 
@@ -140,8 +141,7 @@ class ClientQuotas:
     def _shared(
         self, client: _Client, entity: Mapping[str, str | None], per_s: float, now_ms: float
     ) -> LeakyBucket:
-        """Return the bucket of all clients that share the quota with this client. A default gives
-        each user or client id a bucket of its own."""
+        """Return the bucket that this client shares with other clients of the same entity."""
         place = client._replace(
             user=client.user if USER in entity else "",
             client_id=client.client_id if CLIENT_ID in entity else "",
@@ -149,7 +149,7 @@ class ClientQuotas:
         bucket = self._buckets.get(place)
         if bucket is None or bucket.rate.per_s != per_s:
             if len(self._buckets) >= BUCKETS_MAX:
-                self._found.clear()  # it may refer to buckets that are dropped
+                self._found.clear()  # it may refer to dropped buckets
                 _drop_idle(self._buckets, now_ms)
             bucket = self._buckets[place] = LeakyBucket(Rate(per_s, per_s))
         return bucket
@@ -163,13 +163,12 @@ def _drop_idle(buckets: dict[K, LeakyBucket], now_ms: float) -> None:
     for key in [key for key, one in buckets.items() if one.is_idle(now_ms=now_ms)]:
         del buckets[key]
     if len(buckets) >= BUCKETS_MAX:
-        buckets.clear()  # all in use: each client gets one burst more
+        buckets.clear()  # all are in use; each client may exceed its rate once
 
 
 class ConnectionRates:
     def __init__(self, stored: ResourceConfigs, *, account: str) -> None:
-        """``account``: of the nodes, where quotas of addresses are stored."""
-        self._account = account
+        self._account = account  # of the nodes; quotas of addresses are stored there
         self._rates: dict[str, float] = {}  # by address
         self._buckets: dict[str, LeakyBucket] = {}  # by address; by network for the default
         self._all: LeakyBucket | None = None
@@ -178,14 +177,14 @@ class ConnectionRates:
             self._changed(account, name, stored.get(Resource(account, CLIENT_QUOTA, name)))
 
     def limit(self, per_s: int | None) -> None:
-        """Set the rate of all addresses together; None: no limit."""
+        """Limit new connections per second from all addresses together. None removes the limit."""
         if per_s is None:
             self._all = None
         elif self._all is None or self._all.rate.per_s != per_s:
             self._all = LeakyBucket(Rate(per_s, per_s))
 
     def admits(self, address: str, *, now_ms: float) -> bool:
-        """Count a new connection. False: it is above a rate."""
+        """Count a new connection, or return False if it exceeds a rate."""
         found = (self._all, self._bucket(address, now_ms) if self._rates else None)
         buckets = [bucket for bucket in found if bucket is not None]
         if any(bucket.wait_ms(1, now_ms=now_ms) for bucket in buckets):
@@ -222,13 +221,10 @@ class ConnectionRates:
 
 
 def _plain(address: str) -> str:
-    """The one text of an address that has several. Clients of an IPv6 socket may be IPv4."""
+    """Return the canonical text of an IP address. IPv4 addresses mapped to IPv6 become IPv4."""
     found = ipaddress.ip_address(address)
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return str(mapped or found)
-
-
-# The largest value of each quota; those that are not infinite are whole numbers.
 
 
 async def alter_quotas(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
@@ -278,7 +274,7 @@ async def _alter(
         count, most = len(stored.names(account, CLIENT_QUOTA)), CLIENT_QUOTAS_PER_TENANT_MAX
         if not before and account != call.context.config.account and count >= most:
             raise QuotaExceeded(
-                f"{count:,} of {most:,} users and client ids have quotas of their own: remove some"
+                f"Too many quotas: {count:,} of {most:,} users and client ids have one. Remove some"
                 " first."
             )
         await stored.change(resource, changed)
@@ -310,18 +306,17 @@ def _check_entity(entity: Entity) -> None:
 
 
 def _read(op: alter_wire.OpData, keys: Mapping[str, float]) -> str:
-    """Return the text to store. Raises ApiError."""
     most = keys.get(op.key)
     if most is None:
         raise invalid_request(f"Unknown quota {op.key[:100]!r}: use one of {', '.join(keys)}.")
-    if not 0 < op.value < math.inf:  # nor NaN
+    if not 0 < op.value < math.inf:  # also rejects NaN
         raise invalid_request(f"{op.key} must be greater than 0, not {op.value:g}.")
     if op.value > most:
-        raise invalid_request(f"{op.key} is at most {most}, not {op.value:g}.")
+        raise invalid_request(f"{op.key} must be at most {most}, not {op.value:g}.")
     if most == math.inf:
         return repr(op.value)
     if op.value != int(op.value):
-        raise invalid_request(f"{op.key} is a whole number, not {op.value:g}.")
+        raise invalid_request(f"{op.key} must be a whole number, not {op.value:g}.")
     return str(int(op.value))
 
 
@@ -374,7 +369,7 @@ def _filters(
         if not kind:
             raise invalid_request("The filter has an empty entity type.")
         if kind in filters:
-            raise invalid_request(f"The filter has {kind[:100]} more than once.")
+            raise invalid_request(f"The filter names the entity type {kind[:100]} more than once.")
         if kind not in (USER, CLIENT_ID, IP):
             raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"Unknown entity type {kind[:100]!r}.")
         if one.match_type not in list(Match):

@@ -1,9 +1,9 @@
-"""The nodes of the cluster: DescribeCluster, DescribeQuorum, UnregisterBroker, DescribeLogDirs and
-AlterReplicaLogDirs, and UpdateFeatures, with the features that are in force for ApiVersions.
+"""Requests about nodes: DescribeCluster, DescribeQuorum, UnregisterBroker, DescribeLogDirs,
+AlterReplicaLogDirs and UpdateFeatures. ApiVersions also returns the features that are defined here.
 
-The level of a feature says which form of a protocol clients may use. Levels below those listed, and
-features that are not listed, are not implemented: ``metadata.version``, ``kraft.version`` and
-``eligible.leader.replicas.version`` are about how nodes of Apache Kafka store their metadata."""
+The level of a feature says which form of a protocol clients may use. Other features of Apache Kafka
+are not implemented: ``metadata.version``, ``kraft.version`` and
+``eligible.leader.replicas.version`` are about how its nodes store their metadata."""
 
 import asyncio
 from collections.abc import Mapping
@@ -30,7 +30,6 @@ _STREAMS: Final = "streams.version"
 
 
 async def describe_cluster(call: KafkaCall, request: cluster_wire.Request) -> cluster_wire.Response:
-    """Return the nodes, which of them is the controller and, on request, stopped nodes."""
     context = call.context
     if request.endpoint_type == _CONTROLLERS:
         raise ApiError(ErrorCode.MISMATCHED_ENDPOINT_TYPE)
@@ -54,8 +53,8 @@ async def describe_cluster(call: KafkaCall, request: cluster_wire.Request) -> cl
 
 
 async def describe_quorum(call: KafkaCall, request: quorum_wire.Request) -> quorum_wire.Response:
-    """Return the manager of the cluster as Kafka shows the leader of its metadata log. The metadata
-    is in a store of its own, so all nodes are voters that have read up to its revision."""
+    """Report the cluster's manager as the leader of Kafka's metadata log. There is no such log: the
+    revision of the metadata store is shown as its end offset, and all nodes as voters."""
     check_cluster(call, permissions.Operation.DESCRIBE)
     quorum, code = call.context.cluster.quorum(), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     reply = quorum_wire.DescribeQuorumResponsePartitionData
@@ -94,8 +93,7 @@ async def describe_quorum(call: KafkaCall, request: quorum_wire.Request) -> quor
 
 
 async def unregister(call: KafkaCall, request: unregister_wire.Request) -> unregister_wire.Response:
-    """Remove a node that is stopped and has no replicas. A node with replicas is rejected: its
-    partitions would wait for it for ever."""
+    """Remove a stopped node. A node with replicas is rejected, because partitions wait for it."""
     check_cluster(call, permissions.Operation.ALTER)
     try:
         await call.context.cluster.unregister(request.broker_id)
@@ -107,22 +105,22 @@ async def unregister(call: KafkaCall, request: unregister_wire.Request) -> unreg
 
 
 class Feature(NamedTuple):
-    lowest: int  # that clients may assume
-    level: int  # in force, and the highest
+    lowest: int  # lowest level that clients may use
+    level: int  # current level, also the highest
 
 
 _FEATURES: Final[Mapping[str, Feature]] = {
     "group.version": Feature(1, 1),  # consumer groups of KIP-848
     "share.version": Feature(1, 1),  # share groups
     _STREAMS: Feature(1, 1),  # streams groups
-    # With 2, clients raise their epoch with every transaction and leave it to the broker to add
-    # partitions; others use the first form.
+    # At level 2, clients raise their epoch with every transaction, and brokers add partitions to
+    # transactions. Older clients use level 1.
     "transaction.version": Feature(1, 2),
 }
 
 
 def features(context: KafkaContext) -> Mapping[str, Feature]:
-    """Return the features by name. Streams groups need all nodes of a cluster to know them."""
+    """Return the features by name, with streams groups once all nodes support them."""
     if context.level() >= STREAMS_GROUPS:
         return _FEATURES
     return {name: feature for name, feature in _FEATURES.items() if name != _STREAMS}
@@ -131,19 +129,18 @@ def features(context: KafkaContext) -> Mapping[str, Feature]:
 async def update_features(
     call: KafkaCall, request: features_wire.Request
 ) -> features_wire.Response:
-    """Levels are fixed in each version of the server, so only the level in force can be requested.
-    One update that is not possible rejects the whole request."""
+    """Accept only the current levels, because each version of the server has fixed levels."""
     check_cluster(call, permissions.Operation.ALTER)
     known = features(call.context)
     async for update in call.slices.each(request.feature_updates):
         feature, reason = known.get(update.feature), None
         if feature is None:
             names = ", ".join(known)
-            reason = f"There is no feature {update.feature[:100]!r}. Features: {names}."
+            reason = f"Unknown feature {update.feature[:100]!r}: use one of {names}."
         elif update.max_version_level != feature.level:
             reason = (
                 f"{update.feature} is at level {feature.level} and cannot be set to"
-                f" {update.max_version_level}: the level belongs to this version of the server."
+                f" {update.max_version_level}: this version of the server has no other level."
             )
         if reason is not None:
             raise ApiError(ErrorCode.INVALID_UPDATE_VERSION, reason)
@@ -159,8 +156,7 @@ async def update_features(
 async def describe_log_dirs(
     call: KafkaCall, request: describe_wire.Request
 ) -> describe_wire.Response:
-    """Return the replicas of this node, as leader or follower, with their sizes and how far they
-    are behind their leaders. A node has one data folder."""
+    """Return the replicas on this node, their sizes and how far they are behind their leaders."""
     context = call.context
     check_cluster(call, permissions.Operation.DESCRIBE)
     wanted = None
@@ -190,7 +186,7 @@ async def describe_log_dirs(
 
 
 async def alter_log_dirs(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
-    """A replica can only be moved to the folder in which it is."""
+    """Accept only the folder that a replica is already in, because a node has one data folder."""
     is_allowed = permissions.on_cluster(call, permissions.Operation.ALTER)
     here = call.context.config.log_dir.rstrip("/")
     results = []

@@ -1,9 +1,9 @@
 """AlterPartitionReassignments and ListPartitionReassignments, which move partitions to given nodes,
 and ElectLeaders.
 
-The first node of a list is the preferred leader. Moves continue after the reply. A list of another
-length changes the replication factor of the partition. Fewer replicas than ``min.insync.replicas``
-are rejected, because nothing could be written then."""
+The first node in a list of replicas is the preferred leader. Moves continue after the reply. A list
+with more or fewer nodes than before changes the replication factor of the partition. Fewer replicas
+than ``min.insync.replicas`` are rejected, because producers could not write then."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -35,15 +35,15 @@ PREFERRED, UNCLEAN = ELECTION_TYPES = (0, 1)
 
 
 def check_replicas(replicas: Sequence[int], nodes: Collection[int]) -> None:
-    """Raises ApiError unless these are different nodes that are alive, at least one."""
+    """Raise ApiError unless ``replicas`` has at least one node and only different live nodes."""
     if not 1 <= len(replicas) <= FACTOR_MAX:
-        raise invalid(f"A partition has 1 to {FACTOR_MAX} replicas, not {len(replicas)}.")
+        raise invalid(f"A partition must have 1 to {FACTOR_MAX} replicas, not {len(replicas)}.")
     seen: set[int] = set()
     for node in replicas:
         if node in seen:
             raise invalid(f"Node {node} is in the list of replicas more than once.")
         if node not in nodes:
-            raise invalid(f"There is no node {node}, or it is stopped. Nodes: {sorted(nodes)}.")
+            raise invalid(f"Node {node} does not exist or is stopped. Nodes: {sorted(nodes)}.")
         seen.add(node)
 
 
@@ -51,7 +51,7 @@ def check_lists(lists: Sequence[Sequence[int]], nodes: Collection[int], *, facto
     for replicas in lists:
         check_replicas(replicas, nodes)
         if len(replicas) != factor:
-            raise invalid(f"A partition is given {len(replicas)} replicas and must have {factor}.")
+            raise invalid(f"A partition has {len(replicas)} replicas but must have {factor}.")
 
 
 def invalid(message: str) -> ApiError:
@@ -87,7 +87,7 @@ async def _altered(
             if wanted.replicas is None:
                 await _cancel(context, topic, index)
             else:
-                # The number of replicas without the current move:
+                # The number of replicas before the current move, if there is one:
                 count = len(context.brokers.place(topic, index).replicas)
                 move = moves.get((topic.topic_id, index))
                 if move is not None:
@@ -126,7 +126,7 @@ async def _cancel(context: KafkaContext, topic: Topic, index: int) -> None:
 async def _note(
     context: KafkaContext, topic: Topic, index: int, count: int, *, is_assigned: bool
 ) -> None:
-    """Store factor and manual placement in the topic: the manager applies what the topic says."""
+    """Store the replication factor and manual placement in the topic, for the manager."""
     default = context.config.replicas_default
 
     def change(topic: Topic) -> Topic:
@@ -165,8 +165,8 @@ async def list_moves(call: KafkaCall, request: list_wire.Request) -> list_wire.R
 
 
 async def elect(call: KafkaCall, request: elect_wire.Request) -> elect_wire.Response:
-    """Make the preferred replica of partitions the leader, or, by an unclean election, any replica
-    that is alive where no in-sync replica is: records that it does not have are lost."""
+    """Make the preferred replica of each partition its leader. If no in-sync replica is alive, an
+    unclean election makes any live replica the leader; records that it lacks are lost."""
     code, is_unclean = ErrorCode.NONE, request.election_type == UNCLEAN
     if not on_cluster(call, Operation.ALTER):
         code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
@@ -175,7 +175,7 @@ async def elect(call: KafkaCall, request: elect_wire.Request) -> elect_wire.Resp
     if request.topic_partitions is None and not code:
         results = await _of_all(call, is_unclean=is_unclean)
     else:
-        # An error is reported for each partition as well: version 0 has no other field.
+        # Errors are repeated for each partition: version 0 has no field for the whole request.
         results = [
             elect_wire.ReplicaElectionResult(
                 named.topic,
@@ -192,14 +192,14 @@ async def elect(call: KafkaCall, request: elect_wire.Request) -> elect_wire.Resp
 
 
 async def _of_all(call: KafkaCall, *, is_unclean: bool) -> list[elect_wire.ReplicaElectionResult]:
-    """The reply contains only partitions that needed an election."""
+    """Elect leaders in all partitions that need it. Return only the results of these partitions."""
     results = []
     async for topic, indexes in call.slices.each(checks.topics_chosen(call.context, None)):
         found = []
         async for index in call.slices.each(indexes):
             at = call.context.brokers.place(topic, index)
             if at.leader != NO_LEADER if is_unclean else at.leader in at.replicas[:1]:
-                continue  # it has the right leader, as far as this node knows
+                continue  # the partition has the right leader, as far as this node knows
             result = await _elected(call.context, topic.name, index, is_unclean=is_unclean)
             if result.error_code != ErrorCode.ELECTION_NOT_NEEDED:
                 found.append(result)

@@ -1,10 +1,9 @@
 """The configs of brokers under Kafka's names, and the levels of their loggers.
 
-Read-only values are settings of the node, which have other names (``penstock doctor``). Those of
-``BROKER_TABLE`` can be changed while nodes run, for one broker and for all. Most are defaults of
-topic configs, under the names in ``node_name`` of ``topic_configs.py``. A row whose documentation
-starts with "Kept" is stored and shown, and has no effect. ``metadata/topics/dynamic_configs.py``
-stores and applies changes."""
+Read-only configs show settings of the node, which have other names in its configuration file. The
+configs of ``BROKER_TABLE`` can be changed while nodes run, for one broker or for all. Most of them
+are defaults of topic configs (``node_name`` in ``topic_configs.py``). Configs documented as "No
+effect" are stored and shown, because tools compare what they set with what they see."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,11 +56,11 @@ log.dirs | string | -
 num.partitions | int | -
     Default partition count of new topics.
 offsets.topic.num.partitions | int | -
-    Partitions of the topic that has the offsets of groups.
+    Number of partitions of the topic that stores the offsets of groups.
 default.replication.factor | short | -
 offsets.topic.replication.factor | short | -
 transaction.state.log.replication.factor | short | -
-    Number of replicas of each partition. A node by itself has one.
+    Number of replicas of each partition. Without a cluster it is 1.
 transaction.state.log.min.isr | int | -
     Number of replicas that must be in sync for acks=all.
 delete.topic.enable | boolean | -
@@ -76,8 +75,8 @@ transaction.max.timeout.ms | int | -
     Longest transaction timeout that a producer may request.
 """
 )
-# Names that cannot be changed while a node runs: those of Apache Kafka 4.3, and its listeners,
-# security and plug-ins, which are settings of the node here.
+# Configs that cannot be changed while a node runs: the read-only configs of Apache Kafka 4.3, and
+# those of listeners, security and plug-ins, which are settings of the node in Penstock.
 _FIXED_FAMILIES: Final = tuple(
     f"{family}."
     for family in (
@@ -109,10 +108,10 @@ replication.quota.window.size.seconds request.timeout.ms security.inter.broker.p
 security.providers telemetry.max.bytes transactional.id.expiration.ms
 """
 _FIXED: Final = frozenset(_FIXED_NAMES.split())
-# Levels are configs of resource type 8. They are not stored: after a restart ``log.level`` of the
-# node's configuration applies again, as in Kafka.
+# Log levels are configs of resource type 8. They are not stored: after a restart ``log.level`` of
+# the node's configuration applies again, as in Kafka.
 ROOT: Final = "root"
-# Kafka's names: FATAL is critical in Python, which has nothing below DEBUG.
+# Kafka's level names. Python has no level below DEBUG, and calls FATAL critical.
 LEVELS: Final[Mapping[str, int]] = {
     "TRACE": 5,
     "DEBUG": logging.DEBUG,
@@ -124,12 +123,12 @@ LEVELS: Final[Mapping[str, int]] = {
 
 
 def addresses(text: str) -> Mapping[str, int]:
-    """Read connection limits by address: ``10.0.0.7:5,::1:9``. Raises ValueError."""
+    """Parse connection limits by address, such as ``10.0.0.7:5,::1:9``. Raises ValueError."""
     found = {}
     for part in filter(None, map(str.strip, text.split(","))):
         address, _, count = part.rpartition(":")
         if not rows.is_address(address):
-            raise ValueError("a list of ADDRESS:NUMBER with commas between them")
+            raise ValueError("a comma-separated list of ADDRESS:NUMBER")
         found[address] = int(_count(count))
     if len(found) > OVERRIDES_MAX:
         raise ValueError(f"a list of at most {OVERRIDES_MAX:,} addresses")
@@ -143,42 +142,42 @@ def _overrides(text: str) -> str:
 _OWN: Final = rows.table(
     f"""\
 {COMPACTION_BACKOFF} | long 10.. | 15000
-    How often compacted topics are searched for closed segments to compact.
+    Interval at which compacted topics are checked for segments to compact, in milliseconds.
 {CONNECTIONS_MAX} | int 1.. | {rows.INT_MAX}
-    Connections of Kafka clients open at once; more are rejected.
+    Maximum number of open connections of Kafka clients; more are rejected.
 {CONNECTIONS_PER_IP_MAX} | int 1.. | {rows.INT_MAX}
-    Connections of Kafka clients open at once from one address; more are rejected.
+    Maximum number of open connections of Kafka clients from one address; more are rejected.
 {CONNECTIONS_PER_IP} | string overrides |
-    Limits for single addresses: ADDRESS:NUMBER, separated by commas.
+    Maximum numbers of connections from single addresses: ADDRESS:NUMBER, separated by commas.
 {CONNECTIONS_PER_SECOND} | int 1.. | {rows.INT_MAX}
-    Connections per second that Kafka clients open; more are rejected.
+    Maximum number of new connections of Kafka clients per second; more are rejected.
 background.threads | int 1.. | 10
 num.io.threads | int 1.. | 8
 num.network.threads | int 1.. | 3
 num.recovery.threads.per.data.dir | int 1.. | 2
 num.replica.fetchers | int 1.. | 1
 log.cleaner.threads | int 1.. | 1
-    Kept: a node sizes its threads by itself.
+    No effect: a node chooses the number of its threads.
 log.cleaner.dedupe.buffer.size | long | 134217728
 log.cleaner.io.buffer.size | int | 524288
 log.cleaner.io.buffer.load.factor | double 0.. | 0.9
 log.cleaner.io.max.bytes.per.second | double 0.. | 1.7976931348623157E308
-    Kept: one log is compacted at a time, in bounded memory.
+    No effect: one log is compacted at a time, in bounded memory.
 group.consumer.assignment.interval.ms | int | 0
 group.share.assignment.interval.ms | int | 0
 group.streams.assignment.interval.ms | int | 0
-    Kept: set the config of the group instead.
+    No effect: set the config of the group instead.
 group.coordinator.cached.buffer.max.bytes | int 1.. | 1048588
 share.coordinator.cached.buffer.max.bytes | int 1.. | 1048588
-    Kept: a coordinator writes without a buffer of its own.
+    No effect: coordinators write without a buffer.
 producer.id.expiration.ms | int 1.. | 86400000
-    Kept: idle producers are forgotten after a day.
+    No effect: producer ids expire after one day without records.
 transaction.partition.verification.enable | boolean | true
-    Kept: records of a transaction are always verified.
+    No effect: partitions of a transaction are always verified.
 leader.replication.throttled.rate | long | -
 follower.replication.throttled.rate | long | -
 replica.alter.log.dirs.io.max.bytes.per.second | long | -
-    Kept: moves of replicas are not throttled by rate.
+    No effect: moves of replicas are limited by number, not by rate.
 follower.fetch.last.tiered.offset.enable | boolean | false
 remote.fetch.max.wait.ms | int 1.. | 500
 remote.list.offsets.request.timeout.ms | long 1.. | 30000
@@ -189,7 +188,7 @@ remote.log.manager.follower.thread.pool.size | int -1.. | 2
 remote.log.reader.threads | int -1.. | 10
 remote.log.manager.copy.max.bytes.per.second | long 1.. | {LONG_MAX}
 remote.log.manager.fetch.max.bytes.per.second | long 1.. | {LONG_MAX}
-    Kept: there is no tiered storage.
+    No effect: there is no tiered storage.
 """,
     overrides=_overrides,
 )
@@ -197,12 +196,13 @@ BROKER_TABLE: Final[rows.Table] = {**_OWN, **_OF_TOPICS}
 
 
 def is_read_only(name: str) -> bool:
-    """Also for unknown names of these families: they may be secrets."""
+    """Return whether a config cannot be changed while a node runs. This includes unknown names with
+    a prefix such as ``ssl.``, because their values may be secrets."""
     return name not in BROKER_TABLE and (name in _FIXED or name.startswith(_FIXED_FAMILIES))
 
 
 async def alter_brokers(context: KafkaContext, name: str, edit: rows.Edit, *, is_dry: bool) -> None:
-    """``name``: this node, or empty for all brokers. Raises ApiError."""
+    """Change configs of this broker, or of all brokers if ``name`` is empty."""
     if name:
         check_is_this_node(context, name)
     if fixed := [one for one in edit.given if is_read_only(one)]:
@@ -223,13 +223,12 @@ async def alter_brokers(context: KafkaContext, name: str, edit: rows.Edit, *, is
 def check_is_this_node(context: KafkaContext, name: str) -> None:
     node_id = context.config.node_id
     if not name.isdecimal():
-        raise invalid_request(f"The name of a broker is its number, not {name[:100]!r}.")
+        raise invalid_request(f"Invalid broker {name[:100]!r}: use the number of the broker.")
     if name != str(node_id):
         raise invalid_request(f"This is broker {node_id}: send the request to broker {name[:100]}.")
 
 
 def _read(name: str, text: str | None) -> str:
-    """Return the text to store. Raises ApiError."""
     if text is None:
         raise invalid_request(f"{name[:100]} needs a value.")
     row = BROKER_TABLE.get(name)
@@ -238,7 +237,7 @@ def _read(name: str, text: str | None) -> str:
     try:
         return rows.read_by(row, text)
     except ApiError as error:
-        raise invalid_request(error.message) from None  # as in Kafka, for brokers only
+        raise invalid_request(error.message) from None  # the error code that Kafka has for brokers
 
 
 def node_entries(context: KafkaContext) -> list[rows.ConfigEntry]:
@@ -275,13 +274,13 @@ def entries_of_all(configs: Configs) -> list[rows.ConfigEntry]:
 
 
 def _hidden(name: str, synonyms: Sequence[rows.Synonym]) -> rows.ConfigEntry:
-    """Return the entry of an unknown name, whose values are never shown."""
+    """Return the entry of an unknown config. Its value is never shown: it may be a secret."""
     return rows.ConfigEntry(
         name,
         None,
         synonyms[0][2],
         rows.ValueType.UNKNOWN,
-        "Kept: the name is unknown.",
+        "No effect: the config is unknown.",
         is_read_only=True,
         is_sensitive=True,
         synonyms=tuple((name, None, source) for _, _, source in synonyms),
@@ -326,14 +325,14 @@ def _read_only(context: KafkaContext) -> Iterator[rows.ConfigEntry]:
 def alter_loggers(
     context: KafkaContext, name: str, configs: Iterable[AlterableConfig], *, is_dry: bool
 ) -> None:
-    """Change all levels or none. Raises ApiError."""
+    """Set the levels of loggers, or of none of them if the request has an error."""
     check_is_this_node(context, name)
     found = _loggers()
     wanted = [(found.get(config.name), config.name, _level(config)) for config in configs]
     for logger, logger_name, _ in wanted:
         if logger is None:
             raise rows.invalid_config(
-                f"Unknown logger {logger_name[:100]!r}: DescribeConfigs lists those of this node."
+                f"Unknown logger {logger_name[:100]!r}: DescribeConfigs lists all loggers."
             )
     for logger, logger_name, level in () if is_dry else wanted:
         assert logger is not None, "checked above"
@@ -355,7 +354,7 @@ def _level(config: AlterableConfig) -> int:
     level = LEVELS.get((config.value or "").upper())
     if level is None:
         raise rows.invalid_config(
-            f"The level of a logger is one of {', '.join(LEVELS)}, not {config.value!r:.100}."
+            f"The level of a logger must be one of {', '.join(LEVELS)}, not {config.value!r:.100}."
         )
     return level
 

@@ -1,8 +1,8 @@
 """The configs of groups and of client metrics.
 
-Configs of a group may be set before the group exists: where a share group starts is decided when
-its first member joins. Configs of client metrics (KIP-714: which clients push which metrics, and
-how often) are only stored and shown, because telemetry is not supported."""
+Configs of a group may be set before the group exists, because they decide where a share group
+starts when its first member joins. Configs of client metrics (KIP-714: which clients push which
+metrics, and how often) have no effect, because telemetry is not supported."""
 
 import re
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ _TIMES: Final = (
 _TIME_ROWS: Final = "".join(
     f"""\
 {kind}.session.timeout.ms | int {_SESSION_MS} | {session_ms} | group.=
-    Time without a heartbeat after which a member is removed.
+    Time without a heartbeat after which a member is removed from the group.
 {kind}.heartbeat.interval.ms | int {SECOND_MS}..{5 * MINUTE_MS} | {heartbeat_ms} | group.=
     Interval of heartbeats in a {kind} group.
 {kind}.assignment.interval.ms | int 0..{15 * SECOND_MS} | 0 | group.=
@@ -58,17 +58,17 @@ GROUP_TABLE: Final = table(
 {settings.SHARE_ISOLATION} | string read_committed/read_uncommitted | read_uncommitted
     Whether a share group reads records of open and aborted transactions.
 {settings.SHARE_LOCK} | int {SECOND_MS}..{60 * MINUTE_MS} | {_SHARE.lock_ms} | group.=
-    How long a record is leased to a member.
+    Duration of the lease of a record to a member.
 {settings.SHARE_DELIVERIES} | int 2..10 | {DELIVERIES_MAX} | group.=
-    How often a record is delivered at most.
+    Maximum number of deliveries of a record.
 {settings.SHARE_LOCKS} | int 100..10000 | {_SHARE.locks_max} | group.=
-    Records of a partition that may be leased at the same time.
+    Maximum number of records of a partition that are leased at the same time.
 {settings.SHARE_RENEW} | boolean | true
     Whether members may extend the lease of a record.
 {settings.STREAMS_STANDBYS} | int 0..{STANDBYS_MAX} | 0 | group.=
-    Standby copies of each task of a streams group.
+    Number of standby copies of each task of a streams group.
 {settings.STREAMS_DELAY} | int | {_DEFAULT.initial_delay_ms} | group.=
-    How long an empty streams group waits for more members after the first.
+    Time for which a new streams group waits for more members after the first.
 """
 )
 INTERVAL: Final = "interval.ms"
@@ -111,12 +111,11 @@ async def alter_group(
 def _row(name: str) -> ConfigRow:
     row = GROUP_TABLE.get(name)
     if row is None:
-        raise invalid_config(f"There is no group config {name[:100]!r} to set.")
+        raise invalid_config(f"Unknown group config {name[:100]!r}.")
     return row
 
 
 async def configs_of(context: KafkaContext, group_id: str) -> Mapping[str, str]:
-    """Return the configs that are set, by name. Raises ApiError."""
     if not group_id:
         raise invalid_request("The group id is empty.")
     code, configs = await context.groups.call(ReadConfigs(group_id))
@@ -143,10 +142,10 @@ def _listed(text: str) -> str:
 
 
 def _patterns(text: str) -> str:
-    """Patterns are Java's; they are not compiled, because nothing is matched with them."""
+    """Check a list of NAME=PATTERN. Patterns are not compiled: they have Java's syntax."""
     for part in _listed(text).split(",") if text else ():
         if not (found := _PATTERN.match(part)) or found[1] not in _MATCHED:
-            raise ValueError(f"a list of NAME=PATTERN with one of {', '.join(_MATCHED)}")
+            raise ValueError(f"a list of NAME=PATTERN where NAME is one of {', '.join(_MATCHED)}")
     return _listed(text)
 
 
@@ -155,9 +154,9 @@ METRICS_TABLE: Final = table(
 {INTERVAL} | int | 300000
     Interval at which clients push their metrics.
 match | list patterns |
-    Clients that push metrics; empty: all.
+    Clients that push metrics: NAME=PATTERN, separated by commas. If empty, all clients.
 metrics | list listed |
-    Prefixes of the names of metrics.
+    Prefixes of the names of the metrics that clients push, separated by commas.
 """,
     patterns=_patterns,
     listed=_listed,
@@ -173,9 +172,9 @@ async def alter_metrics(context: KafkaContext, name: str, edit: Edit, *, is_dry:
             raise invalid_request(f"Unknown client metrics config {key[:100]!r}.")
         read = changes[key] = read_by(row, text)
         if key == INTERVAL and not INTERVAL_MS_MIN <= int(read) <= INTERVAL_MS_MAX:
-            # As in Kafka, another code than for a text that is not a number.
+            # As in Kafka, the error code differs from that of a text that is not a number.
             raise invalid_request(
-                f"{INTERVAL} is from {INTERVAL_MS_MIN} to {INTERVAL_MS_MAX}, not {read}."
+                f"{INTERVAL} must be from {INTERVAL_MS_MIN} to {INTERVAL_MS_MAX}, not {read}."
             )
     await store(context, CLIENT_METRICS, name, changes, is_dry=is_dry)
 

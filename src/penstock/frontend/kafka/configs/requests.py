@@ -1,9 +1,9 @@
 """AlterConfigs and IncrementalAlterConfigs, DescribeConfigs and ListConfigResources, for topics,
 groups, brokers, loggers and client metrics.
 
-AlterConfigs replaces all configs of a resource: those that are not given get their defaults, but a
-queue stays a queue. IncrementalAlterConfigs sets or deletes single configs, or adds to and takes
-from those that are lists."""
+AlterConfigs replaces all configs of a resource: configs that are not given get their defaults, but
+a queue stays a queue. IncrementalAlterConfigs sets or deletes single configs, or adds values to
+configs that are lists and removes values from them."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
@@ -25,7 +25,7 @@ from penstock.wire.kafka.generated import incremental_alter_configs as increment
 from penstock.wire.kafka.generated import list_config_resources as list_wire
 
 _TYPES_FROM: Final = 1
-# Makes the changes of one resource from the rows of its table and the configs that are set now.
+# Computes the changes of a resource from its part of the request, its table and current configs.
 Edits = Callable[[Any, Table, Mapping[str, str]], Edit]
 
 
@@ -52,7 +52,6 @@ async def change_configs(
 async def _alter_all(
     call: KafkaCall, request: Any, edits: Edits, kind: Callable[..., Any]
 ) -> list[Any]:
-    """Alter one resource after the other. Return replies of the given kind."""
     twice = checks.repeated((each.resource_type, each.resource_name) for each in request.resources)
     results = []
     async for resource in call.slices.each(request.resources):
@@ -69,7 +68,7 @@ async def _alter_all(
             if resource.resource_type not in list(ResourceType):
                 raise _unknown(resource.resource_type)
             for name in checks.repeated(config.name for config in resource.configs):
-                raise invalid_request(f"{name} is given more than once.")
+                raise invalid_request(f"The config {name} is given more than once.")
             await _alter(call, resource, edits, is_dry=request.validate_only)
         except API_ERRORS as error:
             fields = error_fields(error)
@@ -107,12 +106,12 @@ async def _alter(call: KafkaCall, resource: Any, edits: Edits, *, is_dry: bool) 
         case _ if isinstance(resource, incremental_wire.AlterConfigsResource):
             brokers.alter_loggers(context, name, resource.configs, is_dry=is_dry)
         case _:
-            raise _unknown(resource.resource_type)  # levels of loggers are set one by one
+            raise _unknown(resource.resource_type)  # AlterConfigs cannot change loggers
 
 
 def _set_on(topic: Topic) -> dict[str, str]:
-    """Return the configs of the topic that AlterConfigs may take away. The topic has others there,
-    such as its replication factor, that are not configs of Kafka."""
+    """Return the topic's configs that AlterConfigs may remove. Internal ones in ``topic.configs``,
+    such as the replication factor, are left out."""
     configs = {name: text for name, text in topic.configs.items() if name in topics.TABLE}
     return configs if topic.fsync is None else configs | {topics.FSYNC: topic.fsync.value}
 

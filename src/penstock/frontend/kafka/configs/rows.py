@@ -1,6 +1,7 @@
 """Tables of configs, and the changes that a request makes to the configs of one resource.
 
-A check returns the text to store, or raises ValueError with what the value must be."""
+A function of type ``Read`` checks a value. It returns the text to store, or raises ValueError with
+a text that completes "must be", such as "true or false"."""
 
 import ipaddress
 import re
@@ -25,7 +26,7 @@ Read = Callable[[str], str]
 
 
 class Source(IntEnum):
-    """Where a value comes from. Clients fail upon other numbers."""
+    """Where the value of a config comes from, as numbered by Kafka."""
 
     TOPIC = 1
     BROKER = 2  # set for one broker while it runs
@@ -52,7 +53,7 @@ Synonym = tuple[str, str | None, Source]
 
 
 class ConfigEntry(msgspec.Struct, frozen=True):
-    """One config as it is shown. ``synonyms``: the value that applies, then those it overrides."""
+    """A config as clients see it. ``synonyms`` has the current value, then values it overrides."""
 
     name: str
     value: str | None
@@ -69,12 +70,12 @@ class ConfigRow:
     name: str
     type: ValueType
     default: str | None
-    node_name: str | None  # the broker config with the default
+    node_name: str | None  # the broker config that sets the default
     read: Read
     documentation: str
 
     def entry(self, synonyms: Sequence[Synonym], *, is_read_only: bool = False) -> ConfigEntry:
-        """Return the config as it is shown: the first of ``synonyms`` applies."""
+        """Return the config with the value of the first synonym, or else its default."""
         built_in = (self.name, self.default, Source.DEFAULT)
         _, value, source = synonyms[0] if synonyms else built_in
         return ConfigEntry(
@@ -92,9 +93,9 @@ Table = Mapping[str, ConfigRow]
 
 
 def table(text: str, **checks: Read) -> Table:
-    """Read a table: rows with name, type and check, default (``-``: none) and, if there is one, the
-    broker config with the default (``=`` in it: the name). Indented lines document all rows since
-    the last such lines. A check is a range of numbers, a choice ``a/b``, or one of ``checks``."""
+    """Parse a table of configs. A row has a name, a type with a check, a default (``-``: none) and
+    optionally the broker config that sets the default (``=`` stands for the name). Indented lines
+    document the rows above. A check is a range ``1..9``, a choice ``a/b`` or one of ``checks``."""
     rows: list[ConfigRow] = []
     for block in re.findall(r"((?:^\S.*\n)+)((?:^ .*\n)+)", text, re.MULTILINE):
         heads, documentation = block
@@ -126,7 +127,6 @@ def _check(kind: str, check: str) -> Read:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text is an IP address. Host names are not resolved."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -183,7 +183,7 @@ def invalid_config(reason: str) -> ApiError:
 
 
 def read_by(row: ConfigRow, text: str | None) -> str:
-    """Return the text to store for the text of a client. Raises ApiError."""
+    """Check a value that a client has sent and return the text to store."""
     if text is None:
         raise invalid_config(f"{row.name} needs a value.")
     try:
@@ -195,7 +195,7 @@ def read_by(row: ConfigRow, text: str | None) -> str:
 class ResourceType(IntEnum):
     TOPIC = 2
     BROKER = 4
-    LOGGER = 8  # of a broker
+    LOGGER = 8
     CLIENT_METRICS = 16
     GROUP = 32
 
@@ -209,7 +209,7 @@ class ListOperation(IntEnum):
 
 class Edit(NamedTuple):
     given: Mapping[str, str | None]  # by name
-    removed: frozenset[str] = frozenset()  # these get their defaults
+    removed: frozenset[str] = frozenset()  # names of configs that get their defaults
 
 
 def edit_of(configs: Iterable[AlterableConfig], rows: Table, current: Mapping[str, str]) -> Edit:
@@ -233,7 +233,7 @@ def _changed_list(
 ) -> str:
     name = config.name
     if row is None or row.type is not ValueType.LIST:
-        raise invalid_config(f"{name} is not a list.")
+        raise invalid_config(f"The config {name} is not a list.")
     if config.value is None:
         raise invalid_config(f"{name} needs a value.")
     parts = [part for part in current.get(name, row.default or "").split(",") if part]
@@ -246,11 +246,11 @@ def _changed_list(
 
 
 def check_level(context: KafkaContext) -> None:
-    """Raises ApiError if an older node of the cluster could not read stored configs."""
+    """Raise ApiError if an older node of the cluster could not read stored configs."""
     if not context.dynamic.is_in_force:
         raise ApiError(
             ErrorCode.UNSUPPORTED_VERSION,
-            f"This needs feature level {BROKER_CONFIGS_STORED}: upgrade all nodes, then run"
+            f"This change needs feature level {BROKER_CONFIGS_STORED}: upgrade all nodes, then run"
             " penstock cluster upgrade.",
         )
 
@@ -258,7 +258,7 @@ def check_level(context: KafkaContext) -> None:
 async def store(
     context: KafkaContext, kind: str, name: str, changes: Mapping[str, str | None], *, is_dry: bool
 ) -> None:
-    """Store the changes that differ from the stored values. Raises ApiError."""
+    """Store the changes that differ from the stored values, unless ``is_dry`` is set."""
     before = context.dynamic.of(kind, name)
     changed = {key: text for key, text in changes.items() if before.get(key) != text}
     if changed and not is_dry:

@@ -1,13 +1,12 @@
 """The configs of topics: a table, what DescribeConfigs shows, and changes of a topic.
 
-Values are stored as texts under Kafka's names; ``model/stream.py`` turns them into numbers. A row
-whose documentation begins with "Kept" is stored and shown, because tools compare what they set with
-what they see, and has no effect. ``penstock.queue``, ``penstock.fsync`` and ``penstock.encryption``
-are fields of the topic.
+Values are stored as texts under Kafka's names; ``model/stream.py`` turns them into numbers. Configs
+documented as "No effect" are stored and shown, because tools compare what they set with what they
+see. ``penstock.queue``, ``penstock.fsync`` and ``penstock.encryption`` are fields of the topic.
 
-Changes are pure, so that the catalog can apply them to the newest value. ``penstock.queue=true``
-makes a topic a queue, and it stays one: consumers may hold leases on it. A config that a queue
-cannot have is rejected, not ignored, because such configs decide when messages may be lost."""
+Changes are pure functions, so that the catalog can apply them to the newest version of a topic.
+``penstock.queue=true`` makes a topic a queue for good, because consumers may hold leases on it. A
+config that a queue cannot have is rejected: such configs decide when messages may be lost."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -39,13 +38,13 @@ RETENTION_BYTES: Final = "retention.bytes"
 CLEANUP_POLICY: Final = "cleanup.policy"
 TIMESTAMP_TYPE: Final = "message.timestamp.type"
 OWN_FIELDS: Final = (QUEUE, FSYNC, ENCRYPTION)  # not among the topic's configs
-# The bounds of a queue's retention period, in whole seconds as SQS clients see it.
+# The bounds of a queue's retention period. It is in whole seconds, as SQS clients set it.
 QUEUE_RETENTION_MS_MIN: Final = 60_000
 QUEUE_RETENTION_MS_MAX: Final = 14 * 24 * 3_600_000
 SECOND_MS: Final = 1_000
 THROTTLED_CHARS_MAX: Final = 32_768  # enough for 1,024 partitions with three replicas
 _THROTTLED: Final = re.compile(r"\d{1,10}:\d{1,10}\Z")
-# Values of queues, whatever the defaults of topics are.
+# Values that all queues have, whatever the defaults of topics are.
 _OF_QUEUES: Final[Mapping[str, str]] = {
     CLEANUP_POLICY: stream.DELETE,
     RETENTION_BYTES: str(stream.FOREVER),
@@ -54,7 +53,7 @@ _OF_QUEUES: Final[Mapping[str, str]] = {
 
 
 def _policies(text: str) -> str:
-    """An empty text is valid: nothing is deleted or compacted."""
+    """Check a ``cleanup.policy``. An empty one is valid and keeps all records."""
     parts = tuple(dict.fromkeys(part.strip() for part in text.split(","))) if text else ()
     if not set(parts) <= {stream.DELETE, stream.COMPACT}:
         raise ValueError("delete, compact, both with a comma between them, or empty")
@@ -66,7 +65,7 @@ def _throttled(text: str) -> str:
     is_right = parts == ["*"] or all(map(_THROTTLED.match, parts))
     if not is_right or len(text) > THROTTLED_CHARS_MAX:
         raise ValueError(
-            "* or a list of PARTITION:NODE with commas between them, of at most"
+            "* or a comma-separated list of PARTITION:NODE with at most"
             f" {THROTTLED_CHARS_MAX:,} characters"
         )
     return ",".join(parts)
@@ -96,73 +95,73 @@ compression.gzip.level | int gzip_level | -1 | =
 compression.lz4.level | int 1..17 | 9 | =
 compression.type | string producer/uncompressed/gzip/snappy/lz4/zstd | producer | =
 compression.zstd.level | int -131072..22 | 3 | =
-    Kept: batches stay as their producer compressed them.
+    No effect: batches stay as their producer compressed them.
 delete.retention.ms | long | {stream.TOMBSTONE_MS_DEFAULT} | log.cleaner.delete.retention.ms
-    How long a compacted log keeps the tombstone of a deleted key.
+    Time in milliseconds for which a compacted log keeps the tombstone of a deleted key.
 file.delete.delay.ms | long | 60000 | log.segment.delete.delay.ms
-    Kept: files are deleted as soon as they are not read any more.
+    No effect: files are deleted as soon as no client reads them.
 flush.messages | long 1.. | {LONG_MAX} | log.flush.interval.messages
-    Kept: {FSYNC} decides when records are synced.
+    No effect: {FSYNC} decides when records are synced to disk.
 flush.ms | long | {LONG_MAX} | log.flush.interval.ms
-    Kept: {FSYNC} says when records are durable.
+    No effect: {FSYNC} decides when records are synced to disk.
 follower.replication.throttled.replicas | list throttled |
 leader.replication.throttled.replicas | list throttled |
-    Kept: moves of replicas are not throttled by topic.
+    No effect: moves of replicas are limited by number, not by rate.
 index.interval.bytes | int | {INDEX_INTERVAL_BYTES} | log.index.interval.bytes
-    Kept: every log has an index entry per 4 KiB.
+    No effect: every log has an index entry per 4 KiB.
 local.retention.bytes | long -2.. | -2 | log.local.retention.bytes
 local.retention.ms | long -2.. | -2 | log.local.retention.ms
 remote.log.copy.disable | boolean | false
 remote.log.delete.on.disable | boolean | false
-    Kept: there is no tiered storage.
+    No effect: there is no tiered storage.
 max.compaction.lag.ms | long 1.. | {LONG_MAX} | log.cleaner.max.compaction.lag.ms
-    Longest time before a record is compacted.
+    Maximum age in milliseconds at which a record is compacted.
 max.message.bytes | int 0..{BATCH_BYTES_MAX} | {stream.MESSAGE_BYTES_DEFAULT} | message.max.bytes
-    Size of the largest batch that producers may send, compressed.
+    Maximum size in bytes of a batch that producers send, after compression.
 message.timestamp.after.max.ms | long | {stream.TIMESTAMP_AFTER_MS_DEFAULT} | log.=
-    How far a timestamp may be ahead of the clock of the node.
+    Maximum time in milliseconds by which a timestamp may be ahead of the clock of the node.
 message.timestamp.before.max.ms | long | {stream.TIMESTAMP_BEFORE_MS_DEFAULT} | log.=
-    How far a timestamp may be behind the clock of the node.
+    Maximum time in milliseconds by which a timestamp may be behind the clock of the node.
 {TIMESTAMP_TYPE} | string {stream.CREATE_TIME}/{stream.APPEND_TIME} | {stream.CREATE_TIME} | log.=
-    Whether records have the time of their producer or of their append. In a queue it is always
-    the append.
+    Timestamp of records: set by the producer (CreateTime) or by the node when it appends them
+    (LogAppendTime). Queues always have the second.
 min.cleanable.dirty.ratio | double 0..1 | {DIRTY_RATIO_DEFAULT} | log.cleaner.min.cleanable.ratio
-    Part of a log that must be new before the log is compacted again.
+    Fraction of a log that must be new before the log is compacted again.
 min.compaction.lag.ms | long | 0 | log.cleaner.min.compaction.lag.ms
-    Shortest time before a record is compacted.
+    Minimum age in milliseconds at which a record is compacted.
 {IN_SYNC_MIN} | int 1..9 | 1 | =
-    Number of in-sync replicas that acks=all needs, at least. A single node has one replica.
+    Minimum number of in-sync replicas for acks=all. A single node has one replica.
 preallocate | boolean | false | log.preallocate
-    Kept: segments grow as they are written.
+    No effect: segments grow as they are written.
 remote.storage.enable | boolean is_false | false
     Always false: there is no tiered storage.
 {RETENTION_BYTES} | long {stream.FOREVER}.. | {stream.FOREVER} | log.retention.bytes
-    Size above which the oldest segments of a partition are deleted; -1: no limit.
+    Size in bytes above which the oldest segments of a partition are deleted; -1: no limit.
 {RETENTION_MS} | long {stream.FOREVER}.. | {stream.RETENTION_MS_DEFAULT} | log.retention.ms
-    How long records are kept; -1: for ever. In a queue it is the retention period.
+    Time in milliseconds after which records are deleted; -1: never. Also applies to queues.
 segment.bytes | int 14.. | {SEGMENT_BYTES_MAX} | log.segment.bytes
-    Size of a segment; at most the default. Retention and compaction work on whole segments.
+    Maximum size of a segment in bytes, up to the default. Only whole segments are deleted.
 segment.index.bytes | int 4.. | {10 * 1_048_576} | log.index.size.max.bytes
-    Kept: an index is as large as its segment needs.
+    No effect: an index is as large as its segment needs.
 segment.jitter.ms | long | 0 | log.roll.jitter.ms
-    Kept: segments roll without jitter.
+    No effect: segments are closed without jitter.
 segment.ms | long 1.. | {SEGMENT_AGE_MS_MAX} | log.roll.ms
-    Age at which a segment is closed; at most the default.
+    Age in milliseconds at which a segment is closed, up to the default.
 unclean.leader.election.enable | boolean | false | =
-    Kept: only an operator can start an unclean election.
+    No effect: only an operator can start an unclean election.
 penstock.replication | string sync/async | sync
-    Whether a reply waits for the in-sync replicas (sync) or only for the leader (async): then
-    records that are not replicated yet are lost with the leader.
+    Whether a reply waits for the in-sync replicas (sync) or only for the leader (async). With
+    async, records that are not replicated yet are lost if the leader fails.
 {PLACEMENT} | string {AUTO}/{MANUAL} | {AUTO}
-    auto: the cluster balances partitions over its nodes. manual: it does not; set when a client
-    assigns replicas.
+    auto: the cluster moves partitions to balance its nodes. manual: partitions stay where a
+    client placed them; set when a client assigns replicas.
 {FSYNC} | string {"/".join(mode.value for mode in Fsync)} | -
-    When an append is synced: always, interval or never; unset: the default of the node.
+    When records are synced to disk: always, interval or never. If unset, the default of the node.
 {ENCRYPTION} | boolean | -
-    true: values and headers of new records are encrypted at rest, keys are not; unset: the
+    Whether values and headers of new records are encrypted at rest; keys are not. If unset, the
     default of the node.
 {QUEUE} | boolean | false
-    true: the topic is also a queue, with leases and acks. Cannot be undone.
+    Whether the topic is also a queue, with leases and acks. Cannot be undone.
 """,
     policies=_policies,
     gzip_level=_gzip_level,
@@ -174,7 +173,7 @@ penstock.replication | string sync/async | sync
 def row_of(name: str) -> rows.ConfigRow:
     row = TABLE.get(name)
     if row is None:
-        raise rows.invalid_config(f"There is no topic config {name[:100]!r}.")
+        raise rows.invalid_config(f"Unknown topic config {name[:100]!r}.")
     return row
 
 
@@ -201,7 +200,7 @@ def entries_of(context: KafkaContext, topic: Topic) -> Iterator[rows.ConfigEntry
 def _of_node(
     context: KafkaContext, topic: Topic, row: rows.ConfigRow, node_name: str
 ) -> list[rows.Synonym]:
-    """Return the values that apply if the topic has none. Values of brokers do not apply to
+    """Return the defaults that apply if the topic sets no value. Broker configs do not apply to
     internal topics, nor to configs that are fixed for queues."""
     if topic.is_queue and row.name in _OF_QUEUES:
         return [(node_name, _OF_QUEUES[row.name], rows.Source.DEFAULT)]
@@ -232,8 +231,7 @@ def value_of(topic: Topic, name: str) -> str | None:
 def with_configs(
     topic: Topic, edit: rows.Edit, *, now_ms: int, defaults: Mapping[str, str]
 ) -> Topic:
-    """Return the topic with changed configs. ``defaults``: values that operators have set for
-    topics without a value. Raises ApiError."""
+    """Return the topic with changed configs. ``defaults`` has what operators have set."""
     removed = edit.removed
     texts = {name: rows.read_by(row_of(name), text) for name, text in edit.given.items()}
     for name in removed:
@@ -258,9 +256,9 @@ def with_configs(
         if stream.COMPACT in stream.policies_of(configs.get(CLEANUP_POLICY, stream.DELETE)):
             wrong = f"{CLEANUP_POLICY}: a queue cannot be compacted."
         elif int(configs.get(RETENTION_BYTES, stream.FOREVER)) != stream.FOREVER:
-            wrong = f"{RETENTION_BYTES}: a queue does not drop messages because of its size."
+            wrong = f"{RETENTION_BYTES}: a queue cannot delete messages because of its size."
         elif configs.get(TIMESTAMP_TYPE, stream.APPEND_TIME) != stream.APPEND_TIME:
-            wrong = f"{TIMESTAMP_TYPE}: messages of a queue carry the time of their append."
+            wrong = f"{TIMESTAMP_TYPE}: messages of a queue always have LogAppendTime."
         if wrong is not None:
             raise rows.invalid_config(wrong)
     kind = Kind.STANDARD if becomes_queue else topic.kind
@@ -273,7 +271,7 @@ def with_configs(
 async def reconfigure(
     context: KafkaContext, name: str, change: Callable[[Topic], Topic], *, is_dry: bool
 ) -> None:
-    """Apply ``change`` to the stored topic, or only check it. Raises ApiError and PenstockError."""
+    """Apply ``change`` to the stored topic, or only check it if ``is_dry`` is set."""
     topic = topic_named(context, name)
     check_not_internal(name)
     change(topic)  # reports errors of the request before the store is called
@@ -284,7 +282,7 @@ async def reconfigure(
 def _with_encryption(
     settings: QueueSettings, texts: Mapping[str, str], removed: Collection[str]
 ) -> QueueSettings:
-    """SQS clients share the setting; they may have named a KMS key, which also means encryption."""
+    """Return the settings with encryption on or off. A KMS key, set by SQS clients, means on."""
     text = texts.get(ENCRYPTION)
     if text is None:
         if ENCRYPTION not in removed:
@@ -304,19 +302,19 @@ def _becomes_queue(topic: Topic, texts: Mapping[str, str], removed: Collection[s
         return False
     if not is_queue_name(topic.name) or topic.name.endswith(FIFO_SUFFIX):
         raise rows.invalid_config(
-            f"{QUEUE}: a queue's name has 1 to 80 of the characters a-z A-Z 0-9 _ -, which "
-            f"{topic.name} has not."
+            f"{QUEUE}: a queue name must have 1 to 80 of the characters a-z A-Z 0-9 _ -; "
+            f"{topic.name} is not valid."
         )
     if topic.partition_count > QUEUE_PARTITIONS_MAX:
         raise rows.invalid_config(
-            f"{QUEUE}: a queue has at most {QUEUE_PARTITIONS_MAX} partitions and {topic.name} has "
-            f"{topic.partition_count}."
+            f"{QUEUE}: a queue can have at most {QUEUE_PARTITIONS_MAX} partitions, but"
+            f" {topic.name} has {topic.partition_count}."
         )
     return True
 
 
 def _queue_retention(topic: Topic, text: str | None, removed: Collection[str]) -> int:
-    """Return the retention of the queue: as given, or as it is, or that of the stream."""
+    """Return the given retention, or else the queue's current one or the default of streams."""
     if text is not None:
         retention_ms = int(text)
     elif topic.is_queue:
@@ -327,7 +325,7 @@ def _queue_retention(topic: Topic, text: str | None, removed: Collection[str]) -
     is_whole = retention_ms % SECOND_MS == 0
     if not is_whole or not QUEUE_RETENTION_MS_MIN <= retention_ms <= QUEUE_RETENTION_MS_MAX:
         raise rows.invalid_config(
-            f"{RETENTION_MS} of a queue is from {QUEUE_RETENTION_MS_MIN} to "
+            f"{RETENTION_MS} of a queue must be from {QUEUE_RETENTION_MS_MIN} to "
             f"{QUEUE_RETENTION_MS_MAX} in whole seconds, not {retention_ms}."
         )
     return retention_ms

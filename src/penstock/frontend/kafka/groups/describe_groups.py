@@ -1,6 +1,6 @@
 """ListGroups and DeleteGroups, and the four APIs that describe groups with their members. Each of
-these describes groups of one kind; a group of another kind is not found. A group is not described
-if it reads topics that the caller may not describe, except a classic group."""
+the four describes groups of one kind and does not find other groups. A group that reads topics that
+the caller may not describe is not described, unless it is a classic group."""
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -60,7 +60,6 @@ class _Lookup(NamedTuple):
 
 
 async def _look_up(call: KafkaCall, request: Any, kind: str) -> list[_Lookup]:
-    """Return the groups in the order of the request, each once."""
     lookups = []
     group_ids = request.groups if kind == "classic" else request.group_ids
     async for group_id in call.slices.each(dict.fromkeys(group_ids)):
@@ -89,7 +88,6 @@ def _denied(code: ErrorCode, group_id: str) -> _Lookup:
 
 
 async def _may_describe_topics(call: KafkaCall, group: Description) -> bool:
-    """Return whether the caller may describe all topics that the reply would name."""
     if call.caller.is_trusted:
         return True
     names: set[str] = set()
@@ -113,7 +111,7 @@ async def _may_describe_topics(call: KafkaCall, group: Description) -> bool:
 
 
 def _topics(context: KafkaContext, partitions: Partitions) -> Iterator[tuple[Topic, Sequence[int]]]:
-    """Topics that were deleted a moment ago are left out: their names are not known any more."""
+    """Yield topics with partition indexes, without deleted topics, whose names are unknown."""
     for topic_id, indexes in to_map(partitions).items():
         topic = find_id(context, bytes.fromhex(topic_id))
         if topic is not None:
@@ -121,7 +119,7 @@ def _topics(context: KafkaContext, partitions: Partitions) -> Iterator[tuple[Top
 
 
 async def classic(call: KafkaCall, request: classic_wire.Request) -> classic_wire.Response:
-    """A group that does not exist is Dead, which is an error from version 6 on."""
+    """Describe classic groups. An unknown group is Dead, and has an error from version 6 on."""
     is_missing_error = call.version >= _MISSING_IS_ERROR_FROM
     return classic_wire.Response(
         groups=[
@@ -162,7 +160,7 @@ async def _described(
     group: Callable[..., G],
     members: Callable[[KafkaCall, Description], Awaitable[Mapping[str, Any]]],
 ) -> list[G]:
-    """Describe groups of all other kinds. ``members``: returns the fields of one kind only."""
+    """Describe groups of a kind other than classic. ``members`` returns the fields of this kind."""
     groups = []
     async for lookup in call.slices.each(await _look_up(call, request, kind)):
         found = lookup.found
@@ -311,7 +309,7 @@ def _tasks(tasks: Partitions) -> streams_wire.Assignment:
 
 
 async def delete_groups(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    """Delete groups without members, with their offsets or their shares of all topics."""
+    """Delete groups without members, with their offsets or, for share groups, their shares."""
     results = []
     async for group_id in call.slices.each(dict.fromkeys(request.groups_names)):
         try:
@@ -325,12 +323,12 @@ async def delete_groups(call: KafkaCall, request: delete_wire.Request) -> delete
 
 
 async def _close_shares(context: KafkaContext, group_id: str) -> None:
-    """Close the shares first: a later group of the same name must not find them."""
+    """Close the group's shares (its lease cursors), so that a later group does not find them."""
     try:
         await check_share_group(context, group_id, must_be_empty=True)
     except ApiError as error:
         if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
-            return  # it may be of another kind
+            return  # the group may be of another kind
         raise
     for topic in shared_topics(context, group_id):
         await context.anywhere.call(CloseShare(topic, group_id))

@@ -42,15 +42,14 @@ _NULL_PROTOCOL_FROM = 7
 _SKIPS_ASSIGNMENT_FROM = 9
 _SYNC_NEEDS_PROTOCOL_FROM = 5
 _SEVERAL_LEAVE_FROM = 3
-# Names of ten thousand topics for two assignors; kept in memory and in the log as long as the
-# member is in the group.
+# Enough for the names of ten thousand topics with two assignors. Metadata is in memory and in the
+# log as long as the member is in the group.
 METADATA_BYTES_MAX = MIB
-PREFIX_CHARS_MAX = 255  # of the client or instance id that a member id begins with
+PREFIX_CHARS_MAX = 255  # of the client or instance id at the start of a member id
 
 
 async def find_coordinator(call: KafkaCall, request: find_wire.Request) -> find_wire.Response:
-    """Return the node that coordinates a group, a transactional id or a share group: the leader of
-    the partition of the internal topic to which its id belongs, also for unused ids."""
+    """Return the node that coordinates a group, a transactional id or a share group."""
     if call.version >= _BATCHED_FROM:
         return find_wire.Response(
             coordinators=await call.slices.map(
@@ -78,10 +77,10 @@ def _coordinator(call: KafkaCall, key_type: int, key: str) -> find_wire.Coordina
             internal = TRANSACTIONS_TOPIC
         elif key_type == _SHARE:
             checks.check_cluster(call, Operation.CLUSTER_ACTION)
-            group_id = key.partition(":")[0]  # before topic id and partition
+            group_id = key.partition(":")[0]  # without topic id and partition
         else:
-            raise invalid_request(f"There are no coordinators of type {key_type}.")
-        # The internal topic has keys that contain the account.
+            raise invalid_request(f"Unknown coordinator type {key_type}: use 0 to 2.")
+        # Keys in the internal topic contain the account.
         scoped = scoped_id(context.account, group_id, own_account=context.config.account)
         found = context.brokers.coordinator(internal, scoped)
         if found is None:
@@ -92,9 +91,9 @@ def _coordinator(call: KafkaCall, key_type: int, key: str) -> find_wire.Coordina
 
 
 async def join(call: KafkaCall, request: join_wire.Request) -> join_wire.Response:
-    """Make the client a member of the next generation; waits until all members have joined. A new
-    member gets its id from this node. From version 4 on the first reply only contains the id, and
-    the member joins again with it, unless it has an instance id."""
+    """Add the client to the next generation of a group, and wait until all members have joined. A
+    new member gets its id from this node. From version 4 on the first reply only contains the id,
+    and the member joins again with it, unless it has an instance id."""
     if not on_group(call, Operation.READ, request.group_id):
         reply = JoinReply(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     elif sum(len(each.metadata) for each in request.protocols) > METADATA_BYTES_MAX:
@@ -131,7 +130,7 @@ async def join(call: KafkaCall, request: join_wire.Request) -> join_wire.Respons
 
 
 async def sync(call: KafkaCall, request: sync_wire.Request) -> sync_wire.Response:
-    """Return the assignment of a member, once the leader has sent the assignments of all."""
+    """Return the assignment of a member, once the group's leader has sent all assignments."""
     checks.check_group(call, Operation.READ, request.group_id)
     has_protocol = request.protocol_type is not None and request.protocol_name is not None
     if call.version >= _SYNC_NEEDS_PROTOCOL_FROM and not has_protocol:
@@ -154,7 +153,7 @@ async def sync(call: KafkaCall, request: sync_wire.Request) -> sync_wire.Respons
 
 
 async def heartbeat(call: KafkaCall, request: heartbeat_wire.Request) -> heartbeat_wire.Response:
-    """Keep a member in its group. The code of the reply may tell the member to join again."""
+    """Keep a member in its group. The error code may ask the member to join again."""
     checks.check_group(call, Operation.READ, request.group_id)
     reply = await call.context.groups.call(
         Heartbeat(
@@ -168,7 +167,7 @@ async def heartbeat(call: KafkaCall, request: heartbeat_wire.Request) -> heartbe
 
 
 async def leave(call: KafkaCall, request: leave_wire.Request) -> leave_wire.Response:
-    """Remove members. Before version 3 it is one member, whose error is that of the reply."""
+    """Remove members from a group. Before version 3 a request names only one member."""
     checks.check_group(call, Operation.READ, request.group_id)
     leavers = [(each.member_id, each.group_instance_id) for each in request.members]
     is_one = call.version < _SEVERAL_LEAVE_FROM
@@ -184,7 +183,7 @@ async def leave(call: KafkaCall, request: leave_wire.Request) -> leave_wire.Resp
 
 
 async def check_heartbeat(call: KafkaCall, group_id: str, names: Sequence[str] | None) -> None:
-    """Raises ApiError unless the caller may read the group and describe the topics."""
+    """Raise ApiError unless the caller may read the group and describe the topics."""
     if not group_id:
         raise invalid_request("GroupId can't be empty.")
     checks.check_group(call, Operation.READ, group_id)
@@ -274,8 +273,8 @@ async def _share_reply(call: KafkaCall, request: share_wire.Request) -> ShareRep
         raise ApiError(reply.code, reply.message)
     if request.member_epoch == LEAVE:
         return reply
-    # The group's share of each assigned topic is opened before the member learns of the topic: then
-    # records produced from now on are found, however late the first fetch is.
+    # The group's share (lease cursor) of each assigned topic is opened before the member gets its
+    # assignment, so that records produced before its first fetch are not missed.
     is_earliest = reply.settings.is_earliest
     try:
         for topic_id in {topic_id for topic_id, _ in reply.assignment}:
@@ -285,7 +284,7 @@ async def _share_reply(call: KafkaCall, request: share_wire.Request) -> ShareRep
     except InvalidRequest as error:
         raise invalid_request(str(error)) from None
     except PenstockError as error:
-        # The client retries, so the topic is not forgotten.
+        # The client retries upon this code, so the share is opened later.
         raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, client_text(error)) from None
     return reply
 

@@ -1,8 +1,8 @@
-"""OffsetCommit and TxnOffsetCommit, OffsetFetch and OffsetDelete: how far groups have read. Offsets
-committed in a transaction count if the transaction commits.
+"""OffsetCommit, TxnOffsetCommit, OffsetFetch and OffsetDelete: the committed offsets of groups.
+Offsets committed in a transaction take effect if the transaction commits.
 
 Offsets are stored by topic id: a topic that is deleted and created again starts without offsets.
-The retention time in versions 2 to 4 of OffsetCommit is ignored; all offsets have the node's."""
+The retention time in versions 2 to 4 of OffsetCommit is ignored; that of the node applies."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -73,7 +73,7 @@ async def commit(call: KafkaCall, request: commit_wire.Request) -> commit_wire.R
 
 
 async def commit_in_transaction(call: KafkaCall, request: txn_wire.Request) -> txn_wire.Response:
-    """Up to version 4 the producer has added the group before (AddOffsetsToTxn)."""
+    """Commit offsets in a transaction, to which AddOffsetsToTxn adds the group before version 5."""
     denied: ErrorCode | None = None
     if not on_transaction(call, Operation.WRITE, request.transactional_id):
         denied = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -107,7 +107,7 @@ async def commit_in_transaction(call: KafkaCall, request: txn_wire.Request) -> t
         for index, code in results:
             if code is ErrorCode.CONCURRENT_TRANSACTIONS:  # the transaction is being completed
                 code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-            # Clients expect an old epoch for a fenced producer.
+            # Clients expect INVALID_PRODUCER_EPOCH for a fenced producer.
             shown = code_for_version(code, call.version, NEVER, _ABORTABLE_FROM)
             partitions.append(txn_wire.TxnOffsetCommitResponsePartition(index, shown))
         return txn_wire.TxnOffsetCommitResponseTopic(requested.name, partitions)
@@ -123,7 +123,7 @@ async def _commit_all(
     commit: Callable[[tuple[PartitionCommit, ...]], Awaitable[CommitReply]],
     reply: Callable[[Any, Results], ReplyT],
 ) -> list[ReplyT]:
-    """Commit the offsets of all topics that are found, in portions. Return a reply per topic."""
+    """Commit the offsets of all existing topics, in portions. Return a reply per topic."""
     slices = call.slices
     located: list[Topic | ErrorCode] = []
     commits: list[PartitionCommit] = []
@@ -169,9 +169,8 @@ async def _commit_all(
 
 
 async def fetch(call: KafkaCall, request: fetch_wire.Request) -> fetch_wire.Response:
-    """Offset -1 without an error means that nothing is committed, also for an unknown group or
-    topic. Versions before 8 request one group, and get the classes of their reply here. Version 1
-    has no field for the error of a group, so the error is repeated for each partition."""
+    """Return committed offsets, -1 if nothing is committed, also for an unknown group or topic.
+    Version 1 has no field for the error of a group, so each partition repeats the error."""
     if call.version >= _MANY_GROUPS_FROM:
         groups = [
             await _of_group(call, each, request.require_stable)
@@ -243,7 +242,7 @@ async def _of_group(
 async def _everything(
     call: KafkaCall, fetched: Iterable[FetchedOffset]
 ) -> list[fetch_wire.OffsetFetchResponseTopics]:
-    """Return all offsets, without deleted topics and topics that the caller may not describe."""
+    """Return the offsets of all topics that still exist and that the caller may describe."""
     by_topic: dict[str, list[FetchedOffset]] = {}
     async for offset in call.slices.each(fetched):
         by_topic.setdefault(offset.topic_id, []).append(offset)
@@ -282,7 +281,7 @@ def _row(offset: FetchedOffset) -> fetch_wire.OffsetFetchResponsePartitions:
 async def _of_one_group(
     call: KafkaCall, topics: Sequence[fetch_wire.OffsetFetchResponseTopics]
 ) -> list[fetch_wire.OffsetFetchResponseTopic]:
-    """Return the classes for versions with one group: the same fields."""
+    """Convert topics to the reply classes of versions with one group, which have equal fields."""
 
     def row(
         one: fetch_wire.OffsetFetchResponsePartitions,

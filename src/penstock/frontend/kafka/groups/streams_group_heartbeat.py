@@ -56,7 +56,7 @@ async def run(call: KafkaCall, request: wire.Request) -> wire.Response:
 
 
 async def _topology(call: KafkaCall, given: wire.Topology) -> TopologyValue:
-    """Return the topology, sorted so that equal topologies are equal values. Raises ApiError."""
+    """Return the topology in sorted order, so that equal topologies compare equal."""
     parts = [_part(each) async for each in call.slices.each(given.subtopologies)]
     parts.sort(key=lambda part: part.subtopology_id)
     if len({part.subtopology_id for part in parts}) < len(parts):
@@ -79,7 +79,7 @@ def _part(given: wire.Subtopology) -> Subtopology:
         ):
             if not all(0 <= index < len(topics) for index in indexes):
                 raise _invalid(
-                    f"A copartition group of subtopology {given.subtopology_id} has a wrong index."
+                    f"In subtopology {given.subtopology_id} a copartition index is out of range."
                 )
             names.update(topics[index] for index in indexes)
         copartitions.append(tuple(sorted(names)))
@@ -107,11 +107,11 @@ def _internal(given: Sequence[wire.TopicInfo]) -> tuple[InternalTopic, ...]:
 
 
 async def _check_names(call: KafkaCall, topology: TopologyValue) -> None:
-    """Raises ApiError for an invalid name, too many topics, or a topic that is not allowed."""
+    """Raise ApiError for an invalid name, too many topics or a topic that may not be described."""
     names = sorted(topic_names(topology))
     if len(names) > STREAMS_TOPICS_MAX:
         raise _invalid(
-            f"The topology has {len(names):,} topics, at most {STREAMS_TOPICS_MAX:,} are allowed:"
+            f"The topology has {len(names):,} topics; at most {STREAMS_TOPICS_MAX:,} are allowed:"
             " split the application."
         )
     owned = [name for name in names if is_internal(name)]
@@ -164,7 +164,7 @@ def _tasks(given: Sequence[wire.StreamsGroupHeartbeatRequestTaskIds] | None) -> 
 
 
 async def _create(call: KafkaCall, missing: Sequence[InternalTopic]) -> str:
-    """Create topics as CreateTopics does. Return the reason of failures, for the status."""
+    """Create missing topics. Return a text about failures, to add to the status in the reply."""
     failures: dict[str, ApiError] = {}
     create = partial(_create_each, failures)
     if call.context.audit is None:
@@ -185,8 +185,8 @@ async def _create(call: KafkaCall, missing: Sequence[InternalTopic]) -> str:
 async def _create_each(
     failures: dict[str, ApiError], call: KafkaCall, missing: Sequence[InternalTopic]
 ) -> dict[str, int]:
-    """Create all topics, or none if the caller may not create one of them. Return the codes of
-    topics that were created, denied or rejected."""
+    """Create all topics, or none if the caller may not create one of them. Return error codes by
+    name, without topics that another member has created."""
     if not on_cluster(call, Operation.CREATE):
         async for topic in call.slices.each(missing):
             if not on_topic(call, Operation.CREATE, topic.name):

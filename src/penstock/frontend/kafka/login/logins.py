@@ -4,16 +4,16 @@
         │                                               │ rejected, after the same time for
         │ authentication is off: trusted                ▼ any reason
         ▼                                          the connection ends
-    as good as logged in
+    may do everything
 
 A login lasts as long as its connection, or for the configured time; then the client logs in again
 on the same connection, as the same user. It ends early when its key, password, delegation token,
-user or tenant is deleted or changed. That is checked with the first request after any change of the
+user or tenant is deleted or changed. This is checked with the first request after any change of
 identities, for tokens with every request, and again for requests that have waited.
 
 With authentication off every client that logs in is trusted, and a user name of twelve digits
 chooses the account. SCRAM is the exception: it proves to the client that the server knows the
-password, so it works only for users who have one here."""
+password, so it works only for users who have a password on the server."""
 
 import asyncio
 import ipaddress
@@ -49,22 +49,22 @@ log = logging.getLogger("penstock.frontend.kafka")
 PLAIN: Final = "PLAIN"
 ANONYMOUS: Final = "anonymous"  # the user of a client that has not logged in
 KAFKA_ANONYMOUS: Final = "ANONYMOUS"  # the same in Kafka's replies and quotas
-REAUTHENTICATION_MS_MIN: Final = 1_000  # each login costs work
-_LOGIN: Final = "login"  # in a connection's session
+REAUTHENTICATION_MS_MIN: Final = 1_000  # shortest time between two logins of a connection
+_LOGIN: Final = "login"  # key in a connection's session
 _FOREVER: Final = -1
 _NO_LIMITS: Final = Limits()
 _NOT_HERE: Final = (
-    "Authentication is off, and this user has no password here. SCRAM proves that the server knows "
-    "the password; PLAIN takes any."
+    "Authentication is off, and this user has no password on the server, which SCRAM needs. "
+    "Use PLAIN, which accepts any password."
 )
 
 
 class _ReportedToClient(PasswordRefused):
-    """The client gets the reason."""
+    """A login is rejected, and the client gets the reason."""
 
 
 def user_shown(caller: Caller) -> str:
-    """Return the user name as Kafka's clients know it."""
+    """Return the user name that Kafka clients see: ANONYMOUS without a login."""
     is_anonymous = caller.is_trusted and caller.user == ANONYMOUS
     return KAFKA_ANONYMOUS if is_anonymous else caller.user
 
@@ -73,14 +73,14 @@ def user_shown(caller: Caller) -> str:
 class Login:
     caller: Caller | None  # None: not logged in
     proven: AccessKey | ScramCredential | DelegationToken | None = None
-    payer: Tenant | None = None  # charged for requests; None: no limits
-    epoch: int = -1  # of the identities, at the last check
+    payer: Tenant | None = None  # the tenant whose limits apply; None: no limits
+    epoch: int = -1  # epoch of the identities at the last check
     proven_at_ms: int = 0
     expires_at_ms: int = _FOREVER
     # The login in progress:
     mechanism: str | None = None
     exchange: ScramExchange | None = None
-    has_tokens_only: bool = False  # frames are tokens without a header until it ends
+    has_tokens_only: bool = False  # until the login ends, frames are tokens without a header
 
 
 class TokenReply(msgspec.Struct, frozen=True):
@@ -98,11 +98,10 @@ class Logins:
         *,
         clock: Clock,
         entropy: Callable[[int], bytes],
-        seed: bytes = b"",
+        seed: bytes = b"",  # secret from which salts of unknown users are derived
         tokens: TokenCalls | None = None,
         quotas: TenantQuotas | None = None,
     ) -> None:
-        """``seed``: the secret from which salts of unknown users are derived; random if empty."""
         self._config = config
         self._identities = identities
         self._clock = clock
@@ -126,7 +125,7 @@ class Logins:
         return login
 
     def check(self, login: Login) -> None:
-        """Raises HangUp if the login has ended."""
+        """Raise HangUp if the login has expired or its credentials are no longer valid."""
         if login.expires_at_ms != _FOREVER:
             if self._now_ms() >= login.expires_at_ms:
                 raise HangUp("the login has expired")
@@ -135,17 +134,17 @@ class Logins:
             self._recheck(login)
 
     def check_again(self, login: Login) -> None:
-        """Check again for a request that has waited. A login that expired meanwhile is accepted."""
+        """Check the login of a request that has waited. Expiry during the wait is not an error."""
         # Changes of tokens do not raise the epoch of the identities.
         is_token = login.expires_at_ms != _FOREVER and isinstance(login.proven, DelegationToken)
         if is_token and not self._is_valid(login):
-            raise HangUp("the delegation token is gone or has expired")
+            raise HangUp("the delegation token was deleted or has expired")
         if login.epoch != self._identities.epoch:
             self._recheck(login)
 
     def _recheck(self, login: Login) -> None:
         identities, caller = self._identities, login.caller
-        assert caller is not None, "only a caller has a login that can end"
+        assert caller is not None, "a login that is checked has a caller"
         epoch = identities.epoch
         tenant = identities.tenant(caller.account)
         if not caller.is_trusted:
@@ -178,7 +177,7 @@ class Logins:
         return found is not None and found.stored_key == proven.stored_key
 
     def mechanisms(self, connection: KafkaConnection) -> Sequence[str]:
-        """PLAIN sends the password as it is: it needs TLS, or a client on the same machine."""
+        """Return the allowed mechanisms. PLAIN, which sends passwords, needs TLS or localhost."""
         config = self._config
         is_private = connection.is_tls or config.is_insecure or _is_loopback(connection.peer)
         return (PLAIN, *DIGESTS) if is_private or not config.is_auth_on else tuple(DIGESTS)
@@ -201,7 +200,7 @@ class Logins:
         return ErrorCode.NONE
 
     async def take(self, connection: KafkaConnection, token: bytes) -> TokenReply:
-        """Process the client's next token. A code in the reply ends the login."""
+        """Process the next token of a login. An error code in the reply ends the login."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         login = self.of(connection)
@@ -225,7 +224,7 @@ class Logins:
             proven, last = await self._passwords.finish_scram(login.exchange, token)
             return self._accept(connection, login, proven, last)
         except (PasswordRefused, ScramRefused, PenstockError) as error:
-            # The name is not logged: people type passwords into the wrong field.
+            # The name is not logged, because people type passwords into the wrong field.
             log.info(
                 "login rejected",
                 extra={"peer": connection.peer, "mechanism": mechanism, "reason": str(error)},
@@ -253,7 +252,7 @@ class Logins:
                 except Throttled as error:  # the tenant has its maximum number of connections
                     raise _ReportedToClient(str(error)) from None
         elif before is None or (before.account, before.user) != (caller.account, caller.user):
-            raise PasswordRefused("a second login must be of the same user")
+            raise PasswordRefused("the connection is logged in as another user")
         now_ms, wall_ms = self._now_ms(), self._clock.wall_ms()
         lifetime_ms = self._config.login_ms  # 0: as long as the connection
         if isinstance(credential, DelegationToken):
@@ -271,13 +270,13 @@ class Logins:
         return TokenReply(token=token, lifetime_ms=lifetime_ms)
 
     def _end(self, login: Login) -> None:
-        """End the login in progress, successful or not."""
+        """Reset the login in progress, after success or failure."""
         login.mechanism = None
         login.exchange = None
         login.has_tokens_only = False
 
     def _now_ms(self) -> int:
-        # One more than the clock: 0 means never.
+        # Never 0, because 0 means that the client has not logged in.
         return self._clock.mono_ms() + 1
 
 

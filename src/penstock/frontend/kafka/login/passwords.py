@@ -1,13 +1,13 @@
-"""Checks of passwords, by PLAIN and by SCRAM.
+"""Checks passwords of clients that log in by PLAIN or SCRAM.
 
 Three kinds of names can log in: an access key, with its secret as the password; a user with a
 password, of which the server stores only what SCRAM needs; and, by SCRAM with an extension, the id
 of a delegation token, with its HMAC in base64 as the password. Users of other accounts than the
 node's write their account in front: ``123456789012/ann``.
 
-A name that does not exist is treated like one that does: it has a salt that never changes, as many
-iterations as an existing user might have, and rejecting its password takes as long. Deriving keys
-from a password is slow on purpose, so it is done in threads."""
+Clients cannot find out whether a name exists: an unknown name has a salt that never changes, as
+many iterations as an existing user might have, and rejecting its password takes as long. Deriving
+keys from a password is slow on purpose, so it is done in threads."""
 
 import asyncio
 import base64
@@ -29,20 +29,20 @@ from penstock.wire.kafka import scram
 from penstock.wire.kafka.scram import DIGESTS, NONCE_BYTES, ScramExchange
 
 Work = Callable[[], bytes]
-DERIVED_MAX: Final = 1_000  # of access keys, remembered
+DERIVED_MAX: Final = 1_000  # cached credentials that were derived from secrets
 NAME_CHARS_MAX: Final = 256
 PASSWORD_BYTES_MAX: Final = 1_024
 SEED_BYTES: Final = 32
 _PLAIN_PARTS: Final = 3
-# Put in front of token ids where salts are made up. No user name begins like this. Without it, a
-# token id and a user of that name would have the same salt unless the user exists, which would tell
-# clients whether the user exists.
+# Prefix of token ids when their salts are derived. No user name begins like this. Without it, a
+# token id and an unknown user of that name would have the same salt, which would tell clients that
+# the user does not exist.
 _TOKEN: Final = "\0token/"  # noqa: S105
 
 
 class PasswordHashing:
-    """Derives keys from passwords in threads: a few at once, one per payer, payers in turn. A payer
-    is the tenant of the user who logs in, or the address of a client who names no known user."""
+    """Derives keys from passwords in a few threads. Payers take turns, with one thread each. The
+    payer is the tenant of the user who logs in, or the client's address if the user is unknown."""
 
     def __init__(self) -> None:
         # By payer, the next payer first: the work of each waiting login, in order of arrival.
@@ -58,7 +58,7 @@ class PasswordHashing:
             return await waiter
         finally:
             waiting = self._waiting.get(payer, {})
-            # It is still waiting if the client is gone.
+            # The work is still waiting if the client has disconnected.
             if waiting.pop(waiter, None) is not None and not waiting:
                 del self._waiting[payer]
 
@@ -79,8 +79,7 @@ class PasswordHashing:
     def _end(
         self, payer: str, waiter: asyncio.Future[bytes], thread: asyncio.Future[bytes]
     ) -> None:
-        """Called when the thread has ended, not when the client is gone: a client that hangs up
-        does not stop its thread, so the payer's turn is not over."""
+        """Pass the result of a thread to the login that waits for it, and start other work."""
         self._running.discard(payer)
         error = thread.exception()
         if not waiter.done():
@@ -92,12 +91,12 @@ class PasswordHashing:
 
 
 class PasswordRefused(Exception):
-    """The text is for the log of the node only."""
+    """A login is rejected. The text is for the log of the node, not for the client."""
 
 
 class Proven(msgspec.Struct, frozen=True):
     caller: Caller
-    # The login ends when this changes. None: the client is trusted.
+    # The login ends when the credential changes. None: the client is trusted.
     credential: AccessKey | ScramCredential | DelegationToken | None
 
     def __repr__(self) -> str:
@@ -120,12 +119,12 @@ class Passwords:
         self._hashing = PasswordHashing()
 
     async def plain(self, token: bytes, *, peer: str) -> Proven:
-        """``peer``: the client's address. Raises PasswordRefused."""
+        """Check the name and password in a PLAIN token. ``peer`` is the client's address."""
         name, password = read_plain(token)
         key = self.identities.key(name)
         if key is not None:
             if not hmac.compare_digest(self.identities.secret(key), password):
-                raise PasswordRefused("not the secret of the key")
+                raise PasswordRefused("the secret does not belong to this access key")
             return self._by_key(key)
         account, user = split_scoped(name, own_account=self.own_account)
         find = self.identities.scram
@@ -134,11 +133,11 @@ class Passwords:
         payer = account if stored is not None else source_of(peer)
         salted = await self._salted(credential, password, payer=payer)
         if not scram.is_password(credential, salted):
-            raise PasswordRefused("not the password of the user")
+            raise PasswordRefused("the password is wrong or the user is unknown")
         return self._proven(credential, credential.user)
 
     def begin_scram(self, mechanism: str, token: bytes) -> tuple[ScramExchange, bool]:
-        """Return the exchange, and whether the name exists. Raises ScramRefused."""
+        """Start a SCRAM login. Return its state, and whether the user or token exists."""
         first = scram.read_client_first(token)
         account, user = split_scoped(first.user, own_account=self.own_account)
         stored = None
@@ -159,7 +158,7 @@ class Passwords:
         return exchange, stored is not None or self.identities.key(first.user) is not None
 
     async def finish_scram(self, exchange: ScramExchange, token: bytes) -> tuple[Proven, bytes]:
-        """Return the caller and the server's last message. Raises ScramRefused, PasswordRefused."""
+        """Check the client's proof. Return the caller and the server's last message."""
         if exchange.is_token:
             return await self._token_finished(exchange, token)
         name, mechanism = exchange.user, exchange.mechanism
@@ -171,8 +170,8 @@ class Passwords:
         key = self.identities.key(name)
         if key is None:
             exchange.finish(token, self._invented(account, user, mechanism))
-            raise PasswordRefused("unknown user")  # no proof fits an invented credential
-        # The salt is the one that the name would have if it did not exist.
+            raise PasswordRefused("the user is unknown")  # no proof fits an invented credential
+        # The salt of an access key is that of an unknown user with its name.
         if self._epoch != self.identities.epoch:
             self._epoch = self.identities.epoch
             self._derived.clear()
@@ -211,7 +210,7 @@ class Passwords:
         name = _TOKEN + exchange.user
         if token is None or self.tokens is None:
             exchange.finish(message, self._invented(self.own_account, name, mechanism))
-            raise PasswordRefused("unknown delegation token")
+            raise PasswordRefused("the delegation token is unknown or has expired")
         cached = (name, mechanism, exchange.iterations)
         secret = base64.b64encode(self.tokens.hmac_of(token.token_id))
         found = self._derived.get(cached) or await self._derive(
@@ -222,7 +221,7 @@ class Passwords:
 
     def _by_key(self, key: AccessKey) -> Proven:
         if key.status is not KeyStatus.ACTIVE:
-            raise PasswordRefused("the key is disabled")
+            raise PasswordRefused("the access key is disabled")
         return self._proven(key, key.user, key.key_id)
 
     def _proven(
@@ -256,8 +255,8 @@ class Passwords:
         return scram.invented("", name, mechanism, seed=self.seed, counts=counts)
 
     def _counts(self, account: str, mechanism: str) -> Mapping[int, int]:
-        """Return the iterations in use in the tenant. A tenant that does not exist or has no
-        passwords looks like one that has: it gets the counts of a tenant chosen by keyed hash."""
+        """Return how many passwords of the tenant have each number of iterations. An unknown tenant
+        gets the counts of another one, chosen by keyed hash, so that clients see no difference."""
         by_account = self.identities.iteration_counts(mechanism)
         found = by_account.get(account)
         if found is not None or not by_account:
@@ -275,17 +274,16 @@ def is_live(token: DelegationToken, identities: Identities, *, now_ms: int) -> b
 
 
 def read_plain(token: bytes) -> tuple[str, bytes]:
-    """Return name and password. Raises PasswordRefused."""
     parts = token.split(b"\0")
     if len(parts) != _PLAIN_PARTS:
-        raise PasswordRefused("not a PLAIN message")
+        raise PasswordRefused("the token does not have the format of PLAIN")
     acting, name, password = parts
     try:
         text = name.decode()
     except UnicodeDecodeError:
         raise PasswordRefused("the name is not UTF-8") from None
     if not 0 < len(text) <= NAME_CHARS_MAX or len(password) > PASSWORD_BYTES_MAX:
-        raise PasswordRefused("the name is empty, or it or the password too long")
+        raise PasswordRefused("the name is empty or too long, or the password is too long")
     if acting not in (b"", name):
         raise PasswordRefused("acting as another user is not supported")
     return text, password

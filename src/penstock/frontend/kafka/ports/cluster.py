@@ -1,6 +1,6 @@
-"""The ports to nodes, leaders and coordinators, which Kafka clients find by themselves, and through
-which admin requests read and change the cluster. A single node is a cluster of one, and leads
-everything."""
+"""Interfaces through which handlers find nodes, leaders and coordinators for clients, and through
+which admin requests read and change the cluster. ``SoleBroker`` and ``SoleNode`` implement them for
+a single node, which leads everything."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -25,6 +25,8 @@ class BrokerAt(NamedTuple):
 
 
 class Place(NamedTuple):
+    """The nodes that have replicas of a partition."""
+
     leader: int  # NO_LEADER: none at the moment
     epoch: int
     replicas: Sequence[int]
@@ -41,11 +43,11 @@ class Brokers(Protocol):
     def place(self, topic: Topic, index: int) -> Place: ...
 
     def epoch_end(self, topic: Topic, index: int, epoch: int) -> tuple[int, int] | None:
-        """Return the largest epoch up to this one in a log that this node leads, and its end
-        offset; None if the log has only one epoch."""
+        """Return the largest leader epoch up to ``epoch`` in a log that this node leads, and its
+        end offset, or None if the log has only one epoch."""
 
     def coordinator(self, internal_topic: str, key: str) -> BrokerAt | None:
-        """Return the coordinator of a group or transaction; None if there is none at the moment."""
+        """Return the coordinator of a group or transaction, or None if it has none at present."""
 
 
 class SoleBroker:
@@ -55,11 +57,9 @@ class SoleBroker:
         advertised: Callable[[], tuple[str, int]],
         epoch_of: Callable[[Topic, int], int] = lambda _topic, _index: 0,
     ) -> None:
-        """``epoch_of``: the one epoch of each log. Logs from the backup of a cluster have another
-        epoch than 0."""
         self.controller = node_id
         self._advertised = advertised
-        self._epoch_of = epoch_of
+        self._epoch_of = epoch_of  # above 0 for logs from the backup of a cluster
         self._place = Place(node_id, 0, (node_id,), (node_id,))
 
     def all(self) -> Sequence[BrokerAt]:
@@ -109,7 +109,7 @@ class Quorum(NamedTuple):
 class KafkaCluster(Protocol):
     @property
     def nodes(self) -> Collection[int]:
-        """Nodes that are alive."""
+        """Return the nodes that are alive."""
 
     def placed(
         self, topic: Topic, places: Mapping[int, Sequence[int]]
@@ -121,25 +121,24 @@ class KafkaCluster(Protocol):
         """Return every partition that is moving, by topic id and index."""
 
     async def move(self, topic: Topic, index: int, replicas: Sequence[int]) -> None:
-        """Raises InvalidRequest if the partition cannot be on these nodes."""
+        """Start to move a partition. Raises InvalidRequest if it cannot be on these nodes."""
 
     async def cancel_move(self, topic: Topic, index: int) -> int:
-        """Return the number of replicas without the move. Raises NotFound if there is no move."""
+        """Cancel a move. Return the number of replicas. Raises NotFound if there is no move."""
 
     async def elect(self, topic: Topic, index: int, *, is_unclean: bool) -> Election:
-        """Raises NotFound for a partition that is being created."""
+        """Elect a leader. Raises NotFound if the partition is still being created."""
 
     async def replica(self, topic: Topic, index: int) -> ReplicaHere | None:
-        """Return this node's replica; None if it has none."""
+        """Return this node's replica of a partition, or None if the node has no replica."""
 
     async def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:
-        """Return the producers that this node knows as a follower; None if it is none."""
+        """Return the producers of a partition, or None if this node is not a follower."""
 
-    async def stopped(self) -> Sequence[BrokerAt]:
-        """Return nodes of the cluster that are not alive."""
+    async def stopped(self) -> Sequence[BrokerAt]: ...
 
     async def unregister(self, node: int) -> None:
-        """Raises NotFound for an unknown node, Conflict for one that is alive or has replicas."""
+        """Remove a stopped node. Raises Conflict if the node is alive or has replicas."""
 
     def quorum(self) -> Quorum: ...
 
@@ -163,7 +162,7 @@ class SoleNode:
     def _check(self, replicas: Sequence[int]) -> None:
         for node in replicas:
             if node != self._node:
-                raise InvalidRequest(f"There is no node {node}. Nodes: [{self._node}].")
+                raise InvalidRequest(f"Node {node} does not exist. Nodes: [{self._node}].")
 
     async def moves(self) -> Mapping[tuple[str, int], Reassigned]:
         return {}
@@ -181,7 +180,7 @@ class SoleNode:
         try:
             return ReplicaHere(await self._broker.call(LogBytes(topic, index)))
         except PenstockError:
-            return None  # deleted meanwhile, or unreadable
+            return None  # the log was deleted meanwhile, or is unreadable
 
     async def followed_producers(
         self,

@@ -4,11 +4,10 @@ Coordinators store the groups and transactions of all accounts under ids that co
 (``model/names.py``). Only ``ScopedCoordinators`` adds and removes the account, so a handler cannot
 reach groups of another account, whatever id it gets.
 
-``GuardedCoordinators`` replies for a coordinator that hangs or is overloaded, with the code upon
-which clients look for the coordinator and retry: no call raises. A member that joins a group waits
-for the other members, and the coordinator ends the wait; here it is only counted. So is a client
-that waits for offsets of a coordinator that is moving. After a failure of a coordinator no call
-waits there before a short call has succeeded."""
+``GuardedCoordinators`` limits calls by a bulkhead. If a coordinator hangs or is overloaded, the
+reply has an error code upon which clients find the coordinator again and retry; no call raises.
+Calls that wait at the coordinator, such as for other members of a group, have no timeout here and
+are only counted. After a failure they are not made before a short call has succeeded."""
 
 from collections.abc import Coroutine
 from typing import Any, Final, NamedTuple
@@ -28,9 +27,9 @@ _IDS: Final = frozenset(("group_id", "transactional_id"))  # fields with ids tha
 
 
 class Rule(NamedTuple):
-    is_read: bool = False  # repeated once if the connection breaks
-    wait_ms: int = 0  # how long the call may wait at the coordinator
-    without_id: ErrorCode | None = None  # the code for an empty id
+    is_read: bool = False  # a call that only reads may be retried once
+    wait_ms: int = 0  # longest wait of the call at the coordinator
+    without_id: ErrorCode | None = None  # error code for an empty id
 
 
 _READ: Final = Rule(is_read=True)
@@ -48,7 +47,7 @@ RULES: Final[dict[type[CoordinatorCall[Any]], Rule]] = {
     **dict.fromkeys((calls.CompleteTransaction, calls.DeleteOffsets), _CHANGE),
     **dict.fromkeys((calls.ReadConfigs, calls.ListGroups, calls.DescribeGroup), _READ),
     **dict.fromkeys((calls.DescribeTransaction, calls.ListTransactions), _READ),
-    # There is no await after the coordinator's reply, so it is still true for the caller.
+    # The caller uses the reply before any other task runs, so the reply is still true.
     calls.VerifyPartition: _READ,
     calls.FetchOffsets: Rule(wait_ms=GroupSettings().fetch_ms_max),
     **dict.fromkeys((calls.InitProducer, calls.EndTransaction), _PRODUCER),
@@ -57,15 +56,13 @@ RULES: Final[dict[type[CoordinatorCall[Any]], Rule]] = {
 
 
 def _id_of(call: CoordinatorCall[Any]) -> str:
-    """Return the id of the group or transaction; empty for a call about all of them."""
+    """Return the id of the group or transaction, or "" for a call about all groups."""
     if isinstance(call, calls.TransactionCall):
         return call.transactional_id
     return call.group_id if isinstance(call, calls.GroupCall) else ""
 
 
 class GuardedCoordinators:
-    """The coordinators of one node behind their bulkhead."""
-
     def __init__(self, coordinators: calls.Coordinators, bulkhead: Bulkhead) -> None:
         self._coordinators = coordinators
         self._bulkhead = bulkhead
@@ -101,7 +98,7 @@ class GuardedGroups(GuardedCoordinators):
     def __init__(self, groups: calls.GroupCoordinators, bulkhead: Bulkhead) -> None:
         super().__init__(groups, bulkhead)
         self._groups = groups
-        self.share_settings = groups.share_settings  # from memory
+        self.share_settings = groups.share_settings  # reads from memory
 
     @property
     def has_stored_configs(self) -> bool:
@@ -109,8 +106,6 @@ class GuardedGroups(GuardedCoordinators):
 
 
 class ScopedCoordinators:
-    """The groups and transactions of one account, by the ids that its clients use."""
-
     def __init__(self, coordinators: calls.Coordinators, *, account: str, own_account: str) -> None:
         self._coordinators = coordinators
         self._account = account
@@ -148,7 +143,7 @@ class ScopedCoordinators:
         return scoped_id(self._account, plain, own_account=self._own_account)
 
     def _plain(self, scoped: str) -> str | None:
-        """Return the id without its account; None for the id of another account."""
+        """Return the id without its account, or None if it belongs to another account."""
         account, plain = split_scoped(scoped, own_account=self._own_account)
         return plain if account == self._account else None
 

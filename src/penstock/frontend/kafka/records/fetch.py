@@ -4,14 +4,13 @@
               │ no
     watch partitions without records ─► wait until one advances, or for the timeout
               ▲                                 │
-              └── read those that advanced, after what was found
+              └── read partitions that advanced, from the next offset on
 
-A reply has whole batches: at most ``bytes_max`` in all and the limit of each partition, but always
-at least one batch, or a batch above the limit would stop its reader for ever.
+A reply has whole batches, within ``bytes_max`` and the limit of each partition. It has at least one
+batch, if there is any: otherwise a batch above the limit would stop its reader forever.
 
-``sessions/fetch_sets.py`` has the partitions of a request. In a session (``fetch_sessions.py``) the
-set outlives the request, with its watches: a partition without changes is neither read nor watched
-again."""
+A ``FetchSet`` has the partitions of a request. In a fetch session, this set and its watches are
+kept for the next request, so that a partition without changes is not read again."""
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
@@ -55,7 +54,7 @@ from penstock.wire.kafka.primitives import ZERO_UUID
 
 _BY_ID_FROM = 13
 RESPONSE_BYTES_MAX: Final = 55 * MIB  # whatever the request allows
-WAIT_MS_MAX: Final = 60_000  # an early empty reply is always allowed
+WAIT_MS_MAX: Final = 60_000  # clients accept an empty reply before their timeout
 PARTITIONS_MAX: Final = 20_000  # of one session
 FOUND_AT_ONCE_MAX: Final = 64  # topics; finding one takes up to 50 µs
 STEP: Final = 64  # partitions between two checks of the time slice
@@ -108,7 +107,7 @@ async def run(call: KafkaCall, request: FetchRequest) -> FetchResponse:
         if session.size > PARTITIONS_MAX:
             if session.is_kept:
                 sessions.drop(session)
-            raise HangUp(f"a fetch of more than {PARTITIONS_MAX} partitions")
+            raise HangUp(f"a fetch has more than {PARTITIONS_MAX} partitions")
         if session.wanted.count > ADDED_AT_ONCE_MAX:
             await fetch.read_as()
         await fetch.look()
@@ -141,7 +140,7 @@ def _find(call: KafkaCall, key: TopicKey) -> Topic | ErrorCode:
 
 
 async def _found_before(call: KafkaCall, keys: Iterable[TopicKey]) -> Find:
-    """Find many topics in slices, before the session is changed at once."""
+    """Find many topics in time slices, so that the session can then be changed without a pause."""
     found = {key: _find(call, key) async for key in call.slices.each(dict.fromkeys(keys))}
     return lambda key: found[key] if key in found else _find(call, key)
 
@@ -151,7 +150,7 @@ class _Overtaken(Exception):
 
 
 class _Fetch(ByIdentity):
-    """One request: what it has found, and whether that is enough for a reply."""
+    """A fetch request that is being handled, with the records found so far."""
 
     context: KafkaContext
     slices: Slices
@@ -159,7 +158,7 @@ class _Fetch(ByIdentity):
     wanted: FetchSet
     epoch: int
     is_full: bool  # the reply contains every partition
-    # For later requests of the session; without a session only a wait needs watches.
+    # Whether partitions are watched: always in a session, otherwise only while the request waits.
     watches: bool
     bytes_max: int
     bytes_min: int
@@ -168,7 +167,7 @@ class _Fetch(ByIdentity):
     size: int = 0
     answered: int = 0
     is_failed: bool = False
-    pause_ms: int = 0  # for a client that may not wait here: without it, it would retry at once
+    pause_ms: int = 0  # of a client whose wait is rejected, because it would retry at once
 
     def __post_init__(self) -> None:
         self.wanted.is_busy = True
@@ -182,15 +181,14 @@ class _Fetch(ByIdentity):
             or self.is_failed
             or not self.wanted.count
             or self.context.parked.is_draining
-            # The session was dropped for another: its client should learn that soon.
+            # The session was dropped to make room, which its client should know soon.
             or not (self.is_full or self.session.is_kept)
         )
 
     async def want(
         self, parts: Sequence[Sequence[FetchTopic]], find: Find, forgotten: Sequence[ForgottenTopic]
     ) -> bool:
-        """Add the parts after the first, each in a slice of its own. Return False if there is no
-        room for all and the session has ended."""
+        """Add the other parts of a large request. Return False if there was no room for them."""
         sessions = self.context.fetch_sessions
         for part in parts:
             await self.slices.next()
@@ -207,7 +205,7 @@ class _Fetch(ByIdentity):
                 self.check_turn()
 
     async def look(self) -> list[PartitionFetch]:
-        """Read partitions that are due. Return those that have more records than before."""
+        """Read partitions that are due. Return the partitions in which records were found."""
         wanted = self.wanted
         grown = []
         for number, one in enumerate(tuple(wanted.due)):
@@ -238,8 +236,8 @@ class _Fetch(ByIdentity):
         return grown
 
     async def _read(self, one: PartitionFetch, topic: Topic) -> None:
-        """Read a partition and watch it if needed. Records that arrive between a read and its watch
-        would wake no fetch, so a read without records counts only if it came after the watch."""
+        """Read a partition, and watch it for new records if needed. An empty read is repeated after
+        the watch has begun, because records may have arrived in between."""
         log = log_of(self.context, topic)
         watches = self.watches and one.unwatch is None
         if watches and one.is_open and one.requested.offset >= one.sent_watermark:
@@ -278,12 +276,12 @@ class _Fetch(ByIdentity):
             if one.code:
                 return
             one.is_open = True
-            # A read returns at most ``bytes_max``, or else a single batch. That batch may exceed
-            # the limit of its partition, but not that of a reply that has records already: so no
-            # order of partitions starves one of them.
+            # A read returns at most ``bytes_max``, or else a single batch. This batch may exceed
+            # the limit of its partition, but not the limit of a reply that has records already.
+            # So every partition is read at some time, whatever their order.
             taken = one.take(fetched, self.bytes_max - size + one.size if size > 0 else None)
             if fetched.record_count or not is_view:
-                self.size += taken  # else no visible record was found
+                self.size += taken  # otherwise no visible record was found
             if not watches or one.size or one.is_left:
                 return
             self._watch(one, log)
@@ -293,7 +291,7 @@ class _Fetch(ByIdentity):
         one.unwatch = self.context.broker.on_advance(topic, one.requested.index, one.advanced)
 
     def check_turn(self) -> None:
-        """Call after every await. Raises _Overtaken if a later request uses the session."""
+        """Raise _Overtaken if a later request uses the session. Called after every await."""
         if self.session.epoch != self.epoch:
             raise _Overtaken
 
@@ -371,7 +369,7 @@ class _Fetch(ByIdentity):
         return FetchTopicResponse(key, ZERO_UUID, partitions)
 
     def _count(self) -> None:
-        """Count records in the reply, without control batches."""
+        """Report the records in the reply to metrics and usage, without control batches."""
         if self.size:
             count = sum(one.record_count for one in self.wanted.looked)
             self.context.meter.received(count, self.size)
@@ -395,7 +393,7 @@ class _Fetch(ByIdentity):
         return (len(wanted.looked) if self.session.is_kept else wanted.count) > ADDED_AT_ONCE_MAX
 
     async def end_in_slices(self) -> None:
-        """As ``end``, in slices."""
+        """End the fetch as ``end`` does, in time slices."""
         wanted, epoch = self.wanted, self.epoch
         steps = wanted.settling() if self.session.is_kept else wanted.releasing()
         try:

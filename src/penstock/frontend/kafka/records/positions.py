@@ -117,7 +117,8 @@ async def _listed(
 
 
 async def epoch_ends(call: KafkaCall, request: epoch_wire.Request) -> epoch_wire.Response:
-    """After a change of leader, readers check whether records that they have read are truncated."""
+    """Return the end offsets of leader epochs. After a change of leader, readers check with them
+    whether records that they have read were truncated."""
     is_node = on_cluster(call, Operation.CLUSTER_ACTION)
     topics = []
     async for each in call.slices.each(request.topics):
@@ -156,18 +157,18 @@ async def _epoch_end(
         return epoch_wire.EpochEndOffset(code, index)
     if known := context.brokers.epoch_end(topic, index, requested.leader_epoch):
         return epoch_wire.EpochEndOffset(0, index, *known)
-    # A single node never truncates, nor did the cluster whose backup it may have.
+    # A single node never truncates its log, nor did the cluster whose backup it may have.
     return epoch_wire.EpochEndOffset(0, index, requested.leader_epoch, ends.high_watermark)
 
 
 async def delete_records(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    """Only for streams with ``cleanup.policy=delete``: acks and purges delete records of queues."""
+    """Delete records of streams with ``cleanup.policy=delete``. Queues are rejected."""
     topics = []
     deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1_000
     async for each in call.slices.each(request.topics):
         topic = checks.locate_name(call, Operation.DELETE, each.name)
         partitions: list[delete_wire.DeleteRecordsPartitionResult] = []
-        # Concurrently: a partition that waits for its replicas must not use up the timeout.
+        # Partitions wait for their replicas concurrently, because they share one timeout.
         async for some in call.slices.each(portions(each.partitions)):
             partitions += await asyncio.gather(
                 *(_deleted(call.context, topic, one, deadline) for one in some)

@@ -1,9 +1,9 @@
 """Produce: append batches to partitions; the reply is sent when they are committed.
 
 Batches are not decoded unless the topic has rules about records: header and checksum are checked
-(``wire/kafka/batches.py``), and the log gets the slice of the frame. Each partition succeeds or
-fails by itself. First all batches are appended and the next request of the connection may begin;
-then the handler waits for the commits, so that partitions and requests share their syncs.
+(``wire/kafka/batches.py``), and the log gets a slice of the frame. Each partition succeeds or fails
+by itself. First all batches are appended, and the next request of the connection may begin. Then
+the handler waits for the commits, so that partitions and requests share calls of fsync.
 
 Queues accept records too; the key of a record is its message group. FIFO queues do not: their
 messages need a deduplication id.
@@ -60,10 +60,10 @@ from penstock.wire.kafka.produce import (
     RecordError,
 )
 
-_SHOWN = 3  # errors in the message
+_SHOWN = 3  # number of errors in the message, as in Kafka
 _BY_ID_FROM = 13
 Place: TypeAlias = tuple[str, int]  # topic id, partition
-OPENED_MAX = 1_024  # per connection
+OPENED_MAX = 1_024  # open partitions that a connection remembers
 _OPENED = "opened partitions"
 Batches: TypeAlias = list[tuple[memoryview, BatchHeader]]
 API_ERRORS = (ApiError, BatchRefused, PenstockError)  # reported per partition
@@ -79,9 +79,9 @@ class RecordsRefused(ApiError):
 
 
 class RecordRules:
-    """The rules of one topic at one time about single records: compacted topics need keys, and
-    timestamps must be near the present if the topic requires it. Batches are opened only where a
-    record may break a rule. One bad record rejects its batch; the reply names all (KIP-467)."""
+    """The rules of a topic for single records, at one moment: compacted topics need keys, and
+    timestamps may have to be near the present. Batches are decompressed only if a record may break
+    a rule. One bad record rejects its batch, and the reply names all bad records (KIP-467)."""
 
     __slots__ = ("_is_compacted", "earliest_ms", "latest_ms", "opens_all")
 
@@ -94,7 +94,7 @@ class RecordRules:
         self.latest_ms = LONG_MAX if is_free else now_ms + settings.timestamp_after_ms_max
 
     async def check(self, topic: Topic, index: int, batch: memoryview, header: BatchHeader) -> None:
-        """Open a batch and raise RecordsRefused if any record breaks a rule."""
+        """Decompress a batch and raise RecordsRefused if any record breaks a rule."""
         try:
             check_opened_count(header)
             blob = await unpacked(
@@ -194,7 +194,7 @@ async def produce(call: KafkaCall, request: ProduceRequest) -> ProduceResponse |
     if request.acks == NO_REPLY:
         for result in results:
             if result.error_code:
-                raise HangUp(f"acks=0 and {ErrorCode(result.error_code).name}")
+                raise HangUp(f"a request with acks=0 failed: {ErrorCode(result.error_code).name}")
         return None
     replies = iter(results)
     return ProduceResponse(
@@ -208,7 +208,7 @@ async def produce(call: KafkaCall, request: ProduceRequest) -> ProduceResponse |
 def _target(
     call: KafkaCall, name: str, topic_id: bytes, rejected: ApiError | None
 ) -> Topic | ApiError:
-    """Return the topic to append to, or the error for all its partitions."""
+    """Return the topic to append to, or the error that all its partitions get."""
     if rejected is not None:
         return rejected
     if call.version >= _BY_ID_FROM:
@@ -220,10 +220,10 @@ def _target(
     if isinstance(found, ErrorCode):
         return ApiError(found)
     if is_internal_topic(found):
-        text = f"{found.name} is internal: only the node writes to it."
+        text = f"{found.name} is internal: only nodes may write to it."
         return ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
     if found.is_fifo:
-        return invalid_request("A FIFO queue takes no Kafka records; use SendMessage.")
+        return invalid_request("A FIFO queue does not accept Kafka records; use SendMessage.")
     return found
 
 
@@ -235,9 +235,9 @@ async def _ready(
     partition: ProducePartition,
     opened: set[Place],
 ) -> Batches:
-    """Return the checked batches of a partition. The partition is open then: an append that starts
-    before the caller's next await reaches the log without an await. ``opened``: partitions that
-    this connection knows to be open; they stay open as long as their topic exists."""
+    """Check the batches of a partition and open the partition, so that an append which starts
+    before the caller's next await reaches the log at once. ``opened`` has the partitions that this
+    connection knows to be open; they stay open as long as their topic exists."""
     index = partition.index
     if not has_partition(target, index):
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -288,8 +288,8 @@ async def _appended(
 
 
 async def _check_records(topic: Topic, batch: memoryview, header: BatchHeader) -> None:
-    """Decode a batch for a queue, whose consumers get single messages: a batch that cannot be
-    decoded would block everything after it."""
+    """Check that a batch for a queue can be decoded. Consumers of queues get single messages, so a
+    batch that cannot be decoded would block all messages after it."""
     data = bytes(batch)
     try:
         if header.codec == Codec.NONE and header.count <= PIECE_RECORDS and len(data) < PIECE_BYTES:
@@ -308,7 +308,7 @@ def _open_all(opened: OpenedBatch) -> Generator[None, None, None]:
     yield from opened.index()
     if opened.largest > OPENED_RECORD_BYTES_MAX:
         raise BatchTooLarge(
-            f"a record of {opened.largest} bytes; a queue takes at most {OPENED_RECORD_BYTES_MAX}"
+            f"a record has {opened.largest} bytes; a queue allows at most {OPENED_RECORD_BYTES_MAX}"
         )
     for _ in opened.pieces(0):
         yield None
@@ -317,8 +317,7 @@ def _open_all(opened: OpenedBatch) -> Generator[None, None, None]:
 async def _records_refused(
     context: KafkaContext, topic: Topic, index: int, error: RecordsRefused, errors_max: int
 ) -> ProducePartitionResponse:
-    """Return the reply that names the bad records. Only the leader knows where the log begins, so
-    another node replies that it does not lead the partition."""
+    """Return the reply that names the bad records, with the log's start offset from the leader."""
     try:
         ends = await context.broker.call(Ends(topic, index))
     except PenstockError as failed:

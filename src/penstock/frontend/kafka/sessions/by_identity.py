@@ -1,5 +1,5 @@
-"""The base of structs that are compared, hashed and shown by identity: they refer to each other in
-circles, to records and to secrets, which must not get into a log."""
+"""Base class of structs that are compared, hashed and printed by identity. They form reference
+cycles, and refer to records and secrets that must not get into a log."""
 
 import msgspec
 

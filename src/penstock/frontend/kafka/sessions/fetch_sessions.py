@@ -1,18 +1,18 @@
-"""Fetch sessions: a reader names its partitions once, and from then on only changes.
+"""Fetch sessions: a reader sends its list of partitions once, and later only changes of the list.
 
     request                 reply
     id 0, epoch 0           all partitions, and the id of a new session; 0 if there is no room
-    id n, epoch 1, 2, 3 …   only partitions with news; the request adds, changes, removes
+    id n, epoch 1, 2, 3 …   only partitions with new records or offsets
     id n, epoch 0           session n ends, a new one begins
     any, epoch -1           session n ends, none begins
 
 The epoch counts the requests of a session, so that a lost or repeated request is noticed: it gets
-an error, and the client opens a new session. Clients must expect that at any time, so sessions are
-only in memory and may be dropped to make room. Only the caller who opened a session can use it. As
-in Kafka, the session to drop is one that was not used for two minutes, else one that is at least
-that old, smaller than the new one and not of a replica.
+an error, and the client opens a new session. Clients must expect this error at any time, so
+sessions are only in memory and may be dropped to make room. Only the caller who opened a session
+can use it. As in Kafka, the session to drop is one that was not used for two minutes, else one that
+is at least two minutes old, smaller than the new one and not of a replica.
 
-Pure: time and randomness are arguments. ``fetch_sets.py`` has the partitions of a session."""
+Time and randomness are arguments. ``fetch_sets.py`` has the partitions of a session."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
@@ -44,10 +44,10 @@ class FetchSession(ByIdentity, kw_only=True):
     is_of_replica: bool
     wants_id: bool
     owner: object = None
-    session_id: int = NO_SESSION  # unless the session is kept
-    epoch: int = INITIAL_EPOCH  # of the next request, once it is kept
+    session_id: int = NO_SESSION  # until the session is kept
+    epoch: int = INITIAL_EPOCH  # of the next request, once the session is kept
     wanted: FetchSet = msgspec.field(default_factory=FetchSet)
-    size: int = 0  # partitions that count in the table of sessions
+    size: int = 0  # number of partitions that ``FetchSessions`` has counted
     catalog_turn: int = 0
     rights_turn: int = 0
     begun_at_ms: int = 0
@@ -63,7 +63,7 @@ class FetchSession(ByIdentity, kw_only=True):
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """The session with the lowest rank is dropped first."""
+        """Return the rank by which sessions are dropped, the lowest first."""
         return self.is_of_replica, self.size
 
 
@@ -75,7 +75,7 @@ class FetchSessions:
         partitions_max: int = PARTITIONS_MAX,
         own_account: str | None = None,
     ) -> None:
-        """``own_account``: of the node's own tenant; others have a share. None: all have all."""
+        # Tenants other than ``own_account`` may use only a part of the limits; if None, all.
         percent = TENANT_SESSIONS_PERCENT
         self._sessions = SharedLimit(sessions_max, percent, own_account=own_account)
         self._partitions = SharedLimit(partitions_max, percent, own_account=own_account)
@@ -83,7 +83,7 @@ class FetchSessions:
         self._catalog: Catalog | None = None
         self._catalog_turn = 0
         self.evicted_count = 0
-        # Large sets of ended sessions: the next request releases them in steps.
+        # Large sets of ended sessions, which the next request releases in steps.
         self.dropped: list[FetchSet] = []
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class FetchSessions:
             catalog.on_change(self._catalog_changed)
 
     def _catalog_changed(self, _before: Topic | None, _after: Topic | None) -> None:
-        """Each session finds its topics again with its next request."""
+        """Make each session find its topics again with its next request."""
         self._catalog_turn += 1
 
     def stale_topics(
@@ -122,9 +122,9 @@ class FetchSessions:
         owner: object = None,
         rights_turn: int = 0,
     ) -> FetchSession | ErrorCode:
-        """Return the session of a request, with all its changes applied: one that is kept, or one
-        for this request alone, which ``keep`` may keep. ``owner``: the caller; ``rights_turn``: a
-        counter of changes of rights, after which topics must be found again."""
+        """Return the session of a request, after applying the changes in the request. A new session
+        ends with the request unless ``keep`` keeps it. ``owner`` is the caller; ``rights_turn``
+        counts changes of access rights, after which topics must be found again."""
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             older = self._kept.get(request.session_id)
             if older is not None and older.owner == owner:
@@ -168,15 +168,14 @@ class FetchSessions:
         forgotten: Sequence[ForgottenTopic],
         find: Find,
     ) -> bool:
-        """Apply further changes of a request that was opened with the first of them. Return False
-        if there is no room and the session has ended."""
+        """Add another part of a large request. Return False if there was no room for it."""
         session.wanted.want(topics, find, is_by_id=session.is_by_id)
         session.wanted.forget(forgotten, is_by_id=session.is_by_id)
         return not session.is_kept or self._has_room(session)
 
     def _has_room(self, session: FetchSession) -> bool:
-        """Count the partitions of a session that is kept. Drop a session that has none or too many:
-        its client opens a new session, and that request decides which sessions are kept."""
+        """Count the partitions of a kept session, and return False if there are too many. A session
+        with none or too many is dropped, and its client opens a new one."""
         partitions = self._partitions
         partitions.add(session.account, session.wanted.count - session.size)
         session.size = session.wanted.count
@@ -215,7 +214,7 @@ class FetchSessions:
         self._partitions.add(account, size)
 
     def drop(self, session: FetchSession) -> None:
-        """End a session. A fetch that waits in it gets its reply, with an error."""
+        """End a session. A fetch that waits in the session gets a reply with an error."""
         del self._kept[session.session_id]
         self._sessions.add(session.account, -1)
         self._partitions.add(session.account, -session.size)
@@ -232,14 +231,14 @@ class FetchSessions:
 
 
 def next_epoch(epoch: int) -> int:
-    """Return the next epoch. After the largest comes 1: 0 opens a session."""
+    """Return the next epoch. The largest epoch is followed by 1, because 0 opens a session."""
     return 1 if epoch == EPOCH_MAX else epoch + 1
 
 
 def _victim(
     among: Sequence[FetchSession], new: FetchSession, *, now_ms: int
 ) -> FetchSession | None:
-    """Return the session to drop for a new one. ``among``: least recently used first."""
+    """Return the session to drop for a new one. ``among`` begins with the least recently used."""
     oldest = next(iter(among), None)
     if oldest is None or now_ms - oldest.used_at_ms > IDLE_MS_MAX:
         return oldest

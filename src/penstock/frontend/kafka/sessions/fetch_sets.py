@@ -1,18 +1,18 @@
 """The partitions of one fetch or fetch session: what was requested for each, what a fetch has
-found, and what the last reply contained. Pure: ``records/fetch.py`` reads and waits,
+found, and what the last reply contained. ``records/fetch.py`` reads and waits, and
 ``fetch_sessions.py`` keeps the sets of sessions.
 
-In a session, a partition without news costs nothing:
+In a session, a partition without new records is only watched:
 
-                     read, has nothing
+                     no new records
           ┌─────┐ ────────────────────────────► ┌─────────┐
           │ due │                               │ watched │   not read, not in the reply
           └─────┘ ◄──────────────────────────── └─────────┘
-             ▲       it has advanced
+             ▲       has new records
              └── requested again, replied with records or an error, or no room for it
 
 A fetch reads only partitions that are due. Partitions that were in a reply with records go to the
-end of the queue, so that all get their turn however little fits into a reply."""
+end of the queue, so that each partition is read at some time, however little a reply can hold."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -32,7 +32,7 @@ from penstock.wire.kafka.fetch import (
     ForgottenTopic,
 )
 
-TopicKey = str | bytes  # name or id, as the request has it
+TopicKey = str | bytes  # name or id, whichever the request contains
 Find = Callable[[TopicKey], Topic | ErrorCode]
 NOT_SENT = -1  # no watermark or start offset has been sent
 ADDED_AT_ONCE_MAX = 1_000  # topics and partitions together: about 3 ms
@@ -47,8 +47,7 @@ def is_large(topics: Sequence[FetchTopic]) -> bool:
 
 
 def in_parts(topics: Sequence[FetchTopic]) -> list[list[FetchTopic]]:
-    """Split the partitions of a request, in order, into parts that can each be added at once. A
-    topic with many partitions is in several parts."""
+    """Split the partitions of a request, in order, into parts that can each be added at once."""
     parts: list[list[FetchTopic]] = [[]]
     room = ADDED_AT_ONCE_MAX
     for each in topics:
@@ -68,8 +67,6 @@ def in_parts(topics: Sequence[FetchTopic]) -> list[list[FetchTopic]]:
 
 
 class TopicFetch(ByIdentity):
-    """A requested topic: the topic that was found, or the error code."""
-
     set: "FetchSet"
     key: TopicKey
     found: Topic | ErrorCode
@@ -81,7 +78,7 @@ class PartitionFetch(ByIdentity):
     requested: FetchPartition
     next_offset: int  # of the next read
     unwatch: Callable[[], None] | None = None
-    is_open: bool = False  # the broker has opened it, so it can be watched
+    is_open: bool = False  # the broker has opened the partition, so it can be watched
     sent_watermark: int = NOT_SENT
     sent_start: int = NOT_SENT
     # What the current fetch has found:
@@ -91,7 +88,7 @@ class PartitionFetch(ByIdentity):
     size: int = 0
     record_count: int = 0
     aborted: dict[tuple[int, int], None] | None = None
-    is_left: bool = False  # there may be more records than had room
+    is_left: bool = False  # records were left out because the reply had no room
 
     def forget_found(self) -> None:
         self.code = ErrorCode.NONE
@@ -149,8 +146,8 @@ class PartitionFetch(ByIdentity):
         )
 
     def advanced(self) -> None:
-        """There may be more records. Called once per watch, so that a busy partition does not work
-        for a reader that never returns."""
+        """Mark the partition as due, because it may have new records. This ends the watch, so that
+        a busy partition causes no work for a reader that never returns."""
         self.stop_watching()
         of = self.of.set
         of.due[self] = None
@@ -214,13 +211,13 @@ class FetchSet(ByIdentity):
                 del self.topics[key]
 
     def read_as(self, *, is_committed: bool) -> None:
-        """Set the isolation level. Another level may read where the old one had to stop."""
+        """Set the isolation level. If it changes, all partitions are read again."""
         if is_committed != self.is_committed:
             self.is_committed = is_committed
             self.look_again(self)
 
     def reading_as(self, *, is_committed: bool) -> Iterator[None]:
-        """As ``read_as``, in several steps. If not all are taken, all are repeated."""
+        """Set the isolation level in steps. The level changes only with the last step."""
         if is_committed != self.is_committed:
             for some in portions(list(self)):
                 self.look_again(some)
@@ -250,15 +247,15 @@ class FetchSet(ByIdentity):
                 one.code = found
 
     def settle(self) -> None:
-        """End a fetch: forget what it found, and set what is due for the next one. Partitions
-        without records in the reply come before the others."""
+        """End a fetch: forget what it found, and mark the partitions that the next fetch reads.
+        Partitions without records in the reply come before the others."""
         self._settle(self.looked)
         self.looked.clear()
         self.wake = None
         self.is_busy = False
 
     def settling(self) -> Iterator[None]:
-        """As ``settle``, in several steps. A later request may settle the rest after each."""
+        """Do the same as ``settle``, in steps. After each, a later request may settle the rest."""
         for some in portions(sorted(self.looked, key=lambda one: one.size > 0)):
             self._settle(some)
             for one in some:
@@ -281,7 +278,7 @@ class FetchSet(ByIdentity):
             self.due[one] = None
 
     def release(self) -> None:
-        """Release all partitions: the set is not used any more."""
+        """Release all partitions. The set must not be used any more."""
         self._release(self.topics.values())
         self.looked.clear()
         self.due.clear()
@@ -299,8 +296,8 @@ class FetchSet(ByIdentity):
         self.release()
 
     def _release(self, some: Iterable[TopicFetch]) -> None:
-        """Break reference cycles: replies are megabytes, and the garbage collector, which counts
-        objects, would let replies of a whole second pile up."""
+        """Break reference cycles, so that memory is freed at once. Replies have megabytes, and the
+        garbage collector would let many of them pile up."""
         for topic in some:
             for one in topic.partitions.values():
                 one.stop_watching()
@@ -308,7 +305,7 @@ class FetchSet(ByIdentity):
 
 
 def _is_same(before: Topic | ErrorCode, now: Topic | ErrorCode) -> bool:
-    """Return whether partitions can be watched and read as before: the same logs, and as many."""
+    """Return whether partitions can be watched and read as before, because none has changed."""
     if isinstance(before, Topic) and isinstance(now, Topic):
         return before.topic_id == now.topic_id and before.partition_count == now.partition_count
     return before is now

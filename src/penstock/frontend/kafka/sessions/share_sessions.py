@@ -1,11 +1,11 @@
 """Share sessions: the partitions that a member of a share group reads from this node, and the
 records that it holds.
 
-A member names its partitions once, and from then on only changes. Each request has the epoch of the
-session, so a lost request or reply is noticed at once. Clients acknowledge by offset; the session
-turns an offset into a claim to one lease, which a later lease of the same record makes void.
+A member sends its list of partitions once, and later only changes. Each request has the epoch of
+the session, so a lost request or reply is noticed at once. Clients acknowledge offsets; the session
+finds the lease for each offset. An acknowledgement of an earlier lease has no effect.
 
-Pure: no clock, no task, no port. ``shares/share_leases.py`` carries out what is planned here."""
+``shares/share_leases.py`` carries out what is planned here."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
@@ -27,7 +27,7 @@ Picks: TypeAlias = Sequence[tuple[int, int, int]]  # offset, lease_seq, attempt
 OPENING: Final = 0
 CLOSING: Final = -1
 EPOCH_MAX: Final = 2**31 - 1
-SESSIONS_MAX: Final = 2_000  # on this node; a member has one
+SESSIONS_MAX: Final = 2_000  # on this node; a member has one session
 PLACES_MAX: Final = 20_000  # partitions of one session
 HELD_MAX: Final = 10_000  # records that a member holds of one partition
 
@@ -51,8 +51,8 @@ class AckPlan(msgspec.Struct, gc=False):
 
 
 def are_valid(batches: Iterable[AckBatch], *, is_renewal: bool) -> bool:
-    """Return whether batches are ascending, each with one type for all its offsets or one for each.
-    Only a request that says so may extend leases."""
+    """Return whether batches are ascending, each with one ack type for all its offsets or one type
+    for each offset. ``is_renewal`` allows the type that extends leases."""
     last = -1
     ack_max = Ack.RENEW if is_renewal else Ack.REJECT
     for batch in batches:
@@ -70,12 +70,12 @@ def are_valid(batches: Iterable[AckBatch], *, is_renewal: bool) -> bool:
 class ShareSession(ByIdentity):
     group_id: str
     member_id: str
-    owner: object  # the connection that ends it by ending
+    owner: object  # the connection; the session ends with it
     account: str = ""  # of the group and its topics
     epoch: int = OPENING + 1  # of the next request
     is_open: bool = True
     _places: dict[Place, None] = field(default_factory=dict)
-    # By offset: lease_seq and when the lease ends.
+    # By partition and offset: lease_seq and the time at which the lease ends.
     _held: dict[Place, dict[int, tuple[int, int]]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -90,12 +90,12 @@ class ShareSession(ByIdentity):
         return True
 
     def forget(self, places: Iterable[Place]) -> None:
-        """Remove partitions; records held there may still be acknowledged."""
+        """Remove partitions. Their records that the member holds may still be acknowledged."""
         for place in places:
             self._places.pop(place, None)
 
     def places(self) -> list[Place]:
-        """Return the partitions, with another one first each time, so that none is always last."""
+        """Return the partitions. Each request begins with another one, so that none starves."""
         places = list(self._places)
         turn = self.epoch % len(places) if places else 0
         return places[turn:] + places[:turn]
@@ -130,8 +130,8 @@ class ShareSession(ByIdentity):
             yield (topic_id, partition), claims
 
     def plan(self, place: Place, batches: Sequence[AckBatch]) -> AckPlan | None:
-        """Return the claims of valid batches; None if the member does not hold one of the records.
-        A range may be very long: only records that are held are visited."""
+        """Return the leases to change, or None if the member does not hold one of the records. Of a
+        long range, only records that are held are visited."""
         held = self._held.get(place, {})
         plan = AckPlan()
         added = (plan.accepted, plan.accepted, plan.released, plan.rejected, plan.renewed)  # by Ack
@@ -156,7 +156,7 @@ class ShareSession(ByIdentity):
 
 class ShareSessions:
     def __init__(self, sessions_max: int = SESSIONS_MAX, *, own_account: str | None = None) -> None:
-        """``own_account``: of the node's own tenant; others have a share. None: all have all."""
+        # Tenants other than ``own_account`` may use only a part of the limit; if None, all.
         percent = TENANT_SESSIONS_PERCENT
         self._shares = SharedLimit(sessions_max, percent, own_account=own_account)
         self._sessions: dict[tuple[str, str, str], ShareSession] = {}  # account, group, member
@@ -173,7 +173,7 @@ class ShareSessions:
     def open(
         self, group_id: str, member_id: str, owner: object, *, account: str = ""
     ) -> ShareSession | ErrorCode:
-        """Open a session. The caller has closed an older session of the member."""
+        """Open a session. The caller must have closed an older session of the member."""
         place = (account, group_id, member_id)
         assert place not in self._sessions, "closed before"
         if self._shares.is_full() or self._shares.is_used_up(account):
@@ -186,7 +186,7 @@ class ShareSessions:
     def go_on(
         self, group_id: str, member_id: str, epoch: int, *, account: str = ""
     ) -> ShareSession | ErrorCode:
-        """Return the session of a request. ``CLOSING`` does not change its epoch."""
+        """Return the session of a request and advance its epoch, unless the request closes it."""
         session = self._sessions.get((account, group_id, member_id))
         if session is None:
             return ErrorCode.SHARE_SESSION_NOT_FOUND
@@ -198,7 +198,7 @@ class ShareSessions:
         return session
 
     def close(self, session: ShareSession) -> None:
-        """Close a session. The caller releases the records that its member holds."""
+        """Close a session. The caller must release the records that the member holds."""
         session.is_open = False
         key = (session.account, session.group_id, session.member_id)
         if self._sessions.get(key) is session:

@@ -1,4 +1,4 @@
-"""The fetches that wait for records: a node that stops replies to them at once."""
+"""Fetches that wait for records. They get their replies at once when the node stops."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ class WaitingFetches:
         return len(self._futures)
 
     async def wait(self, future: asyncio.Future[None]) -> None:
-        """Wait until ``future`` is done, or the node drains."""
+        """Wait until ``future`` is done or ``drain`` is called."""
         if self.is_draining:
             return
         self._futures.add(future)
@@ -33,12 +33,12 @@ class WaitingFetches:
 
 
 class Waker:
-    """One wait of a fetch: ends when a partition advances or the time is up."""
+    """One wait of a fetch, which ends when a partition has new records or the time is up."""
 
     __slots__ = ("_account", "_loop", "_quotas", "_timer", "future", "is_time_up")
 
     def __init__(self, quotas: TenantQuotas | None, account: str, wait_ms: int) -> None:
-        """Raises Throttled if the tenant has its maximum number of waits."""
+        """Begin a wait. Raises Throttled if the tenant has its maximum number of waits."""
         self._quotas = quotas if quotas is not None and quotas.begin_wait(account) else None
         self._account = account
         self._loop = asyncio.get_running_loop()
@@ -55,7 +55,7 @@ class Waker:
         self.wake()
 
     def renew(self) -> None:
-        """Wait for what happens from now on; everything before can be read."""
+        """Create a new future for the next wait, unless the time is up."""
         if not self.is_time_up:
             self.future = self._loop.create_future()
 

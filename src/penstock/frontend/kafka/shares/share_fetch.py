@@ -1,5 +1,5 @@
-"""ShareFetch: lease records to one member of a share group, and take its acknowledgements, as
-ShareAcknowledge does without fetching.
+"""ShareFetch leases records to a member of a share group and processes its acknowledgements.
+ShareAcknowledge only processes acknowledgements.
 
     session ─► acknowledge ─► lease from its partitions ── records, or no wait? ──► reply
                                         │ none
@@ -52,7 +52,7 @@ from penstock.wire.kafka.generated import share_acknowledge as ack_wire
 from penstock.wire.kafka.generated import share_fetch as fetch_wire
 
 RESPONSE_BYTES_MAX: Final = 55 * MIB  # whatever the request allows
-WAIT_MS_MAX: Final = 60_000  # an early empty reply is always allowed
+WAIT_MS_MAX: Final = 60_000  # clients accept an empty reply before their timeout
 COUNT_MAX: Final = 32_767  # of deliveries: the field is an int16
 _LOCK_FROM = 2
 _NO_LEADER = ack_wire.LeaderIdAndEpoch(-1, -1)  # the leader has not changed
@@ -121,7 +121,6 @@ def _check_member(call: KafkaCall, request: fetch_wire.Request | ack_wire.Reques
 def _session(
     call: KafkaCall, request: fetch_wire.Request | ack_wire.Request
 ) -> ShareSession | ErrorCode:
-    """Return the session of a request that does not open one."""
     return _check_member(call, request) or call.context.share_sessions.go_on(
         request.group_id or "",
         request.member_id or "",
@@ -152,7 +151,7 @@ async def _acknowledge_all(
 
 
 def _may_read(call: KafkaCall, topic_id: bytes) -> bool:
-    """Return True for a topic that does not exist: the reply has another code for it."""
+    """Return False if the caller may not read the topic. Unknown topics are reported elsewhere."""
     topic = find_id(call.context, topic_id)
     return topic is None or on_topic(call, Operation.READ, topic.name, topic)
 
@@ -166,8 +165,6 @@ class _LeasedPartition(ByIdentity):
 
 
 class _Leases(ByIdentity):
-    """The leases of one request, and whether they are enough for a reply."""
-
     context: KafkaContext
     session: ShareSession
     slices: Slices
@@ -175,7 +172,7 @@ class _Leases(ByIdentity):
     records_max: int
     size: int = 0
     taken: int = 0  # records
-    pause_ms: int = 0  # for a client that may not wait here, or it would retry at once
+    pause_ms: int = 0  # of a client whose wait is rejected, because it would retry at once
     partitions: list[_LeasedPartition] = field(default_factory=list)
     live: list[_LeasedPartition] = field(default_factory=list)
 
@@ -195,7 +192,7 @@ class _Leases(ByIdentity):
 
     @property
     def is_enough(self) -> bool:
-        """Return whether there is a leased record or an error."""
+        """Return whether the reply can be sent, because there is a leased record or an error."""
         if self.taken or not self.live or not self.session.is_open:
             return True
         return any(one.code for one in self.partitions)
@@ -211,12 +208,12 @@ class _Leases(ByIdentity):
 
     async def _take_from_one(self, one: _LeasedPartition, count: int) -> None:
         share, session, place = one.share, self.session, one.place
-        assert share is not None, "only partitions with a share are leased from"
+        assert share is not None, "the partition has a share"
         now_ms = self.context.clock.mono_ms()
         count = min(count, session.room(place, now_ms))
         if count <= 0:
             return
-        # Read for each lease: a changed duration applies to the next one.
+        # Read for each lease, so that a changed duration applies to the next lease.
         lock_ms = self.context.groups.share_settings(session.group_id).lock_ms
         try:
             acquired = await self.context.anywhere.call(
@@ -285,7 +282,7 @@ async def _wait(context: KafkaContext, leases: _Leases, wait_ms: int) -> None:
             endings.append(
                 context.anywhere.on_available(one.share, one.place[1], partial(wake, one))
             )
-        # Records that came before the watches have not woken the request.
+        # Records may have come before the partitions were watched, so lease once more.
         some: Collection[_LeasedPartition] = leases.live
         while True:
             await leases.take_from(some)
@@ -309,7 +306,7 @@ async def _reply(
     leases: _Leases | None,
     batch_size: int,
 ) -> ShareFetchReply:
-    """Partitions without news are left out."""
+    """Return the reply, without partitions that have no records, errors or acknowledgements."""
     topics: dict[bytes, list[SharePartitionReply]] = {}
     partitions = [] if leases is None else leases.partitions
     if acked:
@@ -340,7 +337,7 @@ async def _reply(
 
 
 def ranges(picks: Picks, length_max: int) -> list[tuple[int, int, int]]:
-    """Return (first offset, last offset, delivery count) of neighbours with equal counts."""
+    """Return ranges of offsets with equal delivery counts, as (first, last, delivery count)."""
     found: list[tuple[int, int, int]] = []
     if not picks:
         return found
@@ -356,8 +353,8 @@ def ranges(picks: Picks, length_max: int) -> list[tuple[int, int, int]]:
 
 
 async def share_acknowledge(call: KafkaCall, request: ack_wire.Request) -> ack_wire.Response:
-    """The last request of a member has the closing epoch: records that are not acknowledged by then
-    are released."""
+    """Process acknowledgements. The last request of a member has the closing epoch, which releases
+    all records that are not acknowledged."""
     if request.share_session_epoch == OPENING:  # only a fetch opens a session
         session: ShareSession | ErrorCode = (
             _check_member(call, request) or ErrorCode.INVALID_SHARE_SESSION_EPOCH

@@ -1,5 +1,5 @@
-"""Share groups and their shares of topics: DescribeShareGroupOffsets, AlterShareGroupOffsets and
-DeleteShareGroupOffsets, which show and change how far groups have read, and checks for them."""
+"""DescribeShareGroupOffsets, AlterShareGroupOffsets and DeleteShareGroupOffsets: how far share
+groups have read. A share is the lease cursor of a group over a topic."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +34,7 @@ _UNKNOWN = -1
 async def check_share_group(
     context: KafkaContext, group_id: str, *, must_be_empty: bool = False, may_be_new: bool = False
 ) -> bool:
-    """Return whether the share group exists. Raises ApiError."""
+    """Return True if the share group exists. Raises ApiError otherwise, unless it may be new."""
     found = await context.groups.call(DescribeGroup(group_id))
     if found.code not in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
         raise ApiError(ErrorCode(found.code))
@@ -65,7 +65,7 @@ async def open_share(
 async def describe_offsets(
     call: KafkaCall, request: describe_wire.Request
 ) -> describe_wire.Response:
-    """Return the first record that is not finished and, from version 1, how many are not."""
+    """Return the offset of the first unfinished record and, from version 1 on, the lag."""
     groups = [await _group(call, each) async for each in call.slices.each(request.groups)]
     return describe_wire.Response(groups=groups)
 
@@ -76,7 +76,7 @@ async def _group(
     group_id = requested.group_id
     try:
         checks.check_group(call, Operation.DESCRIBE, group_id)
-        await check_share_group(call.context, group_id, may_be_new=True)  # nothing read yet
+        await check_share_group(call.context, group_id, may_be_new=True)
     except API_ERRORS as error:
         return describe_wire.DescribeShareGroupOffsetsResponseGroup(group_id, **error_fields(error))
     located: list[tuple[str, Topic | ErrorCode, Sequence[int]]]
@@ -116,7 +116,7 @@ async def _partition(
             raise ApiError(topic)
         share = broker.find_share(checks.check_partition(topic, index), group_id)
         if share is None:
-            return reply(index, _UNKNOWN)  # never read
+            return reply(index, _UNKNOWN)  # the group has never read the topic
         start_offset = await broker.call(ShareStart(share, index))
         if call.version >= _LAG_FROM:
             lag = await broker.call(ShareLag(share, index))
@@ -129,9 +129,9 @@ async def _partition(
 
 
 async def alter_offsets(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
-    """Let a share group without members start at other offsets: leases, deliveries and acks are
-    forgotten. A group that does not exist is created with the first offset that is accepted, so
-    that an operator can choose where a new group starts."""
+    """Set the start offsets of a share group without members, and delete its leases, delivery
+    counts and acks. An unknown group is created with the first valid offset, so that an operator
+    can choose where a new group starts."""
     context, group_id = call.context, request.group_id
     exists = await _check_empty_group(call, Operation.READ, group_id, may_be_new=True)
     topics = []
@@ -143,7 +143,7 @@ async def alter_offsets(call: KafkaCall, request: alter_wire.Request) -> alter_w
                 checks.check_topic(call, Operation.READ, each.topic_name)
                 topic = checks.check_partition(checks.topic_named(context, each.topic_name), index)
                 if one.start_offset < 0:
-                    raise invalid_request(f"{one.start_offset} is not an offset.")
+                    raise invalid_request(f"Invalid offset {one.start_offset}: use 0 or more.")
                 if not exists:
                     made = await context.groups.call(MakeShareGroup(group_id))
                     if made.code:
@@ -167,7 +167,7 @@ async def alter_offsets(call: KafkaCall, request: alter_wire.Request) -> alter_w
 async def _check_empty_group(
     call: KafkaCall, operation: Operation, group_id: str, *, may_be_new: bool = False
 ) -> bool:
-    """Return whether the share group exists. Raises ApiError."""
+    """Return whether the share group exists. Raises ApiError if it has members."""
     try:
         checks.check_group(call, operation, group_id)
         return await check_share_group(
@@ -178,7 +178,7 @@ async def _check_empty_group(
 
 
 async def delete_offsets(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    """Let a share group without members forget that it has read some topics."""
+    """Delete the shares of a group without members, so that it starts again in these topics."""
     await _check_empty_group(call, Operation.DELETE, request.group_id)
     topics = []
     async for each in call.slices.each(request.topics):

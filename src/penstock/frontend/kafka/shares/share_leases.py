@@ -1,8 +1,8 @@
-"""Carries out what share sessions plan: acks, extended leases, releases.
+"""Acknowledges, extends and releases the leases of share sessions.
 
 The records of a member are released at once when it closes its session, opens another one, or loses
-the connection of its session; other members need not wait for its leases to expire. Leaving the
-group releases nothing: clients send that on another connection than their last acknowledgements."""
+the connection of its session, so that other members need not wait until its leases expire. Leaving
+the group does not release records, because the last acknowledgements may arrive after that."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ from penstock.wire.kafka.faults import ErrorCode
 
 log = logging.getLogger("penstock.frontend.kafka")
 
-_WATCHED = "share"  # key in a connection's session: its end is observed
+_WATCHED = "share"  # key in a connection's session: ``_lost`` is called at its end
 RELEASED_MS = 0
 
 
@@ -43,7 +43,7 @@ async def open_session(
     if older is not None:
         await close_session(context, older)
         if sessions.find(group_id, member_id, account=account) is not None:
-            # Two requests open a session at the same time.
+            # Another request has opened a session at the same time.
             return ErrorCode.INVALID_SHARE_SESSION_EPOCH
     session = sessions.open(group_id, member_id, connection, account=account)
     if isinstance(session, ErrorCode):
@@ -58,7 +58,7 @@ async def open_session(
 
 
 def _lost(context: KafkaContext, connection: KafkaConnection) -> None:
-    """Release in the background: a connection that ends does not wait for it."""
+    """Close the sessions of a connection, and release their records in the background."""
     for session in context.share_sessions.owned_by(connection):
         context.share_sessions.close(session)
         task = asyncio.get_running_loop().create_task(
@@ -81,7 +81,7 @@ async def release_all(context: KafkaContext, session: ShareSession) -> None:
 async def release(
     context: KafkaContext, session: ShareSession, place: Place, claims: Sequence[Claim]
 ) -> None:
-    """Release leases. Errors are ignored: the leases have expired or expire soon."""
+    """Release leases. Errors are only logged, because the leases expire anyway."""
     share = share_at(context, session, place)
     if isinstance(share, ErrorCode):
         return
@@ -97,13 +97,13 @@ async def release(
 
 
 def share_at(context: KafkaContext, session: ShareSession, place: Place) -> Topic | ErrorCode:
-    """Return the share of a partition of a session, or the code for it."""
+    """Return the group's share (lease cursor) of a partition's topic, or an error code."""
     topic = find_id(context, place[0])
     if topic is None:
         return ErrorCode.UNKNOWN_TOPIC_ID
     if not has_partition(topic, place[1]):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    # The heartbeat that assigned the partition opened the share; other clients find none.
+    # The heartbeat that assigned the partition to the member has opened the share.
     share = context.anywhere.find_share(topic, session.group_id)
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if share is None else share
 
@@ -116,7 +116,7 @@ async def acknowledge(
     *,
     is_renewal: bool,
 ) -> ErrorCode:
-    """Take all acknowledgements of a partition, or none if the member does not hold a record."""
+    """Process all acknowledgements of a partition, or none if the member lacks a lease."""
     if not are_valid(batches, is_renewal=is_renewal):
         return ErrorCode.INVALID_REQUEST
     share = share_at(context, session, place)
@@ -138,7 +138,7 @@ async def _carry_out(
 ) -> ErrorCode:
     broker, partition = context.anywhere, place[1]
     results: list[Exception | None] = []
-    # Forgotten only afterwards: a request that is cancelled half way still releases the rest.
+    # Claims are let go after each call, so that the rest is released if the request is cancelled.
     for claims, is_rejected in ((plan.accepted, False), (plan.rejected, True)):
         if claims:
             results += await broker.call(Finish(share, partition, claims, is_rejected=is_rejected))

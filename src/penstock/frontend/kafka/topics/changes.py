@@ -32,7 +32,7 @@ from penstock.wire.kafka.generated import delete_topics as delete_wire
 from penstock.wire.kafka.primitives import ZERO_UUID
 
 RECEIPT_KEY_BYTES = 32  # a stream may become a queue later, and then signs receipts
-DEFAULT = -1  # the node's default
+DEFAULT = -1  # stands for the node's default in requests
 STATES_SINCE = 6  # the first version with topic ids
 
 
@@ -42,7 +42,7 @@ def _invalid_count(reason: str) -> ApiError:
 
 def check_partition_count(count: int) -> None:
     if not 1 <= count <= PARTITIONS_MAX:
-        raise _invalid_count(f"A topic has 1 to {PARTITIONS_MAX} partitions, not {count}.")
+        raise _invalid_count(f"A topic must have 1 to {PARTITIONS_MAX} partitions, not {count}.")
 
 
 def new_stream(
@@ -51,7 +51,7 @@ def new_stream(
     partition_count: int,
     configs: Mapping[str, str | None] | None = None,
 ) -> Topic:
-    """Return a topic to store: a stream, unless its configs make it a queue. Raises ApiError."""
+    """Return a new topic to store. It is a stream, unless its configs make it a queue."""
     checks.check_name(name)
     checks.check_not_internal(name)
     check_partition_count(partition_count)
@@ -74,7 +74,7 @@ def new_stream(
 def check_replicas(context: KafkaContext, replicas: int) -> None:
     nodes = len(context.cluster.nodes)
     if not 1 <= replicas <= nodes:
-        allowed = "1, for there is one node" if nodes == 1 else f"1 to {nodes}, the number of nodes"
+        allowed = "1, as there is one node" if nodes == 1 else f"1 to {nodes}, the number of nodes"
         raise ApiError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"The replication factor must be {allowed}; it is {replicas}.",
@@ -82,7 +82,7 @@ def check_replicas(context: KafkaContext, replicas: int) -> None:
 
 
 def with_replicas(context: KafkaContext, topic: Topic, replicas: int) -> Topic:
-    """Return the topic unchanged on a single node."""
+    """Return the topic with this replication factor, or unchanged on a single node."""
     if context.joined is None:
         return topic
     return msgspec.structs.replace(
@@ -92,7 +92,7 @@ def with_replicas(context: KafkaContext, topic: Topic, replicas: int) -> Topic:
 
 async def create_topics(call: KafkaCall, request: wire.Request) -> wire.Response:
     """Create streams, or queues with ``penstock.queue``. The manager chooses the nodes, unless the
-    request assigns them. A caller who may not see configs gets none in the reply."""
+    request assigns them. The reply has configs only if the caller may see them."""
     may_create_any = on_cluster(call, Operation.CREATE)
     twice = checks.repeated(topic.name for topic in request.topics)
     results: dict[str, wire.CreatableTopicResult] = {}
@@ -123,7 +123,7 @@ async def _create(context: KafkaContext, wanted: wire.CreatableTopic, *, is_dry:
     if count == DEFAULT:
         count = context.config.partitions_default
     for name in checks.repeated(config.name for config in wanted.configs):
-        raise invalid_config(f"{name} is set more than once.")
+        raise invalid_config(f"The config {name} is set more than once.")
     configs = {config.name: config.value for config in wanted.configs}
     topic = new_stream(context, wanted.name, count, configs)
     if places:
@@ -146,17 +146,17 @@ async def _create(context: KafkaContext, wanted: wire.CreatableTopic, *, is_dry:
 def _places_of_all(
     context: KafkaContext, wanted: wire.CreatableTopic
 ) -> Mapping[int, Sequence[int]]:
-    """Return the replicas of each partition; empty: the manager chooses. Raises ApiError."""
+    """Return the assigned replicas of each partition, or none if the manager chooses them."""
     if not wanted.assignments:
         return {}
     if (wanted.num_partitions, wanted.replication_factor) != (DEFAULT, DEFAULT):
         raise invalid_request(
-            "A topic with assignments has -1 as number of partitions and as replication factor."
+            "With assignments, the number of partitions and the replication factor must be -1."
         )
     check_partition_count(len(wanted.assignments))
     places = {one.partition_index: one.broker_ids for one in wanted.assignments}
     if sorted(places) != list(range(len(wanted.assignments))):
-        raise invalid("The assignments must have every partition from 0 on once.")
+        raise invalid("The assignments must contain each partition from 0 on exactly once.")
     lists = [places[index] for index in range(len(places))]
     check_lists(lists, context.cluster.nodes, factor=len(lists[0]))
     return dict(enumerate(lists))
@@ -188,8 +188,8 @@ def _created(call: KafkaCall, topic: Topic, *, is_dry: bool) -> wire.CreatableTo
 async def create_partitions(
     call: KafkaCall, request: partitions_wire.Request
 ) -> partitions_wire.Response:
-    """Add partitions. Existing records stay where they are, so a key may then be in two partitions,
-    as in Kafka. A FIFO queue is rejected, because it promises order by message group."""
+    """Add partitions to topics. Existing records stay where they are, so a key may be in two
+    partitions, as in Kafka. A FIFO queue is rejected, because it guarantees order by group."""
     twice = checks.repeated(topic.name for topic in request.topics)
     results: dict[str, partitions_wire.CreatePartitionsTopicResult] = {}
     async for wanted in call.slices.each(request.topics):
@@ -218,7 +218,7 @@ async def _grow(
     def change(topic: Topic) -> Topic:
         _check_growth(topic, wanted.count)
         if places and topic.partition_count != count:
-            raise invalid(f"{topic.name} has {topic.partition_count} partitions now.")
+            raise invalid(f"{topic.name} now has {topic.partition_count} partitions: try again.")
         configs = {**topic.configs, PLACEMENT: MANUAL} if is_assigned else topic.configs
         return msgspec.structs.replace(
             topic, partition_count=wanted.count, configs=configs, modified_at_ms=now_ms
@@ -243,21 +243,21 @@ def _check_growth(topic: Topic, count: int) -> None:
     check_partition_count(count)
     if topic.is_queue and count > QUEUE_PARTITIONS_MAX:
         raise _invalid_count(
-            f"{topic.name} is a queue, which has at most {QUEUE_PARTITIONS_MAX} partitions."
+            f"{topic.name} is a queue, which can have at most {QUEUE_PARTITIONS_MAX} partitions."
         )
 
 
 def _places_of_added(
     context: KafkaContext, topic: Topic, wanted: partitions_wire.CreatePartitionsTopic
 ) -> Mapping[int, Sequence[int]]:
-    """Return the replicas of each new partition; empty: the manager chooses. Raises ApiError."""
+    """Return the assigned replicas of each new partition, or none if the manager chooses them."""
     _check_growth(topic, wanted.count)
     if wanted.assignments is None:
         return {}
     added = range(topic.partition_count, wanted.count)
     if len(wanted.assignments) != len(added):
         raise invalid(
-            f"{len(added)} partitions are added, and {len(wanted.assignments)} are assigned."
+            f"There are {len(added)} new partitions but {len(wanted.assignments)} assignments."
         )
     lists = [assignment.broker_ids for assignment in wanted.assignments]
     factor = factor_of(topic, None, context.config.replicas_default)

@@ -1,4 +1,4 @@
-"""Metadata and DescribeTopicPartitions: the nodes, and the leaders of partitions.
+"""Metadata and DescribeTopicPartitions, with which clients find nodes and leaders of partitions.
 
 With auto-creation on, Metadata creates a requested topic that does not exist. Produce never does:
 it may be the last request of a producer whose topic was deleted. Topics that the caller may not
@@ -30,7 +30,7 @@ from penstock.wire.kafka.generated import describe_topic_partitions as partition
 from penstock.wire.kafka.generated import metadata as wire
 from penstock.wire.kafka.primitives import ZERO_UUID
 
-_NULL_IS_ALL_FROM = 1  # before, an empty list requests all topics
+_NULL_IS_ALL_FROM = 1  # before this version, an empty list requests all topics
 _BY_ID_FROM = 12
 # Errors whose reply still has the operations that the caller may perform.
 _OPERATIONS_OF = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
@@ -79,7 +79,7 @@ async def metadata(call: KafkaCall, request: wire.Request) -> wire.Response:
 def _distinct(
     call: KafkaCall, requested: Sequence[wire.MetadataRequestTopic]
 ) -> Iterable[wire.MetadataRequestTopic]:
-    """If one of the entries has a topic id, names and entries without an id are ignored."""
+    """Return the requested topics without duplicates. If any has an id, only ids count."""
     if call.version < _BY_ID_FROM or all(each.topic_id == ZERO_UUID for each in requested):
         return dict.fromkeys(requested)
     ids = dict.fromkeys(each.topic_id for each in requested if each.topic_id != ZERO_UUID)
@@ -89,7 +89,6 @@ def _distinct(
 async def _find_or_create(
     call: KafkaCall, requested: wire.MetadataRequestTopic, may_create: bool
 ) -> Topic | wire.MetadataResponseTopic:
-    """Return the topic, created if necessary, or the reply with an error."""
     context, name, topic_id = call.context, requested.name, requested.topic_id
     if name is None:
         if call.version < _BY_ID_FROM:
@@ -138,7 +137,7 @@ def _described(context: KafkaContext, topic: Topic, operations: int) -> wire.Met
 async def describe_partitions(
     call: KafkaCall, request: partitions_wire.Request
 ) -> partitions_wire.Response:
-    """Return partitions in pages: the cursor of a page names the first partition of the next."""
+    """Return a page of partitions, with a cursor that points to the start of the next page."""
     reply = partitions_wire.DescribeTopicPartitionsResponseTopic
     cursor, after = request.cursor, partitions_wire.DescribeTopicPartitionsResponseCursor
     room = max(1, min(request.response_partition_limit, PAGE_PARTITIONS_MAX))

@@ -1,5 +1,5 @@
 """DescribeProducers, DescribeTransactions and ListTransactions, and WriteTxnMarkers, with which
-people end hanging transactions."""
+operators end hanging transactions."""
 
 import asyncio
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ from penstock.wire.kafka.generated import write_txn_markers as marker_wire
 STATE_NAMES: Final[Mapping[TxnState, str]] = {
     state: "".join(word.capitalize() for word in state.name.split("_")) for state in TxnState
 }
-# States of other brokers that tools may filter by; no transaction here is ever in one.
+# States of Apache Kafka that tools may filter by. Penstock never uses them.
 OTHER_NAMES: Final = frozenset(("Dead", "PrepareEpochFence"))
 _EPOCH_RAISED_FROM: Final = 2  # transaction version
 
@@ -43,8 +43,7 @@ async def describe_producers(
     """Return the producer ids that write to a partition, and the first offsets of their open
     transactions. The timestamp is the last time that the partition got a batch of the producer;
     after a restart without a snapshot it is the time of the restart."""
-    # A partition may have very many producers: repeated in one request, its reply would have no
-    # bound.
+    # A partition may have very many producers, so a request must not name it more than once.
     described: set[tuple[str, int]] = set()
     topics = []
     async for named in call.slices.each(request.topics):
@@ -67,7 +66,7 @@ async def describe_producers(
 async def _producers(
     context: KafkaContext, topic: Topic, index: int
 ) -> list[producers_wire.ProducerState]:
-    """Followers reply as well: tools ask every replica of a node."""
+    """Return the producers of a partition, also on followers: tools query every replica."""
     try:
         found = await context.broker.call(Producers(topic, index))
     except NotLeader:
@@ -75,7 +74,7 @@ async def _producers(
         if followed is None:
             raise
         found = followed
-    return [producers_wire.ProducerState(*astuple(seen)) for seen in found]  # the same fields
+    return [producers_wire.ProducerState(*astuple(seen)) for seen in found]  # fields are the same
 
 
 async def describe_transactions(
@@ -111,10 +110,10 @@ async def _state(call: KafkaCall, transactional_id: str) -> describe_wire.Transa
 
 
 async def _topics(call: KafkaCall, found: TxnValue) -> list[describe_wire.TopicData]:
-    """Return partitions by topic, without deleted topics and those not to be described."""
+    """Return the transaction's partitions, without topics that the caller may not describe."""
     by_name: dict[str, list[int]] = {}
     async for topic_id, partition in call.slices.each(found.partitions):
-        name = OFFSETS_TOPIC  # the topic of groups, by its name in Kafka
+        name = OFFSETS_TOPIC  # Kafka's name for the topic of groups
         if not is_internal(topic_id):
             topic = call.context.catalog.find_id(topic_id)
             if topic is None or topic.account != call.context.account:
@@ -174,12 +173,11 @@ def _is_wanted(request: list_wire.Request, txn: TxnValue, now_ms: int) -> bool:
 
 
 async def write_markers(call: KafkaCall, request: marker_wire.Request) -> marker_wire.Response:
-    """End transactions in partitions without their coordinator, which has decided or forgotten.
+    """Write markers that end transactions in partitions, without their coordinator.
 
     A marker is rejected if its producer or coordinator has been replaced. In transaction version 2
     the epoch is raised with each transaction, so a marker with the epoch of an open transaction is
-    late, meant for the transaction before, and is rejected too."""
-    # For nodes and for administrators.
+    late: it was meant for the previous transaction, and is rejected too."""
     may_write = on_cluster(call, Operation.ALTER) or on_cluster(call, Operation.CLUSTER_ACTION)
     # One marker after the other: two may be for the same producer.
     return marker_wire.Response(

@@ -21,7 +21,7 @@ from penstock.wire.kafka.generated import init_producer_id as init_wire
 _PRODUCE_ABORTABLE_FROM = 11
 _ADDS_FROM = 12
 NEVER = 1 << 15
-# Producers do not expect these codes of coordinators; they get one that all of them retry.
+# Producers do not expect these codes in a reply to Produce; they get one that they all retry.
 _LATER = (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.CONCURRENT_TRANSACTIONS)
 _NO_ID = -1
 _NO_EPOCH = -1
@@ -40,15 +40,15 @@ async def check_transaction(
     index: int,
     header: BatchHeader,
 ) -> None:
-    """Raises ApiError unless the batch may be appended, before the caller's next await.
+    """Raise ApiError unless a transactional batch may be appended right after this call.
 
     The partition must be in the open transaction of the producer. Otherwise the batch would open a
-    transaction that never ends, and readers of committed records would wait for ever. A partition
+    transaction that never ends, and readers of committed records would wait forever. A partition
     that already has records of the transaction needs no check. Up to version 11 of Produce the
     producer has added the partition, which is verified here; from 12 on the server adds it."""
     if topic.is_queue:
         raise invalid_request(
-            "A queue does not support transactions: its consumers do not wait for their end."
+            "A queue does not support transactions: its consumers do not wait for commits."
         )
     if not transactional_id:
         raise ApiError(ErrorCode.INVALID_TXN_STATE, "The request has no transactional id.")
@@ -76,8 +76,8 @@ async def check_transaction(
 def code_for_version(
     code: ErrorCode, version: int, fenced_from: int, abortable_from: int
 ) -> ErrorCode:
-    """Return the code for a client: two codes are newer than some APIs, whose clients expect other
-    codes before the given versions."""
+    """Return an error code that a client of this version knows: before the given versions,
+    PRODUCER_FENCED and TRANSACTION_ABORTABLE are replaced by older codes."""
     if code is ErrorCode.PRODUCER_FENCED and version < fenced_from:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if code is ErrorCode.TRANSACTION_ABORTABLE and version < abortable_from:
@@ -128,7 +128,7 @@ async def _new_producer_id(call: KafkaCall) -> int:
 
 
 async def add_offsets(call: KafkaCall, request: add_wire.Request) -> add_wire.Response:
-    """Add a group to a transaction: the producer will commit offsets of the group in it."""
+    """Add a group to a transaction, in which the producer will commit offsets of the group."""
     checks.check_transactional_id(call, permissions.Operation.WRITE, request.transactional_id)
     checks.check_group(call, permissions.Operation.READ, request.group_id)
     code = await call.context.transactions.call(
@@ -166,10 +166,9 @@ async def end_transaction(call: KafkaCall, request: end_wire.Request) -> end_wir
 async def add_partitions(
     call: KafkaCall, request: partitions_wire.Request
 ) -> partitions_wire.Response:
-    """Add partitions to a transaction before the producer writes to them: all, or none; if one
-    cannot be added, the others get OPERATION_NOT_ATTEMPTED. Versions 4 and later are for requests
-    between nodes: they have several transactions, may only verify partitions, and need rights on
-    the cluster instead of the producers'."""
+    """Add partitions to a transaction before the producer writes to them. If one cannot be added,
+    none is, and the others get OPERATION_NOT_ATTEMPTED. Versions 4 and later are for nodes: they
+    have several transactions, may only verify partitions, and need rights on the cluster."""
     if call.version >= _BATCHED_FROM:
         checks.check_cluster(call, permissions.Operation.CLUSTER_ACTION)
         results = [
@@ -243,7 +242,7 @@ async def _transaction(
 
 
 def transactional_code(topic: Topic | None, index: int) -> ErrorCode:
-    """Queues cannot be in transactions: their consumers do not wait. Nor can internal topics."""
+    """Return an error code if a partition cannot be in transactions, such as in a queue."""
     if topic is None or not checks.has_partition(topic, index):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if topic.is_queue or checks.is_internal_topic(topic):
