@@ -1,5 +1,5 @@
-"""``penstock examples``: recipes to copy and paste. A test runs the shell and Python ones; and
-``penstock completion``: the tab completion script of a shell."""
+"""The commands ``penstock examples``, which prints recipes to copy, and ``penstock completion``,
+which prints the tab completion script of a shell. A test runs the shell and Python recipes."""
 
 from typing import NamedTuple
 
