@@ -46,7 +46,7 @@ class PenstockServer:
                 stderr=log,
                 env=env,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for pytest, which stops the server in order
+                start_new_session=True,  # Ctrl-C reaches only pytest, which stops the server
             )
         try:
             found = self._wait_ready()

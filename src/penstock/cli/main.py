@@ -141,7 +141,7 @@ def _as_failure(error: Exception) -> Failure:
         place = f" '{error.filename}'" if error.filename else ""
         return Failure(f"cannot access{place or ' a file or socket'}", error.strerror)
     return Failure(
-        "unexpected error",
+        "an unexpected error occurred",
         f"{type(error).__name__}: {error}",
         "run the command again with --debug and report the traceback",
     )

@@ -172,7 +172,7 @@ def _operation(text: str) -> tuple[str, dict[str, float] | None]:
         equals = ""
     if not action or not equals:
         raise Misuse(
-            f"invalid operation limit '{text}'",
+            f"'{text}' is not a valid limit",
             "the form is ACTION=RATE or ACTION=RATE:BURST",
             "write a limit like sqs:SendMessage=100 or sqs:SendMessage=100:200",
         )

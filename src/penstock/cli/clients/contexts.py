@@ -49,7 +49,7 @@ class Settings:
     output: str | None = None  # None: depends on stdout
     quiet: bool = False
     debug: bool = False
-    context: str | None = None  # None: the current one
+    context: str | None = None  # None: the current context
     explicit: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -59,7 +59,7 @@ def environment() -> Mapping[str, str]:
 
 
 def apply(settings: Settings) -> None:
-    """Set settings that neither a flag nor the environment has set to the values of the context."""
+    """Apply the values of the context to settings that no flag and no variable has set."""
     _added.clear()
     chosen = settings.context
     if chosen is None and any(name in settings.explicit for name in ADDRESSES):
@@ -115,7 +115,7 @@ class Contexts:
             ) from None
 
     def write(self) -> None:
-        """Write the file, readable only by its owner at any time."""
+        """Write the file with mode 0600, so that other users can never read it."""
         path = file_of_contexts()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_suffix(".new")

@@ -91,14 +91,14 @@ class Connection:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Misuse(
-                f"invalid URL '{url}'",
+                f"'{url}' is not a valid URL",
                 "it has no host, or its scheme is not http or https",
                 "write a URL like http://127.0.0.1:9324",
             )
         try:
             port = parts.port
         except ValueError:
-            raise Misuse(f"invalid port in URL '{url}'") from None
+            raise Misuse(f"the port in URL '{url}' is invalid") from None
         self.url = f"{parts.scheme}://{parts.netloc}"
         self.host = parts.netloc.rpartition("@")[2]
         self._timeout_s = timeout_s
@@ -156,7 +156,7 @@ class Connection:
             raise
         if not reply.isclosed():
             self._http.close()
-            raise Failure(f"reply of {self.url} is too large", f"over {_REPLY_BYTES_MAX} bytes")
+            raise Failure(f"{self.url} sent a huge reply", f"it has over {_REPLY_BYTES_MAX} bytes")
         return reply.status, {k.lower(): v for k, v in reply.getheaders()}, data
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ def _decode(data: bytes, url: str) -> Json:
     if value is None:
         raise Failure(
             f"{url} is not a Penstock server",
-            f"expected a JSON object, got {data[:60]!r}",
+            f"its reply is not a JSON object: {data[:60]!r}",
             "check the address in --endpoint or --admin",
             exit_code=ExitCode.UNREACHABLE,
         )
@@ -269,7 +269,7 @@ class Sqs(_Client):
             request["NextToken"] = reply["NextToken"]
 
     def info(self) -> Json:
-        """Return the information of the endpoint, mainly the address of its admin API."""
+        """Return the information that the server reports, such as the address of its admin API."""
         status, _, data = self._connection.call("GET", "/_penstock/info")
         info = _decode(data, self.url) if status == 200 else {}
         if not info.get("admin"):

@@ -67,7 +67,7 @@ def check(what: str, code: int, message: str | None = None) -> None:
 
 
 def failure_of(trouble: KafkaTrouble, what: str = "") -> Failure:
-    """Return the error as a Failure. ``what`` says what failed, by default the error's subject."""
+    """Convert an error of the Kafka client to a Failure. ``what`` says what failed."""
     if isinstance(trouble, net.TimedOut):
         return timed_out(trouble.address, trouble.waited_s)
     if isinstance(trouble, KafkaRefused):
@@ -110,7 +110,7 @@ class Kafka:
             ) from error
         except ValueError:
             raise Misuse(
-                f"invalid address '{address}'",
+                f"'{address}' is not a valid address",
                 "the address of a Kafka listener is HOST:PORT",
                 f"write an address like {ADDRESS_DEFAULT}",
             ) from None
@@ -186,12 +186,12 @@ class Group(NamedTuple):
 
 
 def connected(listener: str, *, is_tls: bool, timeout_s: float) -> Kafka:
-    """Return a client of ``[PROTOCOL://]HOST:PORT``. ``is_tls`` applies without a protocol."""
+    """Return a client of ``[PROTOCOL://]HOST:PORT``. ``is_tls``: use TLS if it has no protocol."""
     protocol, mark, address = listener.rpartition("://")
     if mark and protocol.upper() not in PROTOCOLS:
         raise Misuse(
-            f"invalid address '{listener}'",
-            f"unknown protocol {protocol}; allowed: {', '.join(PROTOCOLS)}",
+            f"'{listener}' is not a valid address",
+            f"the protocol {protocol} is unknown; allowed: {', '.join(PROTOCOLS)}",
             f"write an address like {ADDRESS_DEFAULT} or SASL_SSL://{ADDRESS_DEFAULT}",
         )
     protocol = protocol.upper()

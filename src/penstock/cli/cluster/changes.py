@@ -65,7 +65,7 @@ def undrain(session: Session, node: int) -> None:
 @cluster.command()
 @_node_argument
 def decommission(session: Session, node: int) -> None:
-    """Move all partitions from a node to other nodes, and wait until it is empty, to remove it.
+    """Prepare to remove a node: move its partitions to other nodes and wait until it has none.
 
     Ctrl-C ends only the wait. Stop the moves with `penstock cluster undrain`."""
     what = f"cannot decommission node {node}"
@@ -242,7 +242,7 @@ def unclean_elect(
 
 def _level(text: str) -> int | str:
     if text != LATEST and not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
-        raise ValueError(f"'{text}' is not a feature level: a number from 1, or {LATEST}")
+        raise ValueError(f"'{text}' is not a feature level: use a number from 1, or {LATEST}")
     return text if text == LATEST else int(text)
 
 

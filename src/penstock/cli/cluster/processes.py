@@ -175,7 +175,7 @@ class Folder:
             return msgspec.json.decode(file.read_bytes(), type=kind)
         except FileNotFoundError:
             raise NotFound(
-                f"no cluster in {self.path}",
+                f"there is no cluster in {self.path}",
                 f"the folder has no {file.name}",
                 "start one with `penstock cluster up`, or give its folder with --data DIR",
             ) from None

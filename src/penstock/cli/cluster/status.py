@@ -73,7 +73,7 @@ _OFFSETS = click.IntRange(0, 2**63 - 1)
 
 @click.group(cls=Noun)
 def cluster() -> None:
-    """Show and change the nodes and partitions of a cluster; run one on this machine."""
+    """Show and change the nodes and partitions of a cluster; run a cluster on this machine."""
 
 
 @cluster.command()
@@ -180,7 +180,7 @@ def _members(found: Found) -> list[Row]:
 
 @cluster.command()
 @click.option("--topic", metavar="NAME", help="topic or queue of the partitions [default: all]")
-@click.option("--node", type=click.IntRange(1), help="node with the partitions [default: all]")
+@click.option("--node", type=click.IntRange(1), help="node holding the partitions [default: all]")
 @click.option("--state", type=click.Choice(_STATES), help="state of the partitions [default: any]")
 @click.option("--under-replicated", is_flag=True, help="the same as --state under_replicated")
 def partitions(

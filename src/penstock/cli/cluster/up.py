@@ -69,7 +69,7 @@ def up(
         raise NotFound(
             "etcd is not installed",
             "a cluster keeps its metadata in etcd",
-            "install it (Debian: apt install etcd-server), or use another: --etcd HOST:PORT",
+            "install it (Debian: apt install etcd-server), or use --etcd HOST:PORT",
         )
     folder.lock()
     repair(folder.path, but=folder.master_file.name)

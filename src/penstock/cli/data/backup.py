@@ -41,7 +41,7 @@ def backup() -> None:
     metavar="DIR",
     required=True,
 )
-@option("--rate", bytes_of(1, 100 * 2**30), "bytes per second, such as 50MB", metavar="SIZE")
+@option("--rate", bytes_of(1, 100 * 2**30), "maximum bytes per second", metavar="SIZE")
 def create(session: Session, folder: Path, rate: int | None) -> None:
     """Back up queues, topics, users, keys and messages of a running server or cluster.
 

@@ -51,7 +51,7 @@ def export(session: Session, file: TextIO) -> None:
         topics.append({"name": each.name, "partitions": len(each.partitions), "configs": own})
     found = {"version": _VERSION, "queues": queues, "topics": topics}
     file.write(json.dumps(found, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
-    session.remark(f"{len(queues)} queues and {len(topics)} topics")
+    session.remark(f"exported {len(queues)} queues and {len(topics)} topics")
 
 
 def _queue(session: Session, name: str) -> Json:

@@ -75,7 +75,7 @@ def _check_options(ctx: click.Context, *, is_topic: bool) -> None:
 @click.option("-f", "--file", "path", metavar="FILE", help="file with one message per line")
 @click.option("--whole", is_flag=True, help="with -f: send the whole file as one message")
 @click.option("--ndjson", is_flag=True, help="read each line as a JSON object, see above")
-@click.option("--group", metavar="ID", help="message group id, for FIFO order or fairness")
+@click.option("--group", metavar="ID", help="message group id, for FIFO order or fair queues")
 @click.option("--dedup-id", metavar="ID", help="FIFO: deduplication id of the message")
 @click.option("--unique", is_flag=True, help="FIFO: generate a deduplication id for each message")
 @click.option("--delay", type=seconds(0, 900), help="delivery delay, such as 90s")
@@ -178,7 +178,7 @@ def _as_text(item: Json) -> str:
 def _replies(
     session: Session, queue: str, count: int, wait: int | None, visibility: int | None
 ) -> Iterator[list[Json]]:
-    """Yield the messages of each receive. None means the setting of the queue."""
+    """Yield the messages of each receive, until ``count`` messages or an empty reply."""
     request: Json = {
         "QueueUrl": session.sqs.queue_url(queue),
         "MessageAttributeNames": ["All"],
@@ -244,7 +244,7 @@ def receive(
 
 @message.command()
 @count_option(10_000, 10, "maximum number of messages to show")
-@click.option("--partition", type=click.IntRange(min=0), help="partition [default: all]")
+@click.option("--partition", type=click.IntRange(min=0), help="partition to show [default: all]")
 @click.option("--start", type=click.IntRange(min=0), default=0, help="offset to start at")
 def peek(session: Session, queue: str, count: int, partition: int | None, start: int) -> None:
     """Show messages without receiving them, including messages in flight and delayed messages."""
@@ -261,7 +261,7 @@ def peek(session: Session, queue: str, count: int, partition: int | None, start:
     "earliest|latest|-N|OFFSET|TIME",
     "start position in each partition [default: latest; with --group earliest]",
 )
-@click.option("--partition", type=click.IntRange(min=0), help="partition [default: all]")
+@click.option("--partition", type=click.IntRange(min=0), help="partition to read [default: all]")
 @click.option("--grep", "pattern", metavar="REGEX", help="regex that message bodies must match")
 @count_option(None, None, "number of messages to stop after")
 @click.option("--group", metavar="GROUP", help="with --topic: group to read and commit offsets of")

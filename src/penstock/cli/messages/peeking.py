@@ -44,7 +44,7 @@ class TailRequest(NamedTuple):
         try:
             return re.compile(self.pattern or "").search
         except re.error as error:
-            raise Misuse("invalid --grep pattern", f"the regex is invalid: {error}") from None
+            raise Misuse("the --grep pattern is invalid", f"regex error: {error}") from None
 
 
 def as_item(row: Json, now_ms: int | None = None) -> Json:
@@ -59,7 +59,6 @@ def as_item(row: Json, now_ms: int | None = None) -> Json:
 
 
 def _body(item: Json) -> str:
-    """Return the body as text, or as base64 if it is not text."""
     return str(item["body"]) if "body" in item else f"base64:{item.get('body_base64', '')}"
 
 

@@ -103,7 +103,7 @@ def _headers_of(given: Any) -> list[Header]:
 def header_from_flag(text: str) -> Header:
     name, sign, value = text.partition("=")
     if not name or not sign:
-        raise Misuse(f"invalid header '{text}'", fix="write --header NAME=VALUE")
+        raise Misuse(f"'{text}' is not a valid header", fix="write --header NAME=VALUE")
     return name.encode(), value.encode()
 
 

@@ -121,7 +121,7 @@ def line_chunks(stream: IO[bytes]) -> Iterator[Lines]:
 
 
 def parse_object(line: str, fields: frozenset[str]) -> dict[str, Any]:
-    """Parse a line of NDJSON. A misspelt field is an error, so that it is not ignored."""
+    """Parse a line of NDJSON. Raises ValueError if a field is unknown."""
     try:
         found = json.loads(line)
     except ValueError as error:
@@ -268,7 +268,7 @@ def attribute_from_flag(text: str) -> tuple[str, dict[str, Any]]:
     name, _, kind = label.partition(":")
     if not name or not sign:
         fix = "write --attribute NAME=VALUE or NAME:Number=VALUE"
-        raise Misuse(f"invalid attribute '{text}'", fix=fix)
+        raise Misuse(f"'{text}' is not a valid attribute", fix=fix)
     return name, _typed(kind or "String", value)
 
 
@@ -301,7 +301,9 @@ class MessageSender(Sender):
 
     def send(self, batch: Sequence[Outgoing]) -> None:
         if len(batch) == 1 and batch[0].size_bytes > BATCH_BYTES_MAX:
-            large = f"message too large: {batch[0].size_bytes:,} bytes; at most 1,048,576 (1 MiB)"
+            large = (
+                f"message is too large: {batch[0].size_bytes:,} bytes; at most 1,048,576 (1 MiB)"
+            )
             why, do = "body and attributes are counted", "send less, or a link to the data"
             self._reject(batch[0].place, large, why, do)
             return

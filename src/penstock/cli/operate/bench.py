@@ -371,8 +371,6 @@ async def _send(load: Load, *, count_max: float = math.inf) -> None:
 
 
 async def _receive(load: Load) -> None:
-    """Receive and delete messages until the queue is empty or the time is over."""
-
     async def step(connection: Connection, due_s: float) -> bool:
         return bool(await _take(load, connection, due_s=due_s, count=_BATCH_COUNT_MAX))
 

@@ -256,7 +256,9 @@ def _clock(skew_ms: int | None) -> Finding:
     """Check the clock. ``skew_ms`` is the server's clock minus ours, or None without a server."""
     now_s = time.time()
     if now_s < _EARLIEST_S:
-        return Finding("clock", "fail", f"wrong time: {time.ctime(now_s)}", "set the clock (NTP)")
+        return Finding(
+            "clock", "fail", f"the time is wrong: {time.ctime(now_s)}", "set the clock (NTP)"
+        )
     if skew_ms is None:
         return Finding("clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s)))
     if abs(skew_ms) > CLOCK_SKEW_MS_MAX:

@@ -82,7 +82,7 @@ def tail(
         try:
             entry = audit_facts.decode(bytes(record.value or b""))
         except audit_facts.AuditUnreadable as error:
-            session.remark(f"offset {record.offset} cannot be read: {error}")
+            session.remark(f"the entry at offset {record.offset} cannot be read: {error}")
             continue
         full, name = entry.action.lower(), entry.principal.rpartition("/")[2]
         # Users may write an action with its service (sqs:DeleteQueue) or without.
@@ -112,7 +112,7 @@ def usage() -> None:
 
 @usage.command()
 @click.option("--tenant", metavar="ACCOUNT", help="AWS account id of the tenant [default: all]")
-@click.option("--from", "since", metavar="TIME", help="start of the report [default: oldest]")
+@click.option("--from", "since", metavar="TIME", help="start of the report [default: first usage]")
 @click.option("--to", "until", metavar="TIME", help="end of the report, exclusive [default: now]")
 @click.option("--csv", "is_csv", is_flag=True, help="print CSV with a header line")
 def report(

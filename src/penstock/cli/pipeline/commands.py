@@ -29,5 +29,4 @@ COMMANDS: Table = {
 
 @click.group(cls=LazyGroup, table=COMMANDS)
 def pipeline() -> None:
-    """Run Spark jobs for archive, billing, audit and analysis. Their data is in a folder, the
-    lake."""
+    """Run Spark jobs for archive, billing, audit and analysis on data in a folder, the lake."""

@@ -84,9 +84,7 @@ replay = _Replay("replay", help="Send archived messages again; the same as `run 
 
 
 def command_of(job: Job, *, group: str) -> click.Command:
-    """Return the command of a job. An option of the job replaces a common option of the same
-    name. Some jobs use ``--from`` and ``--to`` for something else: they have ``--since`` and
-    ``--until``."""
+    """Return the command of a job. Options of the job replace common options of the same name."""
     taken = {name for option in job.options for name in option.opts}
 
     def callback(session: Session, /, **given: Any) -> None:

@@ -126,7 +126,7 @@ def status(session: Session, lake: str, checkpoint: str | None) -> None:
 
 
 @click.command(cls=Verb)
-@click.option("-f", "--follow", "is_following", is_flag=True, help="print until the job ends")
+@click.option("-f", "--follow", "is_following", is_flag=True, help="print new lines as they arrive")
 @option("-n --lines count", click.IntRange(min=0, max=100_000), "number of last lines", default=100)
 @place_options
 def logs(

@@ -46,8 +46,7 @@ def redrive(
 ) -> None:
     """Move the messages of a dead-letter queue back to their source queues.
 
-    The server moves the messages: after Ctrl-C the redrive continues. Stop it with `penstock dlq
-    cancel`."""
+    The server moves the messages, also after Ctrl-C. Stop it with `penstock dlq cancel`."""
     sqs = session.sqs
     source_arn = sqs.arn(queue)
     target_arn = None if target is None else sqs.arn(target)

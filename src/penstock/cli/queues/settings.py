@@ -87,10 +87,10 @@ SETTINGS = (
     _switch("content-dedup", "ContentBasedDeduplication", "FIFO: deduplicate by message body"),
     _choice("dedup-scope", "DeduplicationScope", "FIFO: deduplicate per queue or group", _SCOPES),
     _choice("throughput", "FifoThroughputLimit", "FIFO: rate limit per queue or group", _LIMITS),
-    _json("policy", "Policy", "access policy of the queue, JSON or @FILE"),
-    _json("redrive-allow", "RedriveAllowPolicy", "redrive allow policy, JSON or @FILE"),
+    _json("policy", "Policy", "access policy of the queue"),
+    _json("redrive-allow", "RedriveAllowPolicy", "redrive allow policy of a dead-letter queue"),
     Setting("--kms-key", "KmsMasterKeyId", "id of the KMS key that encrypts messages", "kms_key"),
-    _seconds("kms-reuse", "KmsDataKeyReusePeriodSeconds", "reuse time of a data key", 60, 86_400),
+    _seconds("kms-reuse", "KmsDataKeyReusePeriodSeconds", "data key reuse period", 60, 86_400),
     _switch("sse", "SqsManagedSseEnabled", "encrypt messages with the server's key"),
     _choice("fsync", "PenstockFsync", "when accepted messages are synced to disk", _FSYNC),
 )
@@ -124,7 +124,7 @@ def attributes_of(session: Session, flags: Flags) -> dict[str, str]:
     elif receives_max is not None:
         raise Misuse(
             "--max-receives needs a dead-letter queue",
-            "the queue has no --dead-letter",
+            "--dead-letter is missing",
             "add --dead-letter QUEUE",
         )
     return attributes

@@ -173,7 +173,7 @@ def examples(topic: str | None) -> None:
     found = RECIPES.get(topic)
     if found is None:
         raise NotFound(
-            f"no example '{topic}'",
+            f"example '{topic}' does not exist",
             f"known examples: {', '.join(RECIPES)}",
             "list examples with `penstock examples`",
         )

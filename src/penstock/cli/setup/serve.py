@@ -56,7 +56,7 @@ _ADDRESS = Parsed("host:port", _address)
     "insecure",
     "auth.insecure",
     None,
-    "allow other machines to connect without TLS or --auth",
+    "allow other machines to connect without TLS or authentication",
     is_flag=True,
     default=None,
 )
@@ -65,7 +65,7 @@ _ADDRESS = Parsed("host:port", _address)
     "internal",
     "internal.listen",
     _ADDRESS,
-    "address on which other nodes of the cluster connect",
+    "address to which other nodes connect",
 )
 @_flag("node", "cluster.node", click.IntRange(1), "number of this node in its cluster")
 @_flag("etcd", "cluster.etcd", "HOST:PORT[,...]", "addresses of the cluster's etcd")

@@ -188,7 +188,7 @@ def lag(
 
 @group.command()
 @click.option(
-    "--to", "to", required=True, metavar="POSITION", help="earliest, latest, an offset or a time"
+    "--to", "to", required=True, metavar="POSITION", help="new offset, time, earliest or latest"
 )
 @click.option(
     "--topic",

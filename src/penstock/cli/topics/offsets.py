@@ -60,7 +60,7 @@ def target_of(text: str, *, what: str, option: str, now_ms: int | None = None) -
 
 
 def time_of(text: str | None, *, what: str, option: str) -> int | None:
-    """Return a time in ms, or None if the text sets no bound. Raises Misuse if it is an offset."""
+    """Parse a time in ms. Returns None for begin and end, and raises Misuse for an offset."""
     if text is None:
         return None
     target = target_of(text, what=what, option=option)

@@ -38,7 +38,7 @@ _PARTITION_COLUMNS = columns("partition# PART, leader#, start#, end#, log_bytes#
 
 @click.group(cls=Noun)
 def topic() -> None:
-    """Create, list, show, set, delete topics; add partitions; open one as a queue."""
+    """Create, list, show, set, delete topics; add partitions; open a topic as a queue."""
 
 
 def _configs_of(pairs: Iterable[str]) -> dict[str, str]:
