@@ -29,8 +29,6 @@ class PenstockServer:
     """A ``penstock serve`` process on free loopback ports, with authentication off."""
 
     def __init__(self, folder: Path) -> None:
-        """Start the server, with its data and its log in ``folder``. Raises RuntimeError if it
-        fails."""
         self.log = folder / "server.log"
         # Settings in the environment of the test run must not reach the server.
         env = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK")}
@@ -58,7 +56,7 @@ class PenstockServer:
         self.kafka_bootstrap = found["kafka"]
 
     def _wait_ready(self) -> dict[str, str]:
-        """Wait for the line that begins with ``ready`` and return the addresses in it."""
+        """Return the addresses in the first line of output, which begins with ``ready``."""
         assert self._process.stdout is not None
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         reader = threading.Thread(target=_read, args=(self._process.stdout, lines), daemon=True)

@@ -332,8 +332,7 @@ def show_policy(session: Session, user: str, name: str | None, tenant: str | Non
 @policy.command()
 @tenant_option
 def put(session: Session, user: str, name: str, file: str, tenant: str | None) -> None:
-    """Attach the policy in FILE, or stdin (-), to a user as NAME. Replaces a policy of this
-    name."""
+    """Attach the policy in FILE (- for stdin) to a user as NAME. An old policy NAME is replaced."""
     body = _read_policy(file).encode()
     path, what = path_of("policies", user, name), f"cannot put policy '{name}' of '{user}'"
     session.admin.call("PUT", path, owner(session, tenant), body=body, what=what)

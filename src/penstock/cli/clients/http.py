@@ -40,7 +40,6 @@ _KEY_FAULTS = {
 
 
 def signed(signer: Signer, host: str, action: str, body: bytes) -> dict[str, str]:
-    """Return the headers of a signed request to the SQS API."""
     headers = {"content-type": "application/x-amz-json-1.0", "x-amz-target": f"AmazonSQS.{action}"}
     timestamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return signer.sign(host=host, path="/", headers=headers, body=body, timestamp=timestamp)
@@ -70,7 +69,6 @@ def as_seen_from(endpoint: str, reported: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Return True if the host of a URL or HOST:PORT is a loopback address."""
     host = _host_of(address)
     return host in ("localhost", "::1") or host.startswith("127.")
 
@@ -414,7 +412,6 @@ def _account_in(token: str) -> str | None:
 
 
 def _refused(what: str, status: int, data: bytes) -> Refused:
-    """Return an error reply of the SQS API or the admin API as an exception."""
     value = _object(data)
     if value is None:
         text = data[:200].decode("utf-8", "replace").strip()

@@ -122,7 +122,6 @@ class Kafka:
             return self.client.call(key, request, node=node, version_max=version_max)
 
     def metadata(self, topics: Iterable[str] | None = None) -> Any:
-        """Return the metadata of these topics, or of all topics, and remember the leaders."""
         with failing():
             return self.client.metadata(topics)
 

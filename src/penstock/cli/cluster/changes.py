@@ -159,8 +159,7 @@ def rebalance(session: Session) -> None:
 def wait_safe(session: Session, node: int | None) -> None:
     """Wait until a node can be stopped: until every partition can be written to without it.
 
-    Use it in rolling restarts, before each node is stopped. It waits for at most 300 seconds, or
-    --timeout."""
+    Use it in rolling restarts, before each node is stopped. It waits 300 seconds, or --timeout."""
     stopped = "any one node" if node is None else f"node {node}"
     began_s = time.monotonic()
     found = _wait(

@@ -10,8 +10,7 @@
 A process is identified by its pid, its start time and the boot id of the machine, so that a later
 process with the same pid is not mistaken for it. The processes do not receive the terminal's
 Ctrl-C, because the order of stopping matters: nodes deregister from etcd, so etcd stops last.
-Processes of a command in the foreground end with it, even if it is killed. Detached processes
-outlive their command."""
+Processes of a command in the foreground end with it; detached processes outlive it."""
 
 import base64
 import contextlib
@@ -69,7 +68,6 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def etcd_ports(self) -> tuple[int, int]:
-        """The client port and the peer port of etcd."""
         return self.base + 4, self.base + 5
 
     def all_ports(self, *, nodes: Iterable[int], with_etcd: bool) -> list[int]:
@@ -224,7 +222,6 @@ class Process:
     def start(
         cls, name: str, command: Sequence[str], *, env: Mapping[str, str], log: Path, detach: bool
     ) -> "Process":
-        """Start a process. With ``detach`` it outlives this command."""
         end = None if detach else signal.SIGTERM
         with log.open("ab") as out:
             child = start_child(
@@ -247,7 +244,6 @@ class Process:
 
 
 def in_stop_order(processes: Sequence[Process]) -> list[Process]:
-    """Return the processes in stop order: a foreground ``up`` command, the nodes, etcd."""
     ranks = {UP: 0, ETCD: 2}
     return sorted(processes, key=lambda process: ranks.get(process.name, 1))
 

@@ -142,7 +142,6 @@ def _query_others(session: Session, found: dict[str, Any]) -> tuple[list[str], l
 
 
 def _report_of_node(session: Session, node: dict[str, Any]) -> _Report | None:
-    """Return the report of a node, or None if this machine cannot reach that node."""
     from penstock.cli.clients.http import as_seen_from
 
     settings = session.settings

@@ -179,7 +179,7 @@ class LocalCluster:
             self._session.remark(f"not ready yet: {line}")
 
     def wait(self) -> bool:
-        """Return True after a stop signal, or False once no node is running."""
+        """Wait, and return True after a stop signal, or False once no node is running."""
         while any(process.name != ETCD for process in self._ours):
             by_fd = {process.fd: process for process in self._ours}
             ready = processes.wait_readable([self._signals.fd, *by_fd], seconds=None)

@@ -1,5 +1,4 @@
-"""Commands of ``penstock definitions``, which export and import queues and topics as a JSON file.
-Users, keys and messages are not exported: use ``penstock backup`` for them."""
+"""Commands of ``penstock definitions``, which export and import queues and topics as JSON."""
 
 import json
 from collections.abc import Mapping

@@ -76,7 +76,6 @@ class Interrupts:
 def read_input(
     bodies: Sequence[str], path: str | None, *, is_whole: bool = False
 ) -> Iterator[Lines]:
-    """Yield the arguments, or the lines of a file as they arrive, or a whole file as one line."""
     if path is None:
         yield list(enumerate(bodies, 1))
         return

@@ -1,8 +1,7 @@
 """Reads a topic by offset and prints its records, without affecting other readers.
 
 Records of aborted transactions are left out. Records of open transactions are printed once they are
-committed. With a group, offsets are committed after printing, so a record may be printed twice but
-is never missed."""
+committed. With a group, offsets are committed after printing, so no record is missed."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -100,7 +99,6 @@ class Reader:
             raise
 
     def fetches(self) -> Iterator[list[tuple[Place, RawRecord]]]:
-        """Yield the records of each fetch, in the order of the log within each partition."""
         places = self._places
         retries = 0
         while True:

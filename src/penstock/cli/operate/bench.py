@@ -170,7 +170,6 @@ class Histogram:
         self.max_s = max(self.max_s, seconds)
 
     def percentile(self, percent: float) -> float:
-        """Return the upper edge of the bucket that contains the percentile, in seconds."""
         if not self.count:
             return 0.0
         wanted = max(1, math.ceil(self.count * percent / 100))
@@ -313,8 +312,6 @@ Work = Callable[[Connection], Awaitable[None]]
 
 
 async def _on_connections(load: Load, works: Sequence[Work]) -> None:
-    """Run each function on a connection of its own. The first failure ends all of them."""
-
     async def one(work: Work) -> None:
         connection = Connection(load)
         try:

@@ -210,8 +210,7 @@ def stats(
 ) -> None:
     """Show the message counts of the named queues, or of all queues.
 
-    With --watch a terminal shows a live table; otherwise the output has one JSON line for each
-    queue and interval."""
+    With --watch a terminal shows a live table, and a pipe gets a JSON line per queue and sample."""
     if not watch:
         found = _rows_of(session, names)
         session.out.many(found, columns=_STATS_COLUMNS, empty="no queues")

@@ -71,8 +71,6 @@ def option(
 
 
 def several(*options: Callable[[Command], Command]) -> Callable[[Any], Any]:
-    """Return one decorator that adds these options, in this order."""
-
     def add(command: Command) -> Command:
         for option in reversed(options):
             command = option(command)

@@ -1,5 +1,4 @@
-"""Parses positions in a log that users write, and reads and commits the offsets of consumer groups
-without joining them."""
+"""Parses positions in a log, and reads and commits offsets of consumer groups without joining."""
 
 import re
 import time

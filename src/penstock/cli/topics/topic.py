@@ -1,6 +1,5 @@
 """Commands of ``penstock topic``, which use only the Kafka protocol. A queue is a topic too and is
-listed with the others. A topic can be opened as a queue, so that SQS clients receive the records of
-Kafka clients."""
+listed with the others. A topic can be opened as a queue, so that SQS clients can read it."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -96,8 +95,7 @@ def create_topic(
 def list_topics(session: Session, prefix: str, internal: bool) -> None:
     """List all topics, or the topics whose name starts with PREFIX.
 
-    RECORDS is the number of offsets in the log. For a queue it includes internal records of
-    receives and deletions."""
+    RECORDS is the number of offsets in the log. Receives and deletions of a queue are included."""
     found = [
         each
         for each in session.kafka.metadata().topics
