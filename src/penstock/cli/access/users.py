@@ -355,7 +355,9 @@ def remove(session: Session, user: str, name: str, tenant: str | None, yes: bool
 @policy.command()
 @click.option("--as", "user", required=True, metavar="USER", help="user who sends the request")
 @click.option("--action", required=True, help="action to test, such as sqs:SendMessage")
-@click.option("--on", "resource", required=True, metavar="QUEUE|ARN", help="queue or topic to use")
+@click.option(
+    "--on", "resource", required=True, metavar="QUEUE|ARN", help="name or ARN of the queue or topic"
+)
 @click.option("--source-ip", metavar="ADDRESS", help="IP address of the client")
 @click.option("--tls", is_flag=True, help="test a request that is sent over TLS")
 @tenant_option

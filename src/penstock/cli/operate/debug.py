@@ -69,7 +69,7 @@ def debug() -> None:
 def bundle(session: Session, file: Path | None, logs: tuple[Path, ...]) -> None:
     """Write settings, metrics, status, doctor findings, versions and logs to a .tar.gz file.
 
-    Secrets are masked. Names of queues, topics and users are not: check the file before you send
+    Secrets are masked. Names of queues, topics and users are not: check the file before sending
     it."""
     file = file or Path(time.strftime("penstock-debug-%Y%m%d-%H%M%S.tar.gz", time.gmtime()))
     mask = Mask.of_this_machine()

@@ -45,7 +45,7 @@ _ADDRESS = Parsed("host:port", _address)
     click.IntRange(min=0),
     "number of worker processes; 0: one process serves everything",
 )
-@_flag("log-level", "telemetry.level", ["debug", "info", "warning", "error"], "lowest log level")
+@_flag("log-level", "telemetry.level", ["debug", "info", "warning", "error"], "lowest level to log")
 @_flag("kafka", "kafka.listen", "HOST:PORT|off", "Kafka listener address [default 127.0.0.1:9092]")
 @_flag(
     "auth", "auth.mode", ["auto", "on", "off"], "authentication of clients; auto: off on loopback"
@@ -69,7 +69,7 @@ _ADDRESS = Parsed("host:port", _address)
 )
 @_flag("node", "cluster.node", click.IntRange(1), "number of this node in its cluster")
 @_flag("etcd", "cluster.etcd", "HOST:PORT[,...]", "addresses of the cluster's etcd")
-@_flag("metadata", "metadata.service", "HOST:PORT[,...]", "metadata nodes [default: this process]")
+@_flag("metadata", "metadata.service", "HOST:PORT[,...]", "addresses of the metadata nodes")
 @_flag("log-format", "telemetry.format", ["auto", "json", "console"], "format of log lines")
 @click.option("--print-config", is_flag=True, help="print every setting and its origin, then exit")
 @click.option("--hints", is_flag=True, help="print example commands when the server is ready")

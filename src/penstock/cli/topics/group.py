@@ -201,9 +201,9 @@ def lag(
 def reset(session: Session, name: str, to: str, topics: tuple[str, ...], dry_run: bool) -> None:
     """Set the committed offsets of a group. The group must have no members.
 
-    A time is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago, and selects the first record at
-    or after it. -10 selects the last 10 records. An offset outside the log becomes its start or
-    end."""
+    A time is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago, and selects the first record
+    at or after it. -10 selects the last 10 records. An offset outside the log becomes its
+    nearest end."""
     target = offsets.target_of(to, what="cannot reset to", option="--to")
     before = offsets.committed(session.kafka, name)
     what = f"cannot reset group '{name}'"
