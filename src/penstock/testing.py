@@ -1,8 +1,8 @@
-"""A pytest plugin: a real server for a test run, emptied before each test that uses it.
+"""A pytest plugin that runs a Penstock server for the tests.
 
-Installed with the package (entry point ``pytest11``), so tests only name the fixtures. Only the
-standard library is imported before a fixture is used, because every pytest run of an environment
-with Penstock loads this module."""
+The package registers the plugin (entry point ``pytest11``), so tests only name its fixtures. Only
+the standard library is imported before a fixture is used, because every pytest run of an
+environment with Penstock loads this module."""
 
 import os
 import queue
@@ -20,7 +20,7 @@ import pytest
 READY_SECONDS_MAX: Final = 60.0
 STOP_SECONDS_MAX: Final = 30.0
 RESET_SECONDS_MAX: Final = 30.0
-LOG_LINES_SHOWN: Final = 20  # of a server that did not start
+LOG_LINES_SHOWN: Final = 20  # from the log of a server that did not start
 REGION: Final = "us-east-1"
 _CREDENTIALS: Final = {"aws_access_key_id": "penstock", "aws_secret_access_key": "penstock"}
 
@@ -29,7 +29,6 @@ class PenstockServer:
     """A ``penstock serve`` process on free loopback ports, with authentication off."""
 
     def __init__(self, folder: Path) -> None:
-        """Start the server, with its data and its log in ``folder``. Raises RuntimeError."""
         self.log = folder / "server.log"
         # Settings in the environment of the test run must not reach the server.
         env = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK")}
@@ -45,7 +44,7 @@ class PenstockServer:
                 stderr=log,
                 env=env,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for pytest, which stops the server in order
+                start_new_session=True,  # Ctrl-C reaches only pytest, which stops the server
             )
         try:
             found = self._wait_ready()
@@ -57,7 +56,7 @@ class PenstockServer:
         self.kafka_bootstrap = found["kafka"]
 
     def _wait_ready(self) -> dict[str, str]:
-        """Return the addresses in the line that begins with ``ready``."""
+        """Return the addresses in the first line of output, which begins with ``ready``."""
         assert self._process.stdout is not None
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         reader = threading.Thread(target=_read, args=(self._process.stdout, lines), daemon=True)
@@ -69,7 +68,7 @@ class PenstockServer:
         if not line.startswith("ready "):
             said = self.log.read_text("utf-8", "replace").splitlines()[-LOG_LINES_SHOWN:]
             raise RuntimeError(
-                "\n".join([f"penstock serve did not start, log {self.log}:", line.rstrip(), *said])
+                "\n".join([f"penstock serve did not start; see {self.log}:", line.rstrip(), *said])
             )
         return dict(field.split("=", 1) for field in line.split()[1:])
 
@@ -91,11 +90,11 @@ class PenstockServer:
 
 
 def _read(pipe: IO[str], lines: "queue.SimpleQueue[str]") -> None:
-    """Read to the end, so that the server never blocks on a full pipe."""
+    """Put all lines into the queue, so that the server never blocks on a full pipe."""
     with pipe:
         for line in pipe:
             lines.put(line)
-    lines.put("")  # ended
+    lines.put("")  # the server has ended
 
 
 @pytest.fixture(scope="session")
@@ -110,11 +109,10 @@ def penstock_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pensto
 
 @pytest.fixture
 def penstock(penstock_server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -> PenstockServer:
-    """The server, without queues and topics of earlier tests.
+    """The server, emptied of the queues and topics of earlier tests.
 
     During the test ``boto3.client("sqs")`` without arguments uses this server: the endpoint, the
-    region and credentials are set as environment variables.
-    """
+    region and credentials are set as environment variables."""
     penstock_server.reset()
     monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", penstock_server.url)
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
@@ -127,7 +125,7 @@ def penstock(penstock_server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="session")
 def _sqs_client(penstock_server: PenstockServer) -> Any:
-    """One client for all tests: creating a client takes longer than a test."""
+    """A boto3 client that all tests share, because creating one takes longer than a test."""
     try:
         import boto3
     except ModuleNotFoundError:
@@ -144,5 +142,5 @@ def sqs(penstock: PenstockServer, _sqs_client: Any) -> Any:  # noqa: ARG001 - em
 
 @pytest.fixture
 def kafka_bootstrap(penstock: PenstockServer) -> str:
-    """``host:port`` of an empty server, for ``bootstrap.servers`` of a Kafka client."""
+    """The address ``host:port`` of an empty server, for ``bootstrap.servers`` of a Kafka client."""
     return penstock.kafka_bootstrap

@@ -282,7 +282,7 @@ def test_the_audit_trail_answers_who_did_what(root: Person, admin: Person, tmp_p
     assert code == 0
     assert "ann  sqs:DeleteQueue  arn:aws:sqs:us-east-1:111111111111:short-lived  ok" in shown
     _, shown = root.typing("audit", "tail", "--action", "NoSuchAction", answers=[])
-    assert "no matching entries in this time" in shown
+    assert "no matching entries in this period" in shown
 
 
 def test_prometheus_scrapes_with_a_key_that_may_do_nothing_else(

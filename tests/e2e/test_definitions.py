@@ -87,6 +87,6 @@ def test_a_file_that_is_no_definitions_is_refused(
     file.write_text(text)
     done = shells[0]("definitions", "import", str(file))
     assert done.code == ExitCode.USAGE
-    assert "error: wrong.json cannot be read as definitions" in done.err
+    assert "error: wrong.json is not a definitions file" in done.err
     assert why in done.err
     assert "do: create such a file with `penstock definitions export`" in done.err

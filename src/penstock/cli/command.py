@@ -1,7 +1,8 @@
-"""The frame of every command: nouns, verbs with the global options, the session, names to complete.
+"""The base classes of all commands, the global options, and tab completion of names.
 
-Global options are accepted before the noun and after the verb (``penstock -o json queue list`` and
-``penstock queue list -o json``); the one nearer to the verb wins."""
+A command is a noun and a verb, such as ``penstock queue list``. Global options are accepted before
+the noun and after the verb (``penstock -o json queue list`` and ``penstock queue list -o json``);
+the one nearer to the verb wins."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
 
 _HELP = {
     "endpoint": f"URL of the SQS endpoint [env PENSTOCK_ENDPOINT, default {ENDPOINT_DEFAULT}]",
-    "admin": "URL of the admin API [env PENSTOCK_ADMIN, default: from the endpoint]",
-    "kafka": "address of the Kafka listener [env PENSTOCK_KAFKA, default: from the endpoint]",
-    "region": f"region of the queues [env AWS_REGION, default {REGION_DEFAULT}]",
-    "account": "AWS account id, 12 digits [env PENSTOCK_ACCOUNT, default: from the server]",
+    "admin": "URL of the admin API [env PENSTOCK_ADMIN, default: reported by the endpoint]",
+    "kafka": "Kafka bootstrap server [env PENSTOCK_KAFKA, default: reported by the endpoint]",
+    "region": f"AWS region of the queues [env AWS_REGION, default {REGION_DEFAULT}]",
+    "account": "AWS account id, 12 digits [env PENSTOCK_ACCOUNT, default: set by the server]",
     "timeout": f"timeout of each request [default {TIMEOUT_S_DEFAULT:g}s]",
     "output": "output format [default: table on a terminal, else json, or ndjson for lists]",
-    "context": "saved server [env PENSTOCK_CONTEXT, default: set by `penstock context use`]",
-    "quiet": "print no progress and no remarks on stderr",
+    "context": "name of a saved server [env PENSTOCK_CONTEXT, default: see `penstock context use`]",
+    "quiet": "do not print progress and remarks to stderr",
     "debug": "print the traceback of an error",
 }
 _MORE_VARIABLES = {"region": ("AWS_REGION", "AWS_DEFAULT_REGION")}
@@ -57,8 +58,8 @@ def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 def global_options(*, from_environment: bool) -> list[click.Option]:
-    """Return the options of the root, which also reads the environment, or of a verb, which must
-    not: there a variable would win over a flag written before the noun."""
+    """Return the global options. Those of the root command also read environment variables. Those
+    of a verb do not, because a variable would win over a flag written before the noun."""
 
     def option(flag: str, *names: str, **rest: Any) -> click.Option:
         if from_environment and not rest.get("is_flag"):
@@ -81,7 +82,7 @@ def global_options(*, from_environment: bool) -> list[click.Option]:
 
 
 class Session:
-    """What a command works with. A client is created at first use."""
+    """The settings, output and clients of a running command. A client is created at first use."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -107,7 +108,6 @@ class Session:
 
     @cached_property
     def kafka(self) -> "Kafka":
-        """At the address that was given, or that the server reports."""
         from penstock.cli.clients.http import as_seen_from
         from penstock.cli.clients.kafka import ADDRESS_DEFAULT, connected
 
@@ -126,20 +126,21 @@ class Session:
         return connected(listener, is_tls=is_tls, timeout_s=settings.timeout_s)
 
     def remark(self, text: str) -> None:
-        """Print a sentence for a person, to stderr, so that a pipe never gets it."""
+        """Print a text for people to stderr, so that it never gets into a pipe."""
         if not self.settings.quiet:
             click.echo(text, err=True)
 
     def close(self) -> None:
         for name in ("sqs", "admin", "kafka"):
-            if name in self.__dict__:  # it was used
+            if name in self.__dict__:  # the client was used
                 getattr(self, name).close()
 
 
 class Verb(click.Command):
-    """A leaf command, called with a session that is closed when the command ends. A parameter of
-    the function that no decorator describes is an argument: text, optional if it may be None or has
-    a default, repeatable if it is a tuple. The help shows global options after the own ones."""
+    """A command without subcommands. Its function is called with a session, which is closed when
+    the command ends. A parameter of the function without a click decorator becomes an argument:
+    optional if it may be None or has a default, repeatable if it is a tuple. The help shows global
+    options after the command's own options."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -161,7 +162,7 @@ class Verb(click.Command):
     def invoke(self, ctx: click.Context) -> None:
         assert self.callback is not None
         settings = ctx.find_root().ensure_object(Settings)
-        if ctx.parent is None or ctx.parent.info_name != "context":  # this noun repairs the file
+        if ctx.parent is None or ctx.parent.info_name != "context":  # must work with a bad file
             contexts.apply(settings)
         session = Session(settings)
         ctx.call_on_close(session.close)
@@ -198,16 +199,16 @@ class Noun(click.Group):
     command_class = Verb
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(self.commands)  # in order of definition: the common ones first
+        return list(self.commands)  # in order of definition: common commands first
 
 
-# By section and name of the command: where it is defined, and its help. The place is a module of
-# ``penstock.cli`` and, if the attribute has not the name of the command, ":attribute".
+# For each section and command: its module in ``penstock.cli``, and its help. The module is followed
+# by ":attribute" if the attribute is not named like the command.
 Table = Mapping[str, Mapping[str, tuple[str, str]]]
 
 
 class LazyGroup(click.Group):
-    """Imports a command only when it is run: users of a shell notice start-up time most."""
+    """A group that imports a command only when it is run, so that ``penstock`` starts quickly."""
 
     def __init__(self, *args: Any, table: Table, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -252,12 +253,12 @@ class LazyGroup(click.Group):
 
 
 def confirm_name(name: str, *, verb: str, is_sure: bool) -> None:
-    """Let the user type the name again before a destructive command: "y" is typed too easily."""
+    """Ask the user to type the name of the object that a destructive command is about to change."""
     if is_sure:
         return
     what = f"did not {verb} '{name}'"
     if not sys.stdin.isatty():
-        raise Misuse(what, "not confirmed: stdin is not a terminal", "add --yes to confirm")
+        raise Misuse(what, "cannot prompt: stdin is not a terminal", "add --yes to confirm")
     question = f"This will {verb} '{name}'. Type the name to confirm"
     typed = click.prompt(question, default="", show_default=False, err=True)
     if typed != name:
@@ -269,11 +270,11 @@ def confirm_name(name: str, *, verb: str, is_sure: bool) -> None:
 # Both are optional: if the server does not reply quickly, there are no names and no error.
 
 _COMPLETED_MAX = 200
-_LISTED_MAX = 10_000  # names that a misspelt one is compared with
+_LISTED_MAX = 10_000  # names to compare a misspelt name with
 _COMPLETION_TIMEOUT_S = 2.0
 _CREATING = ("create", "add")  # commands whose name does not exist yet
 
-# The kinds of names, and the parameters that take them: NOUN.PARAMETER; *: any noun.
+# The kinds of names, and the parameters that take them, as NOUN.PARAMETER. A * means any noun.
 _TAKING = {
     "queue": "queue.name queue.names message.words *.queue *.dead_letter *.target",
     "topic": "topic.name *.topic",
@@ -314,12 +315,11 @@ def _kind_of(ctx: click.Context, name: str | None) -> str | None:
         return None
     noun = ctx.parent.info_name if ctx.parent is not None else None
     if (noun, name) == ("message", "group") and not ctx.params.get("topic"):
-        return None  # a message group: there is no list of those
+        return None  # a message group of a FIFO queue: the server cannot list them
     return _KINDS.get(f"{noun}.{name}") or _KINDS.get(f"*.{name}")
 
 
 def _names(kind: str, session: Session, prefix: str = "") -> Iterable[str]:
-    """Yield names of this kind; a prefix may be used to get fewer."""
     match kind:
         case "queue":
             return session.sqs.queue_names(prefix)

@@ -1,6 +1,6 @@
-"""The ``penstock`` command: the tree of nouns, and the only code that turns errors into exit codes.
-A failure is three lines on stderr (what, why, what to do) and a traceback only with ``--debug``. If
-the reader of a pipe closes it early, as ``head`` does, this is not a failure."""
+"""The ``penstock`` command with the table of its subcommands. Only this module turns errors into
+exit codes. A failure prints three lines to stderr (what failed, why, what to do), and a traceback
+with ``--debug``. It is not a failure if the reader of a pipe closes it early, as ``head`` does."""
 
 import os
 import sys
@@ -46,20 +46,20 @@ COMMANDS: Table = {
         "storage": ("data.storage", "Inspect and verify a data folder on disk."),
         "coordinator": (
             "cluster.status",
-            "Show and skip an unreadable row in a coordinator log.",
+            "Show or skip an unreadable row in the log of a group or transaction coordinator.",
         ),
         "definitions": ("data.definitions", "Export and import queues and topics as a JSON file."),
         "backup": ("data.backup", "Create, list, verify and restore backups."),
         "audit": ("operate.reports", "Show the audit trail."),
         "debug": ("operate.debug", "Collect the data for a bug report, without secrets."),
-        "usage": ("operate.reports", "Report the usage of tenants."),
+        "usage": ("operate.reports", "Report requests, messages and bytes of tenants."),
         "generate": (
             "setup.generate",
             "Generate configuration, certificates and deployment files.",
         ),
     },
     "Pipeline": {
-        "pipeline": ("pipeline.commands", "Run and watch Spark jobs; needs penstock[spark].")
+        "pipeline": ("pipeline.commands", "Run and watch Spark jobs. Needs penstock[spark].")
     },
     "Learn": {
         "examples": ("setup.examples", "Print examples to copy."),
@@ -98,7 +98,7 @@ def run(args: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort) as error:
         _show_traceback(settings)
         if isinstance(error, click.Abort) or sys.stderr.isatty():
-            click.echo(err=True)  # ends the line that the terminal wrote ^C on
+            click.echo(err=True)  # end the line on which the terminal wrote ^C
         return ExitCode.INTERRUPTED
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
@@ -141,7 +141,7 @@ def _as_failure(error: Exception) -> Failure:
         place = f" '{error.filename}'" if error.filename else ""
         return Failure(f"cannot access{place or ' a file or socket'}", error.strerror)
     return Failure(
-        "unexpected error",
+        "an unexpected error occurred",
         f"{type(error).__name__}: {error}",
         "run the command again with --debug and report the traceback",
     )

@@ -1,4 +1,4 @@
-"""``penstock context``: add, use, list and remove servers under a name (``contexts.py``)."""
+"""Commands of ``penstock context``, which save servers under a name (see ``contexts.py``)."""
 
 import sys
 from typing import Any
@@ -20,21 +20,20 @@ _COLUMNS = (
 
 @click.group(cls=Noun)
 def context() -> None:
-    """Add, use, list, remove contexts: saved servers with a name.
+    """Add, use, list, remove contexts. A context is a saved server with a name.
 
-    Precedence of settings: flag, environment, context, default.
-    """
+    Precedence of settings: flag, environment, context, default."""
 
 
 @context.command()
 @option(
     "--ca",
     click.Path(exists=True, dir_okay=False, resolve_path=True),
-    "file with the certificate of a private CA, PEM",
+    "PEM file with the certificate of a private CA",
     metavar="FILE",
 )
 @click.option("--key-id", metavar="ID", help="id of an access key; the secret is read from stdin")
-@click.option("--use", "is_used", is_flag=True, help="make the new context the current one")
+@click.option("--use", "is_used", is_flag=True, help="use the new context for further commands")
 @click.option("--replace", is_flag=True, help="replace an existing context of this name")
 def add(
     session: Session, name: str, ca: str | None, key_id: str | None, is_used: bool, replace: bool
@@ -69,7 +68,7 @@ def add(
 
 
 def _secret() -> str:
-    """Read the secret from stdin: other users of the machine could read a flag."""
+    """Read the secret from stdin, because other users of the machine can see options."""
     if sys.stdin.isatty():
         return str(click.prompt("Secret", hide_input=True, err=True))
     secret = sys.stdin.readline().rstrip("\r\n")
@@ -84,7 +83,7 @@ def _secret() -> str:
 
 @context.command()
 def use(session: Session, name: str) -> None:
-    """Make a context the current one for all commands; NAME `default` means no context."""
+    """Use a context for all further commands. The name `default` means no context."""
     known = Contexts.read()
     if name != DEFAULT:
         known.find(name)
@@ -107,7 +106,7 @@ def list_contexts(session: Session) -> None:
 
 @context.command()
 def remove(session: Session, name: str) -> None:
-    """Remove a context with its access key."""
+    """Remove a context and its access key from this machine."""
     known = Contexts.read()
     known.find(name)
     del known.contexts[name]

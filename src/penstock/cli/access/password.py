@@ -1,5 +1,5 @@
-"""Derives from a password what a server stores to check it (RFC 5802): one entry per mechanism,
-each with its own salt. The server never learns the password."""
+"""Derives SCRAM credentials from a password (RFC 5802), one per mechanism, each with its own salt.
+The server stores the credentials and never receives the password."""
 
 import base64
 import os
@@ -40,7 +40,7 @@ def derive(password: str) -> list[dict[str, Any]]:
 
 
 def _prepared(password: str) -> bytes:
-    """Apply SASLprep (RFC 4013): different ways to type a password become equal."""
+    """Apply SASLprep (RFC 4013), so that different ways to type a password give equal bytes."""
     mapped = "".join(
         " " if stringprep.in_table_c12(char) else char
         for char in password

@@ -1,5 +1,5 @@
-"""``penstock quota``: limits (how fast) and quotas (how much) of a tenant. Zero means "no limit"
-everywhere, ``default`` the default of this version."""
+"""Commands of ``penstock quota``: limits (how fast) and quotas (how much) of a tenant. Zero means
+"no limit"; ``default`` restores the default of this version."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -18,27 +18,29 @@ _COUNT_MAX = 2**53
 
 class RateFlags(NamedTuple):
     field: str
-    flag: str  # of the rate, followed by the flag of its burst
+    flag: str
     burst_flag: str
     help: str
 
 
 _RATES = (
-    RateFlags("tenant_requests", "--requests-per-second", "--burst", "the tenant"),
-    RateFlags("tenant_bytes", "--bytes-per-second", "--burst-bytes", "message bytes, in and out"),
-    RateFlags("user_requests", "--user-requests-per-second", "--user-burst", "each user"),
-    RateFlags("queue_requests", "--queue-requests-per-second", "--queue-burst", "each queue"),
+    RateFlags("tenant_requests", "--requests-per-second", "--burst", "requests of the tenant"),
+    RateFlags("tenant_bytes", "--bytes-per-second", "--burst-bytes", "bytes in and out"),
+    RateFlags("user_requests", "--user-requests-per-second", "--user-burst", "requests per user"),
+    RateFlags(
+        "queue_requests", "--queue-requests-per-second", "--queue-burst", "requests per queue"
+    ),
 )
-# A field is the flag with underscores.
+# Quotas by field. The option has the name of the field, with dashes.
 _QUOTAS: Mapping[str, str] = {
-    "queues_max": "number of queues and topics",
-    "partitions_max": "number of partitions",
-    "stored_bytes_max": "bytes on disk",
-    "connections_max": "number of open connections",
-    "waits_max": "number of waiting long polls",
-    "groups_max": "number of consumer and share groups",
-    "offset_bytes_max": "bytes of committed offsets and their metadata",
-    "transactional_ids_max": "number of transactional ids",
+    "queues_max": "maximum number of queues and topics",
+    "partitions_max": "maximum number of partitions",
+    "stored_bytes_max": "maximum bytes on disk",
+    "connections_max": "maximum number of open connections",
+    "waits_max": "maximum number of waiting long polls",
+    "groups_max": "maximum number of consumer and share groups",
+    "offset_bytes_max": "maximum bytes of committed offsets and their metadata",
+    "transactional_ids_max": "maximum number of transactional ids",
 }
 _DEFAULT = "default"
 
@@ -54,8 +56,8 @@ def _or_default(kind: click.ParamType[Any]) -> Parsed:
 def quota() -> None:
     """Show and set the limits (how fast) and quotas (how much) of a tenant.
 
-    Every tenant except the node's own has default quotas, and may use at most a share of what the
-    node has for all tenants. A quota that is set replaces both."""
+    Tenants have default quotas, except the server's own tenant, and may use only a part of what a
+    node has for all tenants (their share). A quota that you set replaces both."""
 
 
 def _number(value: float) -> str:
@@ -78,7 +80,7 @@ def _print(session: Session, found: Json) -> None:
 
 
 def _quota(found: Json, field: str) -> str:
-    """Return used, quota and share: ``12 of 500 (default), share 10,000``."""
+    """Return usage, quota and share as text: ``12 of 500 (default), share 10,000``."""
     form = size if "bytes" in field else _number
     quota, used, share = (found[part].get(field) for part in ("quotas", "used", "shares"))
     text = form(quota) if quota else "no limit"
@@ -100,10 +102,10 @@ def _rate(rate: Mapping[str, float], *, is_default: bool = False) -> str:
 @quota.command()
 @click.argument("name", metavar="TENANT")
 def show(session: Session, name: str) -> None:
-    """Show the limits and quotas of a tenant: used, quota and largest share.
+    """Show the limits, quotas and usage of a tenant.
 
-    Connections, long polls, groups, offsets and transactional ids are counted by each node: the
-    numbers are those of the node that replies."""
+    Each node counts its own connections, long polls, groups, offsets and transactional ids: the
+    usage shown is that of the node that replies."""
     what = f"cannot show the quotas of '{name}'"
     _print(session, session.admin.get(path_of("quotas", name), what=what))
 
@@ -116,9 +118,9 @@ def _options() -> list[Any]:
             kind = bytes_of(0, _COUNT_MAX)
         elif each.field == "tenant_requests":
             kind = _or_default(kind)
-        text, burst = f"limit of {each.help}; 0: no limit", f"{each.field}_burst"
+        text, burst = f"{each.help} per second; 0: no limit", f"{each.field}_burst"
         options.append(click.option(each.flag, each.field, type=kind, help=text))
-        options.append(click.option(each.burst_flag, burst, type=kind, help="largest burst"))
+        options.append(click.option(each.burst_flag, burst, type=kind, help="maximum burst size"))
     for field, text in _QUOTAS.items():
         kind = bytes_of(0, _COUNT_MAX) if "bytes" in field else click.IntRange(0, _COUNT_MAX)
         flag, text = f"--{field.replace('_', '-')}", f"{text}; 0: no limit"
@@ -132,7 +134,7 @@ def _options() -> list[Any]:
 @repeatable(
     "--operation operations",
     "ACTION=RATE[:BURST]",
-    "limit of one action, such as sqs:PurgeQueue=1:5; 0 removes it",
+    "rate limit of one action, such as sqs:PurgeQueue=1:5; 0: no limit",
 )
 def set_quotas(session: Session, name: str, operations: tuple[str, ...], **flags: Any) -> None:
     """Change limits or quotas of a tenant, such as --requests-per-second 100 --burst 200."""
@@ -170,8 +172,8 @@ def _operation(text: str) -> tuple[str, dict[str, float] | None]:
         equals = ""
     if not action or not equals:
         raise Misuse(
-            f"invalid operation limit '{text}'",
-            "expected ACTION=RATE or ACTION=RATE:BURST",
+            f"'{text}' is not a valid limit",
+            "the form is ACTION=RATE or ACTION=RATE:BURST",
             "write a limit like sqs:SendMessage=100 or sqs:SendMessage=100:200",
         )
     return action, {"per_s": per_s, "burst": at_once} if per_s else None

@@ -1,6 +1,6 @@
-"""``penstock tenant``, ``user``, ``key`` and ``policy``. A new user has no rights until a policy
-grants some. The secret of a key is printed once, when it is created. A password never leaves this
-process: the data that a server needs to check it is sent instead."""
+"""Commands of ``penstock tenant``, ``user``, ``key`` and ``policy``. A new user has no permissions
+until a policy grants them. The secret of a key is printed once, when it is created. A password
+never leaves this process: only the credentials derived from it are sent."""
 
 import sys
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from penstock.cli.terminal.output import Column, Json, columns
 PASSWORD_CHARS_MIN = 8
 
 tenant_option = click.option(
-    "--tenant", metavar="NAME|ACCOUNT", help="owner tenant [default: your tenant]"
+    "--tenant", metavar="NAME|ACCOUNT", help="tenant of the user [default: your tenant]"
 )
 _TENANT_COLUMNS = columns(
     "account, name, user_count# USERS, is_suspended SUSPENDED, created_at_ms CREATED"
@@ -49,7 +49,7 @@ def path_of(kind: str, *names: str) -> str:
 
 
 def owner(session: Session, tenant: str | None) -> dict[str, str]:
-    """The tenant of a request; none: the server uses the tenant of the caller."""
+    """Return the tenant parameter of a request, or nothing to use the tenant of the caller."""
     chosen = tenant or session.settings.account
     return {} if chosen is None else {"tenant": chosen}
 
@@ -63,7 +63,7 @@ def _ask(
     query: Mapping[str, str] = {},
     body: Json | None = None,
 ) -> Json:
-    """``act``: a verb and a kind of object, such as "show user"."""
+    """Send a request about one object. ``act`` is a verb and a kind, such as "show user"."""
     path, what = path_of(f"{act.partition(' ')[2]}s", name), f"cannot {act} '{name}'"
     return session.admin.call(method, path, query, body=body, what=what)
 
@@ -71,7 +71,7 @@ def _ask(
 def _delete(
     session: Session, kind: str, name: str, query: Mapping[str, str], is_sure: bool
 ) -> None:
-    _ask(session, f"delete {kind}", name, query=query)  # before the prompt: fails if it is absent
+    _ask(session, f"delete {kind}", name, query=query)  # before the prompt: fails if missing
     confirm_name(name, verb="delete", is_sure=is_sure)
     _ask(session, f"delete {kind}", name, "DELETE", query=query)
     session.remark(f"deleted {name}")
@@ -85,7 +85,7 @@ def tenant() -> None:
 @tenant.command("create")
 @click.argument("digits", required=False, metavar="[ACCOUNT]")
 def create_tenant(session: Session, name: str, digits: str | None) -> None:
-    """Create a tenant with the given AWS account id (12 digits), or a free one."""
+    """Create a tenant. Without ACCOUNT (12 digits) the server chooses its AWS account id."""
     body = {"name": name, **({"account": digits} if digits else {})}
     made = session.admin.call("POST", "tenants", body=body, what=f"cannot create tenant '{name}'")
     session.out.one(made, columns=_TENANT_COLUMNS)
@@ -109,7 +109,7 @@ def show_tenant(session: Session, name: str) -> None:
 @click.argument("name", metavar="TENANT")
 @yes_option
 def suspend(session: Session, name: str, yes: bool) -> None:
-    """Reject all requests of a tenant until it is resumed."""
+    """Suspend a tenant: reject all its requests until it is resumed."""
     _ask(session, "suspend tenant", name)
     confirm_name(name, verb="suspend", is_sure=yes)
     _ask(session, "suspend tenant", name, "PATCH", body={"is_suspended": True})
@@ -119,7 +119,7 @@ def suspend(session: Session, name: str, yes: bool) -> None:
 @tenant.command()
 @click.argument("name", metavar="TENANT")
 def resume(session: Session, name: str) -> None:
-    """Accept requests of a suspended tenant again."""
+    """Resume a suspended tenant: accept its requests again."""
     _ask(session, "resume tenant", name, "PATCH", body={"is_suspended": False})
     session.remark(f"resumed {name}")
 
@@ -147,9 +147,9 @@ def _read_policy(file: str) -> str:
 
 @user.command("create")
 @tenant_option
-@click.option("--operator", is_flag=True, help="allow the admin API for every tenant")
-@click.option("--administrator", is_flag=True, help="allow everything in the tenant")
-@repeatable("--policy files", "FILE", "file with a policy, JSON; its name is the policy name")
+@click.option("--operator", is_flag=True, help="allow the admin API for all tenants")
+@click.option("--administrator", is_flag=True, help="allow all actions in the tenant")
+@repeatable("--policy files", "FILE", "JSON file with a policy; the file name is the policy name")
 def create_user(
     session: Session,
     name: str,
@@ -158,7 +158,7 @@ def create_user(
     administrator: bool,
     files: tuple[str, ...],
 ) -> None:
-    """Create a user, without a key. Create one with `penstock key create`."""
+    """Create a user without an access key. Create a key with `penstock key create`."""
     policies = {"admin": _EVERYTHING} if administrator else {}
     for file in files:
         policy = "policy" if file == "-" else Path(file).stem
@@ -229,7 +229,7 @@ def set_password(session: Session, name: str, tenant: str | None) -> None:
 @tenant_option
 @yes_option
 def remove_password(session: Session, name: str, tenant: str | None, yes: bool) -> None:
-    """Remove the password of a user: log-ins of Kafka clients are rejected."""
+    """Remove the password of a user, so that Kafka clients cannot log in with it."""
     path, query = path_of("users", name), owner(session, tenant)
     what = f"cannot remove the password of '{name}'"
     session.admin.get(path, query, what=what)
@@ -244,7 +244,7 @@ def key() -> None:
 
 
 def _print_key(session: Session, made: Json, profile: str | None) -> None:
-    """Print as a profile even into a pipe: usually the output is appended to a credentials file."""
+    """Print a key as an AWS profile, also into a pipe, to append it to a credentials file."""
     if session.settings.output not in (None, "table"):
         session.out.one(made, name="key_id")
     else:
@@ -276,14 +276,14 @@ def list_keys(session: Session, user: str | None, tenant: str | None) -> None:
 
 @key.command()
 def disable(session: Session, key_id: str) -> None:
-    """Reject requests that are signed with a key, until it is enabled."""
+    """Disable an access key. Requests signed with it are rejected until it is enabled."""
     _ask(session, "disable key", key_id, "PATCH", body={"status": "disabled"})
     session.remark(f"disabled {key_id}")
 
 
 @key.command()
 def enable(session: Session, key_id: str) -> None:
-    """Accept a disabled key again."""
+    """Enable a disabled access key."""
     _ask(session, "enable key", key_id, "PATCH", body={"status": "active"})
     session.remark(f"enabled {key_id}")
 
@@ -312,7 +312,7 @@ def policy() -> None:
 @policy.command("show")
 @tenant_option
 def show_policy(session: Session, user: str, name: str | None, tenant: str | None) -> None:
-    """Print a policy of a user as it was written, or list all policies of the user."""
+    """Print one policy of a user, or list all policies of the user."""
     query = owner(session, tenant)
     if name is None:
         path, what = path_of("policies", user), f"cannot show the policies of '{user}'"
@@ -332,7 +332,7 @@ def show_policy(session: Session, user: str, name: str | None, tenant: str | Non
 @policy.command()
 @tenant_option
 def put(session: Session, user: str, name: str, file: str, tenant: str | None) -> None:
-    """Attach the policy in FILE (-: stdin) to a user as NAME; replaces a policy of this name."""
+    """Attach the policy in FILE (- for stdin) to a user as NAME. An old policy NAME is replaced."""
     body = _read_policy(file).encode()
     path, what = path_of("policies", user, name), f"cannot put policy '{name}' of '{user}'"
     session.admin.call("PUT", path, owner(session, tenant), body=body, what=what)
@@ -354,10 +354,12 @@ def remove(session: Session, user: str, name: str, tenant: str | None, yes: bool
 
 @policy.command()
 @click.option("--as", "user", required=True, metavar="USER", help="user who sends the request")
-@click.option("--action", required=True, help="action, such as sqs:SendMessage or kafka:Read")
-@click.option("--on", "resource", required=True, metavar="QUEUE|ARN", help="queue or topic")
-@click.option("--source-ip", metavar="ADDRESS", help="client address of the request")
-@click.option("--tls", is_flag=True, help="test a request over TLS")
+@click.option("--action", required=True, help="action to test, such as sqs:SendMessage")
+@click.option(
+    "--on", "resource", required=True, metavar="QUEUE|ARN", help="name or ARN of the queue or topic"
+)
+@click.option("--source-ip", metavar="ADDRESS", help="IP address of the client")
+@click.option("--tls", is_flag=True, help="test a request that is sent over TLS")
 @tenant_option
 def test(
     session: Session,
@@ -367,7 +369,7 @@ def test(
     tenant: str | None,
     **question: Any,
 ) -> None:
-    """Test whether a request is allowed. Exit code 0 if it is, 4 if it is not."""
+    """Test whether the policies allow a request. Exit code 0 if they do, 4 if they do not."""
     question |= {"user": user, "source_ip": source_ip or "", "is_tls": tls, "tenant": ""}
     question |= {"region": session.settings.region, **owner(session, tenant)}
     what = f"cannot test the policies of '{user}'"

@@ -1,8 +1,8 @@
-"""The settings of a command, and contexts: servers under a name, in one file per user.
+"""The settings of a command, and contexts: saved servers with a name, in one file per user.
 
-A value of a context applies where neither a flag nor the environment sets one. The current context
-is ignored if a flag or the environment gives an address, because its key belongs to its own server;
-naming the context (``--context``, PENSTOCK_CONTEXT) combines both."""
+A value of a context is used if neither a flag nor the environment sets it. If they set an address,
+the current context is ignored, because its key belongs to another server. A context named with
+``--context`` or PENSTOCK_CONTEXT is not ignored."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ENDPOINT_DEFAULT = "http://127.0.0.1:9324"
 REGION_DEFAULT = "us-east-1"
 TIMEOUT_S_DEFAULT = 30.0
-DEFAULT = "default"  # no context: the defaults of the command
+DEFAULT = "default"  # means no context
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 ADDRESSES = ("endpoint", "admin", "kafka")
 OPTIONS = (*ADDRESSES, "region", "account")  # fields that are global options as well
@@ -42,24 +42,24 @@ _added: dict[str, str] = {}
 class Settings:
     endpoint: str = ENDPOINT_DEFAULT
     admin: str | None = None  # None: reported by the endpoint
-    kafka: str | None = None  # None: reported by the endpoint, or by the admin API if that is given
+    kafka: str | None = None  # None: reported by the endpoint or the admin API
     region: str = REGION_DEFAULT
     account: str | None = None  # None: the server's default
     timeout_s: float = TIMEOUT_S_DEFAULT
     output: str | None = None  # None: depends on stdout
     quiet: bool = False
     debug: bool = False
-    context: str | None = None  # None: the current one
+    context: str | None = None  # None: the current context
     explicit: set[str] = dataclasses.field(default_factory=set)
 
 
 def environment() -> Mapping[str, str]:
-    """Return the environment, with authority and key of the context where it sets none."""
+    """Return the environment variables, with the CA file and key of the context as defaults."""
     return {**_added, **os.environ}
 
 
 def apply(settings: Settings) -> None:
-    """Fill in settings from the context that neither a flag nor the environment has set."""
+    """Apply the values of the context to settings that no flag and no variable has set."""
     _added.clear()
     chosen = settings.context
     if chosen is None and any(name in settings.explicit for name in ADDRESSES):
@@ -115,7 +115,7 @@ class Contexts:
             ) from None
 
     def write(self) -> None:
-        """Write the file, with mode 0600 from its first byte on."""
+        """Write the file with mode 0600, so that other users can never read it."""
         path = file_of_contexts()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_suffix(".new")

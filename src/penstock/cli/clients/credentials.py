@@ -1,4 +1,4 @@
-"""Credentials and certificate authority of a command, from its environment."""
+"""Finds the credentials and the CA file of a command in its environment."""
 
 import os
 
@@ -8,7 +8,7 @@ from penstock.wire.aws.signer import Credentials
 
 
 def credentials_from_environment() -> Credentials:
-    """Return the credentials found, else those that a server without authentication accepts."""
+    """Return the credentials found, or placeholders for a server without authentication."""
     return found_credentials() or Credentials("penstock", "penstock")
 
 
@@ -45,7 +45,9 @@ def _profile(name: str) -> Credentials:
             section.get("aws_session_token"),
         )
     except (OSError, UnicodeDecodeError, configparser.Error, KeyError) as error:
-        why = f"{place}: {error.strerror}" if isinstance(error, OSError) else f"not in {place}"
+        why = (
+            f"{place}: {error.strerror}" if isinstance(error, OSError) else f"it is not in {place}"
+        )
         raise Misuse(
             f"cannot read the AWS profile '{name}'",
             why,
@@ -54,5 +56,5 @@ def _profile(name: str) -> Credentials:
 
 
 def ca_file() -> str | None:
-    """Return the file of a private authority; None: the authorities of the machine."""
+    """Return the file of a private CA, or None to trust the CAs of the machine."""
     return environment().get("PENSTOCK_CA_FILE") or environment().get("AWS_CA_BUNDLE")

@@ -1,6 +1,6 @@
-"""Clients of the SQS endpoint and of the admin API, each with one kept-alive connection of
-``http.client``: a full HTTP library would take longer to import than most commands take to run. A
-request whose reply is lost is repeated once if that is safe."""
+"""Clients of the SQS endpoint and of the admin API. Each keeps one connection of ``http.client``,
+because a full HTTP library would take longer to import than most commands take to run. A request
+whose reply is lost is repeated once if that is safe."""
 
 import base64
 import http.client
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 Query = Mapping[str, object]  # a value of None is left out
 
 _JSON = "application/json"
-# A server replies to a repeated request with this token as it did to the first.
+# The server gives the same reply again to a repeated request with the same token.
 _TOKEN_HEADER = "x-penstock-request-token"  # noqa: S105 - the name of a header
-# Time that a server has beyond the requested wait, before the request times out.
+# Time added to the requested wait, before the request times out.
 _WAIT_MARGIN_S = 5.0
 _REPLY_BYTES_MAX = 64 * 1_048_576
 _LOST = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError)
-# Errors of a signature, and what is wrong with the key.
+# Error codes of rejected signatures, and the reason.
 _KEY_FAULTS = {
     "SignatureDoesNotMatch": "the secret does not match",
     "InvalidSignatureException": "the secret does not match",
@@ -40,7 +40,6 @@ _KEY_FAULTS = {
 
 
 def signed(signer: Signer, host: str, action: str, body: bytes) -> dict[str, str]:
-    """Return the headers of a request to the SQS API."""
     headers = {"content-type": "application/x-amz-json-1.0", "x-amz-target": f"AmazonSQS.{action}"}
     timestamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return signer.sign(host=host, path="/", headers=headers, body=body, timestamp=timestamp)
@@ -60,8 +59,7 @@ def tls_context() -> "ssl.SSLContext":
 
 
 def as_seen_from(endpoint: str, reported: str) -> str:
-    """Return an address that a server reports of itself as this machine reaches it: loopback
-    becomes the host of ``endpoint``."""
+    """Return a reported address, with loopback replaced by the host of ``endpoint``."""
     host = _host_of(endpoint)
     if not is_loopback(reported) or is_loopback(endpoint) or not host:
         return reported
@@ -71,7 +69,6 @@ def as_seen_from(endpoint: str, reported: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """``address`` is a URL or HOST:PORT."""
     host = _host_of(address)
     return host in ("localhost", "::1") or host.startswith("127.")
 
@@ -81,7 +78,7 @@ def _host_of(address: str) -> str:
 
 
 def name_of(queue: str) -> str:
-    """``queue`` is a name, an ARN or a URL. The name of a share contains a colon."""
+    """Return the name of a queue from its name, ARN or URL. A share's name contains a colon."""
     if "://" in queue:
         return queue.rpartition("/")[2]
     return queue.split(":", 5)[-1] if queue.startswith("arn:") else queue
@@ -92,14 +89,14 @@ class Connection:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Misuse(
-                f"invalid URL '{url}'",
+                f"'{url}' is not a valid URL",
                 "it has no host, or its scheme is not http or https",
                 "write a URL like http://127.0.0.1:9324",
             )
         try:
             port = parts.port
         except ValueError:
-            raise Misuse(f"invalid port in URL '{url}'") from None
+            raise Misuse(f"the port in URL '{url}' is invalid") from None
         self.url = f"{parts.scheme}://{parts.netloc}"
         self.host = parts.netloc.rpartition("@")[2]
         self._timeout_s = timeout_s
@@ -118,8 +115,8 @@ class Connection:
         headers: Mapping[str, str] = {},
         wait_s: float = 0.0,
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Send a request and read the whole reply. ``wait_s`` is how long the server may hold the
-        request; the timeout is at least that plus a margin."""
+        """Send a request and read the whole reply. The server may hold the request for ``wait_s``,
+        so the timeout is longer than that."""
         limit_s = max(self._timeout_s, wait_s + _WAIT_MARGIN_S) if wait_s else self._timeout_s
         if self._http.sock is not None:
             # An idle connection that is readable without a request was closed by the server.
@@ -133,7 +130,7 @@ class Connection:
         except TimeoutError as error:
             raise timed_out(self.url, limit_s) from error
         except (OSError, http.client.HTTPException) as error:
-            # The server may have closed an idle connection just now, or have lost its reply.
+            # The server may have closed the idle connection, or the reply may be lost.
             is_repeatable = method != "POST" or _TOKEN_HEADER in headers
             if not (was_open and is_repeatable and isinstance(error, _LOST)):
                 from penstock.cli.clients.unreachable import explained  # slow to import
@@ -157,7 +154,7 @@ class Connection:
             raise
         if not reply.isclosed():
             self._http.close()
-            raise Failure(f"reply of {self.url} too large", f"over {_REPLY_BYTES_MAX} bytes")
+            raise Failure(f"{self.url} sent a huge reply", f"it has over {_REPLY_BYTES_MAX} bytes")
         return reply.status, {k.lower(): v for k, v in reply.getheaders()}, data
 
     def close(self) -> None:
@@ -177,7 +174,7 @@ def _decode(data: bytes, url: str) -> Json:
     if value is None:
         raise Failure(
             f"{url} is not a Penstock server",
-            f"expected a JSON object, got {data[:60]!r}",
+            f"its reply is not a JSON object: {data[:60]!r}",
             "check the address in --endpoint or --admin",
             exit_code=ExitCode.UNREACHABLE,
         )
@@ -226,7 +223,7 @@ class Sqs(_Client):
         return self.call(action, {"QueueUrl": self.queue_url(queue), **request}, what=what)
 
     def queue_url(self, name: str) -> str:
-        """Compute the URL if the account is known; otherwise the server looks it up."""
+        """Return the URL of a queue. The server is asked only if the account is unknown."""
         if "://" in name:
             return name
         name = name_of(name)
@@ -237,7 +234,9 @@ class Sqs(_Client):
                 reply = self.call("GetQueueUrl", {"QueueName": name})
             except Refused as refusal:
                 is_absent = refusal.exit_code is ExitCode.NOT_FOUND
-                refusal.what = f"no queue '{name}'" if is_absent else f"cannot find queue '{name}'"
+                refusal.what = (
+                    f"queue '{name}' does not exist" if is_absent else f"cannot find queue '{name}'"
+                )
                 raise
             self._urls[name] = str(reply["QueueUrl"])
         return self._urls[name]
@@ -268,7 +267,7 @@ class Sqs(_Client):
             request["NextToken"] = reply["NextToken"]
 
     def info(self) -> Json:
-        """Return what the endpoint reports about itself, mainly the address of its admin API."""
+        """Return the information that the server reports, such as the address of its admin API."""
         status, _, data = self._connection.call("GET", "/_penstock/info")
         info = _decode(data, self.url) if status == 200 else {}
         if not info.get("admin"):
@@ -282,15 +281,14 @@ class Sqs(_Client):
 
 
 class Admin(_Client):
-    """Authenticates with PENSTOCK_TOKEN (or PENSTOCK_ADMIN_TOKEN), else by a log-in with
-    PENSTOCK_KEY_ID and PENSTOCK_SECRET: not with flags, which other users of the machine could
-    read, and never with the keys of AWS_*, which may belong to another service."""
+    """A client of the admin API. It sends PENSTOCK_TOKEN or PENSTOCK_ADMIN_TOKEN, or logs in with
+    PENSTOCK_KEY_ID and PENSTOCK_SECRET. These are not options, because other users of the machine
+    can see options. AWS_* keys are not used: they may belong to another service."""
 
     def __init__(self, url: str, settings: Settings, *, account_default: str | None = None) -> None:
-        """``account_default`` applies if neither the settings nor the token name an account."""
         super().__init__(url, settings)
         self._account_default = account_default
-        self._refusal: Refused | None = None  # why the log-in was refused; raised on status 401
+        self._refusal: Refused | None = None  # the rejected log-in; raised on status 401
         self._is_logged_in = False
         self._headers: dict[str, str] = {}
 
@@ -378,7 +376,7 @@ class Admin(_Client):
         return self.get("info")
 
     def readyz(self) -> Json:
-        """Return the health of the server, ready or not; this needs no authentication."""
+        """Return the health of the server, whether it is ready or not. Needs no authentication."""
         return _decode(self._connection.call("GET", "/readyz")[2], self.url)
 
     def queues(self, prefix: str = "") -> Iterator[Json]:
@@ -402,7 +400,7 @@ class Admin(_Client):
 
 
 def _account_in(token: str) -> str | None:
-    """Return the account that a token claims; only the server can verify the claim."""
+    """Return the account that a token claims. Only the server can verify it."""
     parts = token.split(".")
     if len(parts) != 3:
         return None
@@ -414,7 +412,6 @@ def _account_in(token: str) -> str | None:
 
 
 def _refused(what: str, status: int, data: bytes) -> Refused:
-    """Read an error in the form of AWS (``__type``, ``message``) or of the admin API."""
     value = _object(data)
     if value is None:
         text = data[:200].decode("utf-8", "replace").strip()

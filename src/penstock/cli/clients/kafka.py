@@ -1,8 +1,8 @@
-"""The Kafka client of commands: the client of ``net/``, with errors for a person at a terminal.
+"""The Kafka client of commands, which turns errors of the client in ``net/`` into Failures.
 
-The address of a listener may start with the protocol as Kafka writes it, ``SASL_SSL://HOST:PORT``.
-Without one, TLS is used if the SQS endpoint uses it, and one request without log-in shows whether
-the listener requires a log-in: such a listener closes the connection."""
+The address of a listener may start with a protocol, such as ``SASL_SSL://HOST:PORT``. Without one,
+TLS is used if the SQS endpoint uses it, and a request without log-in shows whether the listener
+requires a log-in: such a listener closes the connection."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -36,7 +36,7 @@ _FAULTS: Mapping[ExitCode, str] = {
     ExitCode.TIMEOUT: "REQUEST_TIMED_OUT",
 }
 _EXIT_CODES = {int(ErrorCode[one]): code for code, all_ in _FAULTS.items() for one in all_.split()}
-_ASK = "ask an administrator of the tenant; see `penstock policy test`"
+_ASK = "ask an administrator of the tenant for permission; see `penstock policy test`"
 _FIXES: Mapping[int, str] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "list topics with `penstock topic list`",
     ErrorCode.GROUP_ID_NOT_FOUND: "list groups with `penstock group list`",
@@ -67,16 +67,16 @@ def check(what: str, code: int, message: str | None = None) -> None:
 
 
 def failure_of(trouble: KafkaTrouble, what: str = "") -> Failure:
-    """Return the error as a Failure. ``what`` did not happen; default: the error's own subject."""
+    """Convert an error of the Kafka client to a Failure. ``what`` says what failed."""
     if isinstance(trouble, net.TimedOut):
         return timed_out(trouble.address, trouble.waited_s)
     if isinstance(trouble, KafkaRefused):
-        about = ": ".join(filter(None, (what, trouble.subject))) or "the server rejected it"
+        about = ": ".join(filter(None, (what, trouble.subject))) or "the request was rejected"
         return refused(about, trouble.code, trouble.message)
     assert isinstance(trouble, net.Unreachable)
-    fix = "is `penstock serve` running, and with --kafka? another address: --kafka HOST:PORT or"
+    fix = "is `penstock serve` running with --kafka? set the address with --kafka HOST:PORT or"
     if isinstance(trouble, net.NotKafka):
-        fix = "check the address, and PENSTOCK_CA_FILE for a certificate: --kafka HOST:PORT or"
+        fix = "check PENSTOCK_CA_FILE, and the address in --kafka HOST:PORT or"
     return Failure(
         f"cannot reach {trouble.address}",
         trouble.reason,
@@ -110,7 +110,7 @@ class Kafka:
             ) from error
         except ValueError:
             raise Misuse(
-                f"invalid address '{address}'",
+                f"'{address}' is not a valid address",
                 "the address of a Kafka listener is HOST:PORT",
                 f"write an address like {ADDRESS_DEFAULT}",
             ) from None
@@ -122,7 +122,6 @@ class Kafka:
             return self.client.call(key, request, node=node, version_max=version_max)
 
     def metadata(self, topics: Iterable[str] | None = None) -> Any:
-        """Return metadata of these topics, or of all. Also learns the leaders of partitions."""
         with failing():
             return self.client.metadata(topics)
 
@@ -138,8 +137,8 @@ class Kafka:
     def offsets(
         self, wanted: Mapping[Place, int], *, what: str, is_committed: bool = False
     ) -> dict[Place, int]:
-        """Return the offset of each partition at a time, at EARLIEST or at LATEST; -1: no record is
-        that new. ``is_committed``: LATEST is the start of the first open transaction."""
+        """Return the offset of each partition at a time, EARLIEST or LATEST, or -1 if all records
+        are older. With ``is_committed``, LATEST is the start of the first open transaction."""
         with failing(what):
             return self.client.offsets(wanted, is_committed=is_committed)
 
@@ -186,12 +185,12 @@ class Group(NamedTuple):
 
 
 def connected(listener: str, *, is_tls: bool, timeout_s: float) -> Kafka:
-    """Return a client of ``[PROTOCOL://]HOST:PORT``. ``is_tls``: the protocol without one."""
+    """Return a client of ``[PROTOCOL://]HOST:PORT``. ``is_tls``: use TLS if it has no protocol."""
     protocol, mark, address = listener.rpartition("://")
     if mark and protocol.upper() not in PROTOCOLS:
         raise Misuse(
-            f"invalid address '{listener}'",
-            f"unknown protocol {protocol}; allowed: {', '.join(PROTOCOLS)}",
+            f"'{listener}' is not a valid address",
+            f"the protocol {protocol} is unknown; allowed: {', '.join(PROTOCOLS)}",
             f"write an address like {ADDRESS_DEFAULT} or SASL_SSL://{ADDRESS_DEFAULT}",
         )
     protocol = protocol.upper()
@@ -201,7 +200,7 @@ def connected(listener: str, *, is_tls: bool, timeout_s: float) -> Kafka:
             with closing(_kafka(address, protocol, timeout_s)) as probe, failing():
                 try:
                     probe.client.nodes()
-                except net.HungUp:  # so a request without log-in is refused
+                except net.HungUp:  # the listener requires a log-in
                     protocol = f"SASL_{protocol}"
     return _kafka(address, protocol, timeout_s)
 

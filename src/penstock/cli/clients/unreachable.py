@@ -1,5 +1,4 @@
-"""Finds out why a connection to a server failed. Imported only then, because this takes one or two
-more connections, each with a short timeout."""
+"""Finds out why a connection to a server failed, with one or two more connections."""
 
 import socket
 import ssl
@@ -34,7 +33,7 @@ def explained(url: str, error: BaseException) -> Failure:
         do = "check the host name in --endpoint URL or PENSTOCK_ENDPOINT"
         return _wrong(url, f"the name {host} does not resolve", do)
     head = _reply(host, port, _API_VERSIONS, 8, is_tls=is_tls) or b""
-    if len(head) == 8 and struct.unpack(">i", head[4:])[0] == 1:  # as every Kafka listener replies
+    if len(head) == 8 and struct.unpack(">i", head[4:])[0] == 1:  # the reply of a Kafka listener
         return _wrong(
             url,
             f"{parts.netloc} is a Kafka listener",
@@ -81,7 +80,7 @@ def _names(host: str, port: int) -> list[str]:
 
 
 def _reply(host: str, port: int, request: bytes, size: int, *, is_tls: bool) -> bytes | None:
-    """Return the first bytes of the reply; None if there is no connection."""
+    """Return the first bytes of the reply, or None if the connection fails."""
     try:
         with socket.create_connection((host, port), timeout=PROBE_SECONDS_MAX) as plain:
             if not is_tls:

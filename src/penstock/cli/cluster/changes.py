@@ -1,7 +1,7 @@
-"""The verbs of ``penstock cluster`` that change it; the manager of the cluster makes the change.
+"""Commands of ``penstock cluster`` that change the cluster; its manager makes the change.
 
-``decommission`` and ``wait-safe`` wait; there ``--timeout`` limits the whole wait. The node that
-serves the requests may be the one that restarts, so a request without a reply is retried."""
+``decommission`` and ``wait-safe`` wait, and ``--timeout`` limits the whole wait. The node that
+serves the requests may be the node that restarts, so a request without a reply is retried."""
 
 import sys
 import time
@@ -44,8 +44,7 @@ def _named(session: Session, topic: str) -> Json:
 def drain(session: Session, node: int) -> None:
     """Move all partitions from a node to other nodes, as far as other nodes can hold them.
 
-    The command does not wait for the moves. The node continues to serve clients.
-    """
+    The command does not wait for the moves. The node continues to serve clients."""
     reply = _post(session, f"nodes/{node}/drain", what=f"cannot drain node {node}")
     session.out.one(reply, columns=_DRAIN_COLUMNS, name="node")
     if reply["stuck"]:
@@ -66,9 +65,9 @@ def undrain(session: Session, node: int) -> None:
 @cluster.command()
 @_node_argument
 def decommission(session: Session, node: int) -> None:
-    """Move all partitions from a node for good, and wait until it is empty.
+    """Prepare to remove a node: move its partitions to other nodes and wait until it has none.
 
-    Ctrl-C ends the wait, not the moves; `penstock cluster undrain` ends the moves."""
+    Ctrl-C ends only the wait. Stop the moves with `penstock cluster undrain`."""
     what = f"cannot decommission node {node}"
     total = int(_post(session, f"nodes/{node}/decommission", what=what)["replicas"])
 
@@ -113,7 +112,7 @@ def _wait(
     seconds_default: float | None,
     is_silent: bool = False,
 ) -> Json:
-    """Repeat a request until its reply has no obstacle, or until the time is up."""
+    """Repeat a request until ``obstacle`` returns None. Raises Failure after the timeout."""
     is_given = "timeout_s" in session.settings.explicit
     limit_s = session.settings.timeout_s if is_given else seconds_default
     began_s = time.monotonic()
@@ -130,7 +129,7 @@ def _wait(
                 if error.exit_code not in PASSING:
                     raise
                 why = f"{error.what}: {error.why}"
-                # With a new session: a restarted node may have its admin API at another address.
+                # Use a new session, because a restarted node may have another admin address.
                 if used is not session:
                     used.close()
                 used = Session(session.settings)
@@ -156,13 +155,11 @@ def rebalance(session: Session) -> None:
 
 
 @cluster.command("wait-safe")
-@click.option("--node", type=click.IntRange(1), help="node to be stopped [default: any node]")
+@click.option("--node", type=click.IntRange(1), help="node to stop [default: any one node]")
 def wait_safe(session: Session, node: int | None) -> None:
     """Wait until a node can be stopped: until every partition can be written to without it.
 
-    Use it in rolling restarts, before each node is stopped. It waits for at most 300 seconds, or
-    --timeout.
-    """
+    Use it in rolling restarts, before each node is stopped. It waits 300 seconds, or --timeout."""
     stopped = "any one node" if node is None else f"node {node}"
     began_s = time.monotonic()
     found = _wait(
@@ -222,15 +219,14 @@ def place(session: Session, topic: str, partition: int, nodes: tuple[int, ...]) 
 @cluster.command("unclean-elect")
 @click.argument("partition", type=click.IntRange(0))
 @_node_argument
-@click.option("--yes-lose-data", is_flag=True, help="confirm that messages not on NODE are lost")
+@click.option("--yes-lose-data", is_flag=True, help="accept the loss of messages not on NODE")
 def unclean_elect(
     session: Session, topic: str, partition: int, node: int, yes_lose_data: bool
 ) -> None:
     """Elect a node as leader of a partition although it may lack messages (data loss).
 
     Use it only if all in-sync replicas are lost for good. Acknowledged messages may be lost, and
-    deleted messages may come back.
-    """
+    deleted messages may come back."""
     what = f"did not elect node {node} for partition {partition} of '{topic}'"
     if not yes_lose_data:
         raise Misuse(
@@ -245,7 +241,7 @@ def unclean_elect(
 
 def _level(text: str) -> int | str:
     if text != LATEST and not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
-        raise ValueError(f"'{text}' is not a feature level: a number from 1, or {LATEST}")
+        raise ValueError(f"'{text}' is not a feature level: use a number from 1, or {LATEST}")
     return text if text == LATEST else int(text)
 
 
@@ -253,14 +249,13 @@ _LEVEL = Parsed("latest|N", _level)
 
 
 @cluster.command()
-@click.option("--to", type=_LEVEL, default=LATEST, help="feature level [default: latest]")
-@click.option("--dry-run", is_flag=True, help="check whether it is possible, change nothing")
+@click.option("--to", type=_LEVEL, default=LATEST, help="new feature level [default: latest]")
+@click.option("--dry-run", is_flag=True, help="check whether the upgrade is possible, do nothing")
 def upgrade(session: Session, to: int | str, dry_run: bool) -> None:
     """Raise the feature level of the cluster, after all nodes run a new version.
 
     `latest` is the highest level that all nodes support. The level cannot be lowered: nodes of a
-    version that does not support the new level cannot start any more.
-    """
+    version that does not support the new level cannot start any more."""
     body = {"dry_run": dry_run, **({} if to == LATEST else {"to": to})}
     reply = _post(session, "upgrade", body, what="cannot raise the feature level")
     if session.out.is_table:

@@ -2,16 +2,15 @@
 
     cluster.json   ports of nodes and of etcd, the cluster's name
     master.key     the key that all nodes share, readable by its owner only
-    running.json   processes that were started and have not been seen to end
+    running.json   processes that were started and may still run
     lock           held by the command that starts the processes
     etcd/ n1/ n2/  data
     logs/          output of each process
 
-A process is identified by its pid, its start time and the boot id of the machine, and addressed by
-its pidfd, so that a later process with the same pid is not mistaken for it. The processes do not
-receive the terminal's Ctrl-C, because the order of stopping matters: nodes deregister from etcd, so
-etcd stops last. Processes of a command in the foreground end with it, even if it is killed;
-detached processes outlive their command and are recorded in the folder."""
+A process is identified by its pid, its start time and the boot id of the machine, so that a later
+process with the same pid is not mistaken for it. The processes do not receive the terminal's
+Ctrl-C, because the order of stopping matters: nodes deregister from etcd, so etcd stops last.
+Processes of a command in the foreground end with it; detached processes outlive it."""
 
 import base64
 import contextlib
@@ -34,12 +33,12 @@ import msgspec
 from penstock.cli.terminal.failure import Conflict, Failure, NotFound
 from penstock.net.child_process import start_child
 
-PORT_BASE_DEFAULT = 9324  # of the first node: the default endpoint of commands
+PORT_BASE_DEFAULT = 9324  # port of the first node, and of the default endpoint
 PORTS_PER_NODE = 10
-BASES_MAX = 20  # base ports to try when none was named
+BASES_MAX = 20  # base ports to try if none is given
 BASE_STEP = 100
 NODES_MAX = 9
-UP = "up"  # the `up` command itself, when it stays in the foreground
+UP = "up"  # the `up` command, if it stays in the foreground
 ETCD = "etcd"
 
 CHECK_EVERY_S = 0.1  # interval of readiness checks
@@ -58,7 +57,7 @@ class Ports(NamedTuple):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    name: str  # of the cluster: one etcd may serve several
+    name: str  # of the cluster, because one etcd may serve several clusters
     base: Annotated[int, msgspec.Meta(gt=0, lt=65_536)]
     nodes: Annotated[int, msgspec.Meta(ge=1, le=NODES_MAX)]
     etcd: str  # address of an existing etcd; empty: start one
@@ -69,7 +68,6 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def etcd_ports(self) -> tuple[int, int]:
-        """Ports for clients and for peers, between the first node's ports and the second's."""
         return self.base + 4, self.base + 5
 
     def all_ports(self, *, nodes: Iterable[int], with_etcd: bool) -> list[int]:
@@ -93,12 +91,12 @@ class _Running(msgspec.Struct):
 
 
 def started_at(pid: int) -> int | None:
-    """Return None if there is no such process, or if it is a zombie."""
+    """Return the start time of a process in kernel ticks, or None if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # the process name before it may contain blanks
+    fields = text.rpartition(")")[2].split()  # the name before the bracket may contain blanks
     return None if fields[0] in "ZX" else int(fields[19])
 
 
@@ -123,7 +121,7 @@ class Folder:
         return self._read(self._layout_file, Layout)
 
     def prepare(self, *, nodes: int | None, base: int | None, etcd: str | None) -> Layout:
-        """Return the layout of a new cluster, or the kept one with more nodes."""
+        """Create the files of a new cluster, or add nodes to the existing one."""
         if not self.is_there:
             count = nodes or 3
             chosen = _free_base(count, etcd or "") if base is None else base
@@ -132,7 +130,7 @@ class Folder:
             kept = self.layout()
             why = ""
             if nodes is not None and nodes < kept.nodes:
-                why = f"it has {kept.nodes} nodes, and the number of nodes cannot shrink"
+                why = f"it has {kept.nodes} nodes, and nodes cannot be removed"
                 option = "--nodes"
             elif base is not None and base != kept.base:
                 why, option = f"its ports begin at {kept.base}", "--port-base"
@@ -152,7 +150,7 @@ class Folder:
         return layout
 
     def lock(self) -> None:
-        """Lock the folder until this process ends. Raises Failure if another command holds it."""
+        """Lock the folder until this process ends. Raises Conflict if another command has it."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -175,13 +173,13 @@ class Folder:
             return msgspec.json.decode(file.read_bytes(), type=kind)
         except FileNotFoundError:
             raise NotFound(
-                f"no cluster in {self.path}",
+                f"there is no cluster in {self.path}",
                 f"the folder has no {file.name}",
                 "start one with `penstock cluster up`, or give its folder with --data DIR",
             ) from None
         except msgspec.DecodeError:
             fix = "restore the file, or use another --data DIR"
-            raise Failure(f"{file} cannot be read", "its content is not valid", fix) from None
+            raise Failure(f"{file} cannot be read", "its JSON is not valid", fix) from None
 
     def _write(self, file: Path, value: Any) -> None:
         new = file.with_suffix(".new")
@@ -206,12 +204,12 @@ def _free_base(nodes: int, etcd: str) -> int:
         layout = Layout("", PORT_BASE_DEFAULT + step * BASE_STEP, nodes, etcd)
         if port_in_use(layout.all_ports(nodes=range(1, nodes + 1), with_etcd=True)) is None:
             return layout.base
-    raise Failure("too few free ports", fix="choose the first port with --port-base N")
+    raise Failure("there are too few free ports", fix="choose the first port with --port-base N")
 
 
 class Process:
     def __init__(self, id_: ProcessId, child: "subprocess.Popen[bytes] | None" = None) -> None:
-        """Raises ProcessLookupError if the process has ended."""
+        """Open a running process. Raises ProcessLookupError if it has ended."""
         self.id = id_
         self.name = id_.name
         self._child = child
@@ -224,7 +222,6 @@ class Process:
     def start(
         cls, name: str, command: Sequence[str], *, env: Mapping[str, str], log: Path, detach: bool
     ) -> "Process":
-        """Start a process. ``detach``: it outlives this command."""
         end = None if detach else signal.SIGTERM
         with log.open("ab") as out:
             child = start_child(
@@ -238,7 +235,7 @@ class Process:
             signal.pidfd_send_signal(self.fd, number)
 
     def ended(self) -> str:
-        """Return how the process ended, as far as known; call it when the pidfd is readable."""
+        """Return how the process ended. Call this once, when the pidfd is readable."""
         os.close(self.fd)
         if self._child is None:
             return "ended"
@@ -247,7 +244,6 @@ class Process:
 
 
 def in_stop_order(processes: Sequence[Process]) -> list[Process]:
-    """First a command in the foreground, which stops its own, then the nodes, etcd last."""
     ranks = {UP: 0, ETCD: 2}
     return sorted(processes, key=lambda process: ranks.get(process.name, 1))
 
@@ -299,7 +295,7 @@ def node_environment(node: int, layout: Layout, folder: Folder) -> dict[str, str
 
 
 class StopSignals:
-    """Turns Ctrl-C, SIGTERM and a closed terminal into a readable ``fd``, to be polled."""
+    """Turns Ctrl-C, SIGTERM and a closed terminal into a readable ``fd`` that can be polled."""
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -309,7 +305,7 @@ class StopSignals:
         return self
 
     def _received(self, _number: int, _frame: FrameType | None) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: unread signals are pending
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of unread signals
             os.write(self._writing, b"!")
 
     def __exit__(self, *_: object) -> None:
@@ -330,7 +326,7 @@ def wait_readable(fds: Sequence[int], *, seconds: float | None) -> set[int]:
 
 
 def stop_all(processes: Sequence[Process], signals: StopSignals) -> Iterator[str]:
-    """Stop one after the other; kill them after another stop signal or after a long wait."""
+    """Stop the processes in order. A second stop signal, or no end after 30 s, kills them."""
     is_hurried = False
     for process in processes:
         process.send(signal.SIGKILL if is_hurried else signal.SIGTERM)
@@ -340,7 +336,7 @@ def stop_all(processes: Sequence[Process], signals: StopSignals) -> Iterator[str
             if signals.fd in ready:
                 signals.clear()
                 is_hurried = True
-            yield f"{process.name} is killed"
+            yield f"killing {process.name}"
             process.send(signal.SIGKILL)
         process.ended()
         yield f"{process.name} has stopped"
@@ -363,14 +359,14 @@ def wait_healthy(
                 return
         ready = wait_readable([signals.fd, process.fd], seconds=CHECK_EVERY_S)
         if signals.fd in ready:
-            raise StartStopped("stopped before the cluster was ready")
+            raise StartStopped("the start was stopped before the cluster was ready")
         if process.fd in ready:
             raise _failure(f"{process.name} did not start", log, has_ended=True)
     raise _failure(f"{process.name} is not ready after {seconds:g} s", log, has_ended=False)
 
 
 def _failure(what: str, log: Path, *, has_ended: bool) -> Failure:
-    """The last error in the log of an ended process has the form of the errors of commands."""
+    """Return a Failure with the last error in the log, or else with its last lines."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = log.read_text("utf-8", "replace").splitlines()

@@ -1,6 +1,6 @@
-"""``penstock cluster``: shows how a cluster is doing; any node replies for all nodes. Changes are
-in ``changes.py``, ``up`` and ``down`` in ``up.py``. ``penstock coordinator``: an unreadable row in
-the log of a coordinator, which is out of service until an operator skips the row."""
+"""Commands of ``penstock cluster`` that show the cluster; any node replies for all nodes. Changes
+are in ``changes.py``, ``up`` and ``down`` in ``up.py``. ``penstock coordinator`` skips an
+unreadable row in the log of a coordinator, which is out of service until then."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from penstock.model import troubles
 from penstock.model.troubles import CLOCK_DO, CLOCK_SKEW_MS_MAX, clock_skew_text
 from penstock.model.units import counted
 
-QUERIED_MAX = 50  # other nodes that ``status`` queries, one after the other
+QUERIED_MAX = 50  # number of other nodes that ``status`` queries
 QUERY_SECONDS_MAX = 2.0
 
 Found = Mapping[str, Any]
@@ -73,12 +73,12 @@ _OFFSETS = click.IntRange(0, 2**63 - 1)
 
 @click.group(cls=Noun)
 def cluster() -> None:
-    """Show and change the nodes and partitions of a cluster; run one on this machine."""
+    """Show and change the nodes and partitions of a cluster; run a cluster on this machine."""
 
 
 @cluster.command()
 def status(session: Session) -> None:
-    """Show the health of the cluster and of its nodes. Exit code 1 if something is wrong."""
+    """Show the health of the cluster and of its nodes. Exit code 1 if there is a problem."""
     found = session.admin.get("cluster", what="cannot read the cluster status")
     of_others, noted = _query_others(session, found)
     wrong, worth_knowing = problems(found) + of_others, _remarks(found) + noted
@@ -99,7 +99,7 @@ def status(session: Session) -> None:
 
 
 class _Report(NamedTuple):
-    """``ahead``: the bounds of how far its clock is ahead of this machine's clock, in ms."""
+    """The status of a node, and by how many ms its clock is ahead of ours, at least and at most."""
 
     info: dict[str, Any]
     ahead_min: float
@@ -114,11 +114,11 @@ def _report_of(session: Session) -> _Report:
 
 
 def _query_others(session: Session, found: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the troubles and the remarks of other nodes about themselves."""
+    """Return the problems and the remarks that other nodes report about themselves."""
     wrong: list[str] = []
     noted: list[str] = []
     own: _Report | None = None
-    # Workers share one address: the kernel chooses which of them replies there.
+    # Workers have a common address: the kernel chooses the worker that replies.
     shared = {"", *(one["http"] for one in found["nodes"] if one["node"] == found["node"])}
     others = [one for one in found["nodes"] if one["is_alive"] and one["http"] not in shared]
     for node in others[:QUERIED_MAX]:
@@ -142,7 +142,6 @@ def _query_others(session: Session, found: dict[str, Any]) -> tuple[list[str], l
 
 
 def _report_of_node(session: Session, node: dict[str, Any]) -> _Report | None:
-    """Return None if this machine cannot reach the node, or reaches another node."""
     from penstock.cli.clients.http import as_seen_from
 
     settings = session.settings
@@ -180,7 +179,7 @@ def _members(found: Found) -> list[Row]:
 
 @cluster.command()
 @click.option("--topic", metavar="NAME", help="topic or queue of the partitions [default: all]")
-@click.option("--node", type=click.IntRange(1), help="node of the partitions [default: all]")
+@click.option("--node", type=click.IntRange(1), help="node holding the partitions [default: all]")
 @click.option("--state", type=click.Choice(_STATES), help="state of the partitions [default: any]")
 @click.option("--under-replicated", is_flag=True, help="the same as --state under_replicated")
 def partitions(
@@ -199,12 +198,12 @@ def partitions(
     session.out.many(found, columns=_PARTITION_COLUMNS, name="topic_id")
 
 
-# ── A cluster in sentences ───────────────────────────────────────────────────────────────────
-# Only the reply of the admin API is used, so that all commands come to the same result.
+# ── Problems as sentences ────────────────────────────────────────────────────────────────────
+# They are derived from the reply of the admin API, so that all commands agree.
 
 
 def problems(found: Found) -> list[str]:
-    """Return each trouble with what to do; troubles of the replying node itself come last."""
+    """Return the problems of the cluster with their fixes, those of the replying node last."""
     known = [] if found["manager"] is not None else [troubles.no_manager()]
     known += [
         troubles.node_dead(
@@ -230,7 +229,7 @@ def problems(found: Found) -> list[str]:
 
 
 def _own_troubles(node: int, reasons: Sequence[Found], *, are_warnings: bool = False) -> list[str]:
-    """Return the troubles, or the warnings, that a node reports about itself. Troubles of the whole
+    """Return the problems, or the warnings, that a node reports about itself. Problems of the whole
     cluster are left out: ``problems`` derives them from the cluster's numbers."""
     return [
         f"node {node}: {one['text']}; do: {one['do']}"
@@ -267,14 +266,14 @@ def _remarks(found: Found) -> list[str]:
 
 @click.group(cls=Noun)
 def coordinator() -> None:
-    """Show and skip an unreadable row in a coordinator log (__groups, __transactions)."""
+    """Show or skip an unreadable row in the log of a coordinator (__groups, __transactions)."""
 
 
 @coordinator.command()
 @_partition_argument
 @click.argument("offset", type=_OFFSETS, required=False)
 def show(session: Session, topic: str, partition: int, offset: int | None) -> None:
-    """Show the first unreadable row of a partition, or the row at OFFSET."""
+    """Show the first unreadable row of a partition of a coordinator's log, or the row at OFFSET."""
     path, what = _path(topic, partition), f"cannot read {topic}/{partition}"
     found = session.admin.get(path, {"offset": offset}, what=what)
     _print_log(session, found, found["unreadable"] if offset is None else found["row"])
@@ -287,8 +286,7 @@ def skip(session: Session, topic: str, partition: int, offset: int) -> None:
     """Skip the unreadable row at OFFSET. This cannot be undone.
 
     The content of the row is lost; all other rows are kept. The coordinator serves requests again
-    at once, unless a later row is unreadable too.
-    """
+    at once, unless a later row is unreadable too."""
     path = f"{_path(topic, partition)}/skip"
     what = f"cannot skip the row at offset {offset} of {topic}/{partition}"
     found = session.admin.call("POST", path, body={"offset": offset}, what=what)

@@ -1,5 +1,5 @@
-"""``penstock cluster up`` and ``down``: run a real cluster on this machine, to try things with. No
-process is restarted automatically, so that users can try the loss of a node."""
+"""Commands ``penstock cluster up`` and ``down``, which run a cluster on this machine for
+development. No process is restarted automatically, so that users can try the loss of a node."""
 
 import os
 import shutil
@@ -29,17 +29,17 @@ STATUS_SECONDS_MAX = 5.0
 STATUS_EVERY_S = 0.25
 
 _COLUMNS = columns("name NODE, http SQS, kafka, admin, log")
-_data = option("--data", "DIR", "data folder", default="./penstock-cluster")
+_data = option("--data", "DIR", "folder of the cluster", default="./penstock-cluster")
 
 
 @cluster.command()
 @option("--nodes", click.IntRange(1, processes.NODES_MAX), "number of nodes [default: 3]")
 @_data
-@click.option("--etcd", metavar="HOST:PORT[,...]", help="existing etcd [default: start one]")
+@click.option("--etcd", metavar="HOST:PORT[,...]", help="existing etcd [default: start an etcd]")
 @option(
     "--port-base",
     click.IntRange(1_024, 65_000),
-    "first port; each node uses 10 ports [default: 9324, or the next free]",
+    "first port; each node has 10 ports [default: 9324, or the next free]",
 )
 @click.option("--detach", is_flag=True, help="run in the background, until `penstock cluster down`")
 def up(
@@ -52,8 +52,7 @@ def up(
 ) -> None:
     """Run an etcd and several nodes on this machine. Ctrl-C stops them.
 
-    Data and ports are kept in a folder: the next `up` continues with the same cluster.
-    """
+    Data and ports are kept in a folder: the next `up` continues with the same cluster."""
     from penstock.node.process.folder import repair, set_umask
 
     set_umask()
@@ -70,7 +69,7 @@ def up(
         raise NotFound(
             "etcd is not installed",
             "a cluster keeps its metadata in etcd",
-            "install it (Debian: apt install etcd-server), or use another: --etcd HOST:PORT",
+            "install it (Debian: apt install etcd-server), or use --etcd HOST:PORT",
         )
     folder.lock()
     repair(folder.path, but=folder.master_file.name)
@@ -111,7 +110,7 @@ class LocalCluster:
         running = self._earlier = folder.running()
         if running and not self._is_detached:
             raise Conflict(
-                f"{', '.join(one.name for one in running)} already running",
+                f"processes are already running: {', '.join(one.name for one in running)}",
                 fix="stop them with `penstock cluster down`, or start the others with --detach",
             )
         names = {one.name for one in running}
@@ -180,7 +179,7 @@ class LocalCluster:
             self._session.remark(f"not ready yet: {line}")
 
     def wait(self) -> bool:
-        """Wait for a stop signal and return True, or return False once no node is left."""
+        """Wait, and return True after a stop signal, or False once no node is running."""
         while any(process.name != ETCD for process in self._ours):
             by_fd = {process.fd: process for process in self._ours}
             ready = processes.wait_readable([self._signals.fd, *by_fd], seconds=None)
@@ -238,7 +237,7 @@ def _show(session: Session, folder: Folder, layout: Layout, *, is_detached: bool
 def down(session: Session, data: str) -> None:
     """Stop a cluster that `up` started. Its data and ports are kept."""
     folder = Folder(Path(data))
-    folder.layout()  # raises Failure if the folder is not of a cluster
+    folder.layout()  # raises NotFound if there is no cluster in the folder
     found = []
     for running in folder.running():
         with suppress(ProcessLookupError):

@@ -1,6 +1,6 @@
-"""``penstock backup``: ``create`` reads from a running server or cluster and writes to the disk of
-this machine; the other commands read backups on disk and need no server. ``backup/manifest.py``
-describes the format of a backup, ``node/restoring.py`` does the restore."""
+"""Commands of ``penstock backup``. ``create`` reads from a running server or cluster and writes to
+the disk of this machine; the other commands read backups on disk and need no server.
+``backup/manifest.py`` describes the format of a backup, ``node/restoring.py`` does the restore."""
 
 import os
 import time
@@ -37,17 +37,16 @@ def backup() -> None:
 @option(
     "--to folder",
     click.Path(file_okay=False, path_type=Path),
-    "folder of backups; the new backup becomes a subfolder",
+    "folder of backups; the backup is written to a new subfolder",
     metavar="DIR",
     required=True,
 )
-@option("--rate", bytes_of(1, 100 * 2**30), "limit, bytes per second, such as 50MB", metavar="SIZE")
+@option("--rate", bytes_of(1, 100 * 2**30), "maximum bytes per second", metavar="SIZE")
 def create(session: Session, folder: Path, rate: int | None) -> None:
     """Back up queues, topics, users, keys and messages of a running server or cluster.
 
-    The server continues to serve clients. The backup has every message that was acknowledged
-    before it began. Secrets stay encrypted: keep the master key elsewhere, a restore needs it.
-    """
+    The server continues to serve clients. The backup has every message that was acknowledged before
+    it began. Secrets stay encrypted: keep the master key elsewhere, because a restore needs it."""
     from penstock.backup.writing import Pace, write_backup
     from penstock.cli.data.backup_source import AdminSource
     from penstock.node.process.folder import set_umask
@@ -108,9 +107,9 @@ def verify(session: Session, folder: Path) -> None:
 @backup.command()
 @_dir_argument
 @click.option("--data", metavar="DIR", required=True, help="empty data folder of the new server")
-@click.option("--node", type=click.IntRange(1), help="number of the node, in a new cluster")
-@click.option("--etcd", metavar="HOST:PORT[,...]", help="etcd of the new cluster")
-@click.option("--config", "config_file", metavar="FILE", help="configuration file, TOML")
+@click.option("--node", type=click.IntRange(1), help="number of the node in a new cluster")
+@click.option("--etcd", metavar="HOST:PORT[,...]", help="etcd addresses of a new cluster")
+@click.option("--config", "config_file", metavar="FILE", help="TOML configuration file")
 def restore(
     session: Session,
     folder: Path,
@@ -122,8 +121,7 @@ def restore(
     """Restore a backup into a new data folder. Then start a server on the folder.
 
     With --node and --etcd the folder is for one node of a new cluster: start this node first, then
-    the other nodes, which copy the data from it.
-    """
+    the other nodes, which copy the data from it."""
     from penstock.backup.manifest import read_manifest
     from penstock.node.configuration import config as node_config
     from penstock.node.configuration.settings import ConfigInvalid
@@ -134,7 +132,7 @@ def restore(
     given = {"node.data": data, "cluster.node": node, "cluster.etcd": etcd}
     flags = {key: value for key, value in given.items() if value is not None}
     if node is not None:
-        flags["internal.listen"] = "127.0.0.1:0"  # a node must have it; a restore does not use it
+        flags["internal.listen"] = "127.0.0.1:0"  # required of a node, but not used by a restore
     what = f"did not restore '{folder}'"
     try:
         files = node_config.config_files(Path(config_file) if config_file else None)

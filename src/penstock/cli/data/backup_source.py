@@ -1,6 +1,5 @@
-"""The admin API of a server or cluster as the source of a backup. Leaders change and connections
-break during a long copy, so requests are retried for a while, except those that the server
-rejects."""
+"""Reads the data of a backup from the admin API. Leaders change and connections break during a long
+copy, so failed requests are retried for a while, unless the server rejects them."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -75,7 +74,7 @@ def _as(kind: type[T], reply: dict[str, Any]) -> T:
     try:
         return msgspec.convert(reply, kind)
     except msgspec.ValidationError as error:
-        raise Failure("invalid reply of the server", str(error)) from None
+        raise Failure("the reply of the server is invalid", str(error)) from None
 
 
 def _retried(request: Callable[[], T]) -> T:

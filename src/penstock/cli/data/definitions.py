@@ -1,5 +1,4 @@
-"""``penstock definitions``: exports and imports queues and topics of an account as a JSON file,
-through the SQS API and the Kafka protocol. ``penstock backup`` copies users, keys and messages."""
+"""Commands of ``penstock definitions``, which export and import queues and topics as JSON."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ _VERSION = 1
 _FILE_BYTES_MAX = 64 * 1_048_576
 _REDRIVE, _TARGET = "RedrivePolicy", "deadLetterTargetArn"
 _PARTITIONS = "PenstockPartitions"
-_FIXED = ("FifoQueue", _PARTITIONS)  # cannot change after the creation of a queue
+_FIXED = ("FifoQueue", _PARTITIONS)  # cannot be changed after a queue is created
 _ATTRIBUTES = (*_FIXED, _REDRIVE, *(setting.attribute for setting in SETTINGS))
 _OF_SHARES = ("VisibilityTimeout", "ReceiveMessageWaitTimeSeconds", "Policy", _REDRIVE)
 _KINDS: Mapping[str, Mapping[str, type]] = {
@@ -38,8 +37,7 @@ def definitions() -> None:
 def export(session: Session, file: TextIO) -> None:
     """Write settings, tags and configs of all queues and topics to FILE, or to stdout.
 
-    Dead-letter queues are given by name, so the file can be imported in any account and region.
-    """
+    Dead-letter queues are given by name, so the file can be imported in any account and region."""
     queues = [_queue(session, name) for name in sorted(session.sqs.queue_names())]
     topics = []
     for each in sorted(session.kafka.metadata().topics, key=lambda one: str(one.name)):
@@ -52,13 +50,13 @@ def export(session: Session, file: TextIO) -> None:
         topics.append({"name": each.name, "partitions": len(each.partitions), "configs": own})
     found = {"version": _VERSION, "queues": queues, "topics": topics}
     file.write(json.dumps(found, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
-    session.remark(f"{len(queues)} queues and {len(topics)} topics")
+    session.remark(f"exported {len(queues)} queues and {len(topics)} topics")
 
 
 def _queue(session: Session, name: str) -> Json:
     found = session.sqs.attributes(name, ("All", _PARTITIONS, "PenstockFsync"))
     attributes = {key: value for key, value in found.items() if key in _ATTRIBUTES}
-    if ":" in name:  # a share: it stores no messages itself
+    if ":" in name:  # a share, which reads a topic and stores no messages
         attributes = {k: v for k, v in attributes.items() if k in _OF_SHARES}
     if _REDRIVE in attributes:
         rule = json.loads(attributes[_REDRIVE])
@@ -74,10 +72,9 @@ def _queue(session: Session, name: str) -> Json:
 def import_file(session: Session, file: str, dry_run: bool) -> None:
     """Create the queues and topics of FILE that do not exist, and change those that differ.
 
-    Nothing is deleted. Existing queues and topics keep their number of partitions.
-    """
+    Nothing is deleted. Existing queues and topics keep their number of partitions."""
     found = _read(file)
-    # A share, topic:group, comes after the queue that it reads; redrive policies come last.
+    # A share, named topic:group, comes after the queue that it reads. Redrive policies come last.
     queues = sorted(found["queues"], key=lambda each: (":" in each["name"], each["name"]))
     existing = set(session.sqs.queue_names())
     rows = [_import_queue(session, each, existing, is_dry=dry_run) for each in queues]
@@ -111,7 +108,7 @@ def _read(file: str) -> Json:
     except (ValueError, KeyError, TypeError) as error:
         why = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
         raise Misuse(
-            f"{Path(file).name} cannot be read as definitions",
+            f"{Path(file).name} is not a definitions file",
             why,
             "create such a file with `penstock definitions export`",
         ) from None

@@ -1,5 +1,5 @@
-"""``penstock storage``: inspects a data folder while the server is stopped. It reads and never
-writes: the server repairs what can be repaired when it starts. Message bodies are private data, so
+"""Commands of ``penstock storage``, which inspect a data folder while the server is stopped. They
+never write: the server repairs the folder when it starts. Message bodies are private data, so
 ``dump-segment`` shows them only on request."""
 
 from collections.abc import Iterator
@@ -123,7 +123,7 @@ def _verify_segment(
     file, end = str(survey.path), survey.end_offset
     damages = map(msgspec.structs.asdict, survey.damage)
     findings += [{"kind": "damage", **damage, "file": file} for damage in damages]
-    # The next start of the server repairs what a remark is about.
+    # Remarks are about problems that the server repairs at its next start.
     remarks = [(file, remark) for remark in survey.remarks]
     lost = 0
     if next_base is None:
@@ -138,17 +138,17 @@ def _verify_segment(
 
 @storage.command("dump-segment")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--bodies", is_flag=True, help="print message bodies and control values too")
+@click.option("--bodies", is_flag=True, help="also print bodies of messages and control records")
 @click.option("--from", "from_offset", metavar="OFFSET", default=0, help="first offset to print")
-@count_option(None, 1_000, "maximum number of records")
+@count_option(None, 1_000, "maximum number of records to print")
 def dump_segment(session: Session, file: Path, bodies: bool, from_offset: int, count: int) -> None:
     """Print the records of one segment file."""
     if not file.is_file():
-        raise NotFound(f"no file {file}", fix="list the logs with `penstock storage inspect DIR`")
+        raise NotFound(f"{file} does not exist", fix="use `penstock storage inspect DIR` first")
     if file.suffix != LOG_SUFFIX or base_offset_of(file.name) is None:
         raise Misuse(
             f"{file.name} is not a segment",
-            "the name of a segment is its first offset, 20 digits, and .log",
+            "the name of a segment is its first offset in 20 digits, and .log",
         )
     rows = islice(_segment_rows(file, from_offset=from_offset, with_bodies=bodies), count)
     shown = _RECORD_COLUMNS if bodies else _RECORD_COLUMNS[:-1]
@@ -180,7 +180,7 @@ def _batch_rows(batch: bytes, *, from_offset: int, with_bodies: bool) -> Iterato
             return
         for record in decode_batch(batch, origin=b"", from_offset=from_offset):
             message = record.message
-            what = "sealed" if message.is_sealed else "message"  # sealed bodies need a key
+            what = "sealed" if message.is_sealed else "message"  # a sealed body is encrypted
             row = {"offset": record.offset, "kind": what, **shared}
             row |= {
                 "timestamp_ms": record.appended_at_ms,
@@ -204,8 +204,8 @@ def _text(data: bytes) -> str:
 def _partitions(folder: Path) -> list[inspection.PartitionFolder]:
     fix = "give the server's data folder, as in `penstock serve --data DIR`"
     if not folder.is_dir():
-        raise NotFound(f"no folder {folder}", fix=fix)
+        raise NotFound(f"{folder} does not exist", fix=fix)
     if not (folder / inspection.TOPICS_FOLDER).is_dir():
-        why = f"it has no subfolder {inspection.TOPICS_FOLDER}"
+        why = f"the folder has no subfolder {inspection.TOPICS_FOLDER}"
         raise NotFound(f"{folder} is not a data folder", why, fix)
     return inspection.find_partitions(folder)

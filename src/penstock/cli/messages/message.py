@@ -1,7 +1,6 @@
-"""``penstock message``: sends, receives, shows and deletes messages, like any client of the SQS
-API. A message is deleted only after it was written and flushed: if the reader of the pipe is gone,
-the message comes back after its lease instead of being lost. With ``--topic`` send and tail use the
-Kafka protocol instead."""
+"""Commands of ``penstock message``, which use the SQS API, or the Kafka protocol with ``--topic``.
+``receive --delete`` deletes a message only after it was printed and flushed. If the reader of the
+pipe is gone, the message becomes visible again instead of being lost."""
 
 import contextlib
 import itertools
@@ -38,7 +37,7 @@ def message() -> None:
 
 @contextlib.contextmanager
 def _as_queue(session: Session, name: str, *, verb: str) -> Iterator[None]:
-    """If ``name`` is a stream instead of a queue, raise a Failure that explains what to do."""
+    """Explain what to do if the block fails because ``name`` is a topic and not a queue."""
     try:
         yield
     except Failure as failure:
@@ -73,17 +72,17 @@ def _check_options(ctx: click.Context, *, is_topic: bool) -> None:
 @message.command()
 @click.argument("words", nargs=-1, metavar="QUEUE [BODY]... | -")
 @click.option("--topic", metavar="NAME", help="topic to send to instead of a queue")
-@click.option("-f", "--file", "path", metavar="FILE", help="file with a message per line; -: stdin")
+@click.option("-f", "--file", "path", metavar="FILE", help="file with one message per line")
 @click.option("--whole", is_flag=True, help="with -f: send the whole file as one message")
-@click.option("--ndjson", is_flag=True, help="each line is a JSON object with body, group, …")
-@click.option("--group", metavar="ID", help="message group, for order (FIFO) or fairness")
+@click.option("--ndjson", is_flag=True, help="read each line as a JSON object, see above")
+@click.option("--group", metavar="ID", help="message group id, for FIFO order or fair queues")
 @click.option("--dedup-id", metavar="ID", help="FIFO: deduplication id of the message")
-@click.option("--unique", is_flag=True, help="FIFO: generate a deduplication id per message")
+@click.option("--unique", is_flag=True, help="FIFO: generate a deduplication id for each message")
 @click.option("--delay", type=seconds(0, 900), help="delivery delay, such as 90s")
 @repeatable("-a --attribute attributes", "NAME[:TYPE]=VALUE", "message attribute")
-@click.option("--key", metavar="KEY", help="topic: record key, for partitioning and compaction")
-@repeatable("--header headers", "NAME=VALUE", "topic: record header")
-@click.option("--partition", type=click.IntRange(min=0), help="topic: partition to send to")
+@click.option("--key", metavar="KEY", help="with --topic: key of the record")
+@repeatable("--header headers", "NAME=VALUE", "with --topic: record header")
+@click.option("--partition", type=click.IntRange(min=0), help="with --topic: partition to send to")
 def send(
     session: Session,
     words: tuple[str, ...],
@@ -100,13 +99,13 @@ def send(
     """Send each BODY, or each line of stdin (-) or of a file (-f), as a message.
 
     With --ndjson each line is an object with body and optionally attributes, group, dedup_id and
-    delay, as `message receive` prints it. Rejected messages are listed on stderr; the exit code
-    is 7 then. Ctrl-C waits for the reply and prints the number of accepted messages.
+    delay, as `message receive` prints it. Rejected messages are listed on stderr, and the exit code
+    is 7, or 1 if all were rejected. After Ctrl-C the command waits for the current reply and prints
+    the number of accepted messages.
 
     With --topic leave out QUEUE: `penstock message send --topic clicks --key ann BODY`. Without
     BODY, lines are read from stdin. With --ndjson each line is an object with value and optionally
-    key, headers and partition, as `message tail` prints it.
-    """
+    key, headers and partition, as `message tail` prints it."""
     _check_options(click.get_current_context(), is_topic=topic is not None)
     if topic is not None:
         from penstock.cli.messages import producing
@@ -179,7 +178,7 @@ def _as_text(item: Json) -> str:
 def _replies(
     session: Session, queue: str, count: int, wait: int | None, visibility: int | None
 ) -> Iterator[list[Json]]:
-    """A wait or a visibility of None: the setting of the queue."""
+    """Yield the messages of each receive, until ``count`` messages or an empty reply."""
     request: Json = {
         "QueueUrl": session.sqs.queue_url(queue),
         "MessageAttributeNames": ["All"],
@@ -189,7 +188,7 @@ def _replies(
         request["WaitTimeSeconds"] = wait
     if visibility is not None:
         request["VisibilityTimeout"] = visibility
-    # A queue may have its own wait of up to 20 s, which we do not know.
+    # The queue's own wait is unknown here; it is at most 20 s.
     longest_s = 20.0 if wait is None else float(wait)
     what = f"cannot receive from '{queue}'"
     while count:
@@ -203,14 +202,14 @@ def _replies(
 
 
 @message.command()
-@count_option(1_000_000, 1, "maximum number of messages")
-@click.option("--wait", type=seconds(0, 20), help="longest wait for messages, such as 20s")
-@click.option("--visibility", type=seconds(0, 43_200), help="lease duration")
+@count_option(1_000_000, 1, "maximum number of messages to receive")
+@click.option("--wait", type=seconds(0, 20), help="long-poll wait, such as 20s")
+@click.option("--visibility", type=seconds(0, 43_200), help="visibility timeout, such as 5m")
 @click.option("--delete", is_flag=True, help="delete each message after printing it")
 def receive(
     session: Session, queue: str, count: int, wait: int | None, visibility: int | None, delete: bool
 ) -> None:
-    """Receive up to --count messages and print each as a line of JSON; stop at an empty reply."""
+    """Receive and print up to --count messages. Stop early if the queue returns no message."""
     replies: Iterable[list[Json]] = _replies(session, queue, count, wait, visibility)
     is_array = session.out.format_of("ndjson") == "json"
     failed = received = 0
@@ -238,17 +237,17 @@ def receive(
         raise Failure(
             f"{failed} messages were received but not deleted",
             "the server rejected the deletion",
-            "they are delivered again when their lease ends",
+            "they are delivered again after their visibility timeout",
             exit_code=ExitCode.PARTIAL,
         )
 
 
 @message.command()
-@count_option(10_000, 10, "maximum number of messages")
-@click.option("--partition", type=click.IntRange(min=0), help="partition [default: all]")
-@click.option("--start", type=click.IntRange(min=0), default=0, help="first offset")
+@count_option(10_000, 10, "maximum number of messages to show")
+@click.option("--partition", type=click.IntRange(min=0), help="partition to show [default: all]")
+@click.option("--start", type=click.IntRange(min=0), default=0, help="offset to start at")
 def peek(session: Session, queue: str, count: int, partition: int | None, start: int) -> None:
-    """Show messages without receiving them: visible, in flight and delayed ones."""
+    """Show messages without receiving them, including messages in flight and delayed messages."""
     from penstock.cli.messages import peeking
 
     with _as_queue(session, queue, verb="peek"):
@@ -262,10 +261,10 @@ def peek(session: Session, queue: str, count: int, partition: int | None, start:
     "earliest|latest|-N|OFFSET|TIME",
     "start position in each partition [default: latest; with --group earliest]",
 )
-@click.option("--partition", type=click.IntRange(min=0), help="partition [default: all]")
-@click.option("--grep", "pattern", metavar="REGEX", help="pattern that bodies must match")
+@click.option("--partition", type=click.IntRange(min=0), help="partition to read [default: all]")
+@click.option("--grep", "pattern", metavar="REGEX", help="regex that message bodies must match")
 @count_option(None, None, "number of messages to stop after")
-@click.option("--group", metavar="GROUP", help="topic: group to read and commit offsets for")
+@click.option("--group", metavar="GROUP", help="with --topic: group to read and commit offsets of")
 @click.option("--follow/--no-follow", default=True, help="wait for new messages or stop at the end")
 @click.option("--exit-at-end", is_flag=True, help="the same as --no-follow")
 def tail(
@@ -280,9 +279,8 @@ def tail(
     """Print messages of a queue or records of a topic as they are sent, without receiving them.
 
     TIME (topics only) is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago. With --group the
-    tail starts at the committed offsets of the group and commits printed records; the group must
-    have no members. Ctrl-C stops the tail.
-    """
+    tail starts at the committed offsets of the group and commits the offsets of printed records;
+    the group must have no members. Ctrl-C stops the tail."""
     from penstock.cli.messages import peeking
 
     if (queue is None) == (topic is None):
@@ -306,8 +304,7 @@ def tail(
 def delete(session: Session, queue: str, receipts: tuple[str, ...]) -> None:
     """Delete received messages by their receipts.
 
-    With - receipts are read from stdin: one per line, or the output of `message receive`.
-    """
+    With - receipts are read from stdin: one per line, or the output of `message receive`."""
     source: Iterable[str] = receipts
     if receipts == ("-",):
         lines = itertools.chain.from_iterable(sending.line_chunks(sys.stdin.buffer))
@@ -331,7 +328,7 @@ def _receipt_in(place: int, line: str) -> str:
 
 
 def _delete_all(session: Session, queue: str, receipts: Iterable[str]) -> tuple[int, int]:
-    """Delete in batches; return the numbers of deleted and of refused. Prints refusals."""
+    """Delete messages in batches, and return how many were deleted and how many rejected."""
     source = iter(receipts)
     deleted = failed = 0
     what = f"cannot delete messages of '{queue}'"
@@ -350,8 +347,8 @@ def _delete_all(session: Session, queue: str, receipts: Iterable[str]) -> tuple[
 @message.command()
 @click.argument("duration", type=seconds(0, 43_200))
 def visibility(session: Session, queue: str, receipt: str, duration: int) -> None:
-    """Set the lease of a received message to DURATION from now; 0 releases the message."""
-    what, change = "cannot change the lease", "ChangeMessageVisibility"
+    """Set the visibility timeout of a received message to DURATION from now; 0 makes it visible."""
+    what, change = "cannot change the visibility timeout", "ChangeMessageVisibility"
     lease = {"ReceiptHandle": receipt, "VisibilityTimeout": duration}
     session.sqs.call_queue(queue, change, what=what, **lease)
-    session.remark("released" if duration == 0 else f"leased for {duration} s from now")
+    session.remark("visible again" if duration == 0 else f"invisible for {duration} s from now")

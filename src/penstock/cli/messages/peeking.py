@@ -1,7 +1,7 @@
-"""Peek and tail: show the messages in a queue's log through the admin API. They lease nothing, so
-no consumer misses a message. A deleted message is not shown, so tail misses messages that a
-consumer deletes sooner. Lease events and deletions have offsets as well, so "the last ten messages"
-are searched backwards, not computed."""
+"""Shows messages of a queue through the admin API, for ``message peek`` and ``message tail``. The
+messages are not received, so no consumer misses one. Deleted messages are not shown: tail misses
+messages that are deleted quickly. Receives and deletions have offsets as well, so the offset of the
+tenth last message cannot be computed: it is searched backwards."""
 
 import re
 import time
@@ -32,19 +32,19 @@ _PEEK_COLUMNS = columns(
 
 
 class TailRequest(NamedTuple):
-    origin: "Target | str | None" = None  # None: the end; with a group, the beginning
+    origin: "Target | str | None" = None  # None: latest; with a group, earliest
     partition: int | None = None
-    group: str | None = None  # of a topic
+    group: str | None = None  # consumer group of a topic
     count_max: int | None = None
     pattern: str | None = None
     is_following: bool = True
 
     def matcher(self) -> Callable[[str], object]:
-        """Return a function that returns whether a body matches ``--grep``; all do without it."""
+        """Return a function that tests a body against ``--grep``. Without it, all bodies match."""
         try:
             return re.compile(self.pattern or "").search
         except re.error as error:
-            raise Misuse("invalid --grep pattern", f"not a regular expression: {error}") from None
+            raise Misuse("the --grep pattern is invalid", f"regex error: {error}") from None
 
 
 def as_item(row: Json, now_ms: int | None = None) -> Json:
@@ -59,12 +59,11 @@ def as_item(row: Json, now_ms: int | None = None) -> Json:
 
 
 def _body(item: Json) -> str:
-    """Return the text; a body that is not text is shown as the base64 that was received."""
     return str(item["body"]) if "body" in item else f"base64:{item.get('body_base64', '')}"
 
 
 def state_text(item: Json) -> str:
-    """Return the state and its end: "blocked by offset 0, until 09:27:12 UTC"."""
+    """Return the state of a message, such as "blocked by offset 0, until 09:27:12 UTC"."""
     text = str(item["state"]).replace("_", " ")
     if "blocked_by" in item:
         text += f" by offset {item['blocked_by']},"
@@ -89,7 +88,7 @@ def peek(session: Session, queue: str, *, count: int, partition: int | None, sta
         # Only a dead-letter queue has messages that came from another queue.
         if not any(map(itemgetter("source_line"), items)):
             shown = tuple(each for each in shown if each.key != "source_line")
-    session.out.many(items, columns=shown, name="message_id", empty=f"no message in '{queue}'")
+    session.out.many(items, columns=shown, name="message_id", empty=f"no messages in '{queue}'")
 
 
 def tail(session: Session, queue: str, request: TailRequest) -> None:
@@ -110,7 +109,7 @@ def tail(session: Session, queue: str, request: TailRequest) -> None:
 
 
 def _origin(text: str) -> tuple[str, int]:
-    """Return the start of a tail as the API takes it, and how many of the last messages to show."""
+    """Return the start position for the API, and the number of last messages to show first."""
     text = {"earliest": "begin", "latest": "end"}.get(text, text)
     if text in ("begin", "end"):
         return text, 0
@@ -122,7 +121,7 @@ def _origin(text: str) -> tuple[str, int]:
             return "end", int(digits)
     raise Misuse(
         f"cannot start at '{text}'",
-        f"--from takes begin, end, -N (the last N messages, up to {_LAST_MAX}) or an offset",
+        f"--from takes earliest, latest, -N (the last N messages, up to {_LAST_MAX}) or an offset",
     )
 
 
@@ -145,7 +144,7 @@ class _QueueLog(NamedTuple):
             yield from rows
 
     def until_end(self, starts: Starts) -> Iterator[Json]:
-        """Yield messages up to the end of the log as it is now, without waiting for later ones."""
+        """Yield messages up to the current end of the log, without waiting for later messages."""
         yield from self._between(starts, self._end())
 
     def _page(
@@ -167,7 +166,7 @@ class _QueueLog(NamedTuple):
             for row in rows:
                 if row["offset"] < ends.get(str(row["partition"]), 0):
                     yield row
-            # Without progress there is nothing more, even if the reported end is later.
+            # Without progress there are no more messages, even if the end was reported to be later.
             is_stuck = not rows and nexts == starts
             starts = {key: offset for key, offset in nexts.items() if offset < ends.get(key, 0)}
             if not starts or is_stuck:

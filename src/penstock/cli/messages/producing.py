@@ -1,9 +1,8 @@
-"""Records of a topic: as text, read from arguments, lines or NDJSON, and produced as they arrive.
+"""Produces records to a topic, and formats records as text or JSON.
 
-The JSON that tail prints can be sent again unchanged. Bytes that are not UTF-8 are in a separate
-field, such as ``value_base64``; a value of null deletes the key in a compacted topic. Every batch
-has a sequence number: one that is sent again because a reply was lost is stored once. Batches are
-small, so that an error concerns few records; a larger record goes alone."""
+The JSON that ``message tail`` prints can be sent again unchanged. Bytes that are not UTF-8 are in a
+separate field, such as ``value_base64``. A value of null deletes the key in a compacted topic.
+Every batch has a sequence number, so a batch that is retried after a lost reply is stored once."""
 
 import base64
 import secrets
@@ -22,7 +21,7 @@ from penstock.record.batch import NO_PRODUCER, encode_batch
 from penstock.record.record import Header, RawRecord, encode_record
 from penstock.wire.kafka.faults import ErrorCode
 
-# The header in which a queue stores fields of its messages; not shown to people.
+# The header in which a queue stores message fields; it is not shown in text.
 SYSTEM_HEADER = b"penstock"
 _FIELD_NAMES = "key key_base64 headers value value_base64 partition topic offset timestamp_ms"
 _FIELDS = frozenset(_FIELD_NAMES.split())
@@ -34,7 +33,7 @@ _PAUSE_S, _PAUSE_S_MAX = 0.1, 2.0
 
 
 class OutgoingRecord(NamedTuple):
-    place: int  # number of its line or argument, from one
+    place: int  # number of the line or argument, from one
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header] = ()
@@ -89,7 +88,7 @@ def _bytes_of(given: Mapping[str, Any], name: str) -> bytes | None:
 
 
 def _headers_of(given: Any) -> list[Header]:
-    """Parse ``{"name": "value"}``, or a list of objects, for repeated names and for bytes."""
+    """Parse headers: ``{"name": "value"}``, or a list of objects with name and value."""
     if isinstance(given, dict):
         given = [{"name": name, "value": value} for name, value in given.items()]
     given = [] if given is None else given
@@ -104,7 +103,7 @@ def _headers_of(given: Any) -> list[Header]:
 def header_from_flag(text: str) -> Header:
     name, sign, value = text.partition("=")
     if not name or not sign:
-        raise Misuse(f"invalid header '{text}'", fix="write --header NAME=VALUE")
+        raise Misuse(f"'{text}' is not a valid header", fix="write --header NAME=VALUE")
     return name.encode(), value.encode()
 
 
@@ -204,9 +203,9 @@ class RecordSender(Sender):
         # Records without a key go to one partition for a while, as in Kafka's producers.
         self._turn = secrets.randbelow(self._partition_count)
         try:
-            self._producer = self._kafka.client.producer_id()  # and its epoch
+            self._producer = self._kafka.client.producer_id()  # id and epoch
         except KafkaRefused:
-            self._producer = NO_PRODUCER, -1  # no producer ids there: delivery is at least once
+            self._producer = NO_PRODUCER, -1  # without producer ids, delivery is at least once
         except KafkaTrouble as trouble:
             raise failure_of(trouble, self._what) from trouble
         self._sequences: dict[int, int] = {}
@@ -263,7 +262,7 @@ class RecordSender(Sender):
         return _Batch(data, records[: len(encoded)])
 
     def _produce(self, left: dict[int, _Batch]) -> None:
-        """Retry until each batch is accepted or rejected for good, or until the timeout."""
+        """Send batches, and retry until each is accepted or rejected, or until the timeout."""
         give_up_at = time.monotonic() + self._session.settings.timeout_s
         pause_s = _PAUSE_S
         while True:
@@ -277,7 +276,7 @@ class RecordSender(Sender):
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
     def _try(self, left: dict[int, _Batch]) -> Failure | None:
-        """Try once; remove finished batches from ``left`` and return why the rest is not done."""
+        """Send batches once, remove finished ones from ``left``, and return why others failed."""
         trouble: Failure | None = None
         data = {Place(self._target, number): batch.data for number, batch in left.items()}
         try:
@@ -306,7 +305,7 @@ class RecordSender(Sender):
             if trouble is not None:
                 self._kafka.metadata([self._target])  # the leader may have changed
         except Failure as failure:
-            # The reply is lost, but the batch may be stored: only a numbered batch is sent again.
+            # The batch may be stored although the reply is lost: retry only with a sequence number.
             if failure.exit_code not in PASSING or self._producer[0] == NO_PRODUCER:
                 raise
             trouble = failure
@@ -314,9 +313,8 @@ class RecordSender(Sender):
 
 
 # ── The partition of a key ───────────────────────────────────────────────────────────────────
-# As Kafka's own producers choose it, so that a record goes to the partition of the other records of
-# its key: murmur2 of the key's bytes with Kafka's seed, its sign bit cleared, modulo the number of
-# partitions.
+# Chosen as by Kafka's own producers, so that all records of a key are in one partition: murmur2
+# of the key's bytes with Kafka's seed, its sign bit cleared, modulo the number of partitions.
 
 _SEED = 0x9747B28C
 _MIX = 0x5BD1E995

@@ -1,6 +1,6 @@
-"""Sending: input as it arrives, a count of what was accepted, and messages to a queue in batches. A
-batch ends where the pipe has no more for now, so ``tail -f file | penstock message send jobs -``
-does not hold back nine lines. An NDJSON object has the fields that ``message receive`` prints."""
+"""Reads messages from arguments, files or pipes and sends them to a queue in batches. A batch is
+sent as soon as the pipe has no more data, so ``tail -f file | penstock message send jobs -`` does
+not delay lines. An NDJSON object has the fields that ``message receive`` prints."""
 
 import contextlib
 import json
@@ -23,9 +23,9 @@ _READ_BYTES = 65_536
 _LINE_BYTES_MAX = 8 * 1_048_576
 FAILURES_LISTED_MAX = 20
 BATCH_COUNT_MAX = 10
-# One request may have 1 MiB of bodies and attributes, counted as the server does.
+# The server allows 1 MiB of bodies and attributes in one request.
 BATCH_BYTES_MAX = 1_048_576
-# Fields of NDJSON. A send ignores the other fields that receive, peek and tail print.
+# Fields of NDJSON. Only those of the first line are sent; receive, peek and tail print the others.
 _FIELD_NAMES = (
     "body attributes group dedup_id delay"
     " message_id receipt sequence_number attempts sent_at_ms source trace_header sender"
@@ -34,12 +34,12 @@ _FIELD_NAMES = (
 _FIELDS = frozenset(_FIELD_NAMES.split())
 
 T = TypeVar("T")
-Lines = Sequence[tuple[int, str]]  # with their numbers, from one
+Lines = Sequence[tuple[int, str]]  # line numbers, from one, and lines
 
 
 class Interrupts:
-    """Delays Ctrl-C: within ``held`` the first one takes effect when the step is done, so that
-    the user knows what the server has accepted; a second one takes effect at once."""
+    """Delays Ctrl-C within ``held`` until the current step is done, so that the user learns what
+    the server has accepted. A second Ctrl-C takes effect at once."""
 
     def __init__(self) -> None:
         self._is_held = False
@@ -76,7 +76,6 @@ class Interrupts:
 def read_input(
     bodies: Sequence[str], path: str | None, *, is_whole: bool = False
 ) -> Iterator[Lines]:
-    """Yield the arguments, or the lines of a file as they arrive, or a whole file as one line."""
     if path is None:
         yield list(enumerate(bodies, 1))
         return
@@ -91,7 +90,7 @@ def read_input(
 
 
 def line_chunks(stream: IO[bytes]) -> Iterator[Lines]:
-    """Yield the numbered lines of each read as a list; empty lines count but are left out."""
+    """Yield the lines of each read with their line numbers. Empty lines are left out."""
     # The streams that click opens have read1, which returns as soon as there is data.
     read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
     rest = b""
@@ -107,7 +106,7 @@ def line_chunks(stream: IO[bytes]) -> Iterator[Lines]:
             except UnicodeDecodeError as error:
                 raise Misuse(
                     f"line {place} is not a message",
-                    f"not UTF-8: {error.reason} at byte {error.start}",
+                    f"the line is not UTF-8: {error.reason} at byte {error.start}",
                     "send binary data as base64 text",
                 ) from None
             if line:
@@ -117,19 +116,19 @@ def line_chunks(stream: IO[bytes]) -> Iterator[Lines]:
         if not data:
             return
         if len(rest) > _LINE_BYTES_MAX:
-            raise Failure(f"line {place + 1} is larger than a message can be")
+            raise Failure(f"line {place + 1} is too long: it has more than 8 MiB")
 
 
 def parse_object(line: str, fields: frozenset[str]) -> dict[str, Any]:
-    """Parse a line of NDJSON. A misspelt ``group`` must not become a message without one."""
+    """Parse a line of NDJSON. Raises ValueError if a field is unknown."""
     try:
         found = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"not JSON: {error}") from None
+        raise ValueError(f"the line is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"expected a JSON object, got {type(found).__name__}")
+        raise ValueError(f"the line is a JSON {type(found).__name__}, not an object")
     if unknown := found.keys() - fields:
-        raise ValueError(f"unknown field '{min(unknown)}'")
+        raise ValueError(f"the field '{min(unknown)}' is unknown")
     return found
 
 
@@ -142,7 +141,7 @@ class Sender:
         self.failed = 0
 
     def run(self, source: Iterable[Sequence[T]], send: Callable[[Sequence[T]], None]) -> None:
-        """Send all pieces. Ctrl-C waits for the reply under way, so that the count is exact."""
+        """Send all batches. Ctrl-C takes effect after the current reply: the count stays exact."""
         progress = Progress("sending", is_quiet=self._session.settings.quiet)
         try:
             with Interrupts() as interrupts, progress:
@@ -160,15 +159,15 @@ class Sender:
             raise
 
     def reject(self, place: int, why: str) -> None:
-        """Report an item by its line or argument. Not a remark: it is shown even with --quiet."""
+        """Print why an item was rejected, with the number of its line or argument."""
         self.failed += 1
         if self.failed <= FAILURES_LISTED_MAX:
             click.echo(f"{self._noun} {place} rejected: {why}", err=True)
         elif self.failed == FAILURES_LISTED_MAX + 1:
-            click.echo("further rejected items are counted, not listed", err=True)
+            click.echo("further rejected items are counted but not listed", err=True)
 
     def end(self, item: dict[str, Any] | None, name: str) -> None:
-        """Print one item, or the counts; exit with a code that says whether all were accepted."""
+        """Print one item, or the counts. Exits with an error code if items were rejected."""
         noun = "queue" if self._noun == "message" else "topic"
         counts = {noun: self._target, "sent": self.accepted, "failed": self.failed}
         self._session.out.one(counts if item is None else item, name=name)
@@ -180,7 +179,7 @@ class Sender:
 
 
 class Outgoing(NamedTuple):
-    place: int  # number of its line or argument, from one
+    place: int  # number of the line or argument, from one
     entry: dict[str, Any]  # an entry of SendMessageBatch, without its Id
     size_bytes: int
 
@@ -239,7 +238,7 @@ def from_json(place: int, line: str, defaults: Defaults) -> Outgoing:
 
 
 def _attribute(name: str, value: object) -> dict[str, Any]:
-    """Parse ``"text"``, a number, or ``{"type": "Binary", "value": "base64"}``."""
+    """Parse an attribute: a text, a number, or ``{"type": "Binary", "value": "base64"}``."""
     if isinstance(value, str):
         return _typed("String", value)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -255,7 +254,7 @@ def _typed(kind: str, content: str) -> dict[str, Any]:
 
 
 def typed(attributes: dict[str, Any], kind: str, *fields: str) -> dict[str, Any]:
-    """Return attributes of another form as NDJSON has them: with ``type`` and ``value``."""
+    """Convert attributes of an API reply to NDJSON attributes with ``type`` and ``value``."""
     made = {}
     for name, found in attributes.items():
         value = next((found[field] for field in fields if field in found), "")
@@ -268,13 +267,13 @@ def attribute_from_flag(text: str) -> tuple[str, dict[str, Any]]:
     name, _, kind = label.partition(":")
     if not name or not sign:
         fix = "write --attribute NAME=VALUE or NAME:Number=VALUE"
-        raise Misuse(f"invalid attribute '{text}'", fix=fix)
+        raise Misuse(f"'{text}' is not a valid attribute", fix=fix)
     return name, _typed(kind or "String", value)
 
 
 def batches(messages: Iterable[Outgoing]) -> Iterator[Sequence[Outgoing]]:
-    """Group messages by up to ten and one MiB. A larger message goes alone, because the server has
-    the better error for it. If the source fails, messages before the failure are still sent."""
+    """Group messages into batches of at most 10 messages and 1 MiB. A larger message is a batch of
+    its own. If the source fails, the messages before the failure are still yielded."""
     batch: list[Outgoing] = []
     size_bytes = 0
     try:
@@ -301,8 +300,10 @@ class MessageSender(Sender):
 
     def send(self, batch: Sequence[Outgoing]) -> None:
         if len(batch) == 1 and batch[0].size_bytes > BATCH_BYTES_MAX:
-            large = f"message too large: {batch[0].size_bytes:,} bytes; at most 1,048,576 (1 MiB)"
-            why, do = "body and attributes count", "send less, or a link to the data"
+            large = (
+                f"message is too large: {batch[0].size_bytes:,} bytes; at most 1,048,576 (1 MiB)"
+            )
+            why, do = "body and attributes are counted", "send less, or a link to the data"
             self._reject(batch[0].place, large, why, do)
             return
         entries = [{"Id": str(number), **item.entry} for number, item in enumerate(batch)]

@@ -1,8 +1,7 @@
 """Reads a topic by offset and prints its records, without affecting other readers.
 
-One fetch requests all partitions and gets a reply as soon as one of them has records. Records of
-aborted transactions are left out; those of open transactions are waited for. With a group, offsets
-are committed after printing: a record may be printed again, and none is missed."""
+Records of aborted transactions are left out. Records of open transactions are printed once they are
+committed. With a group, offsets are committed after printing, so no record is missed."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from penstock.record.record import RawRecord, iter_records
 from penstock.wire.kafka.faults import ErrorCode
 
 _WAIT_MS = 10_000
-_WAIT_MS_SEVERAL = 250  # with several leaders, each is fetched from in turn
+_WAIT_MS_SEVERAL = 250  # with several leaders, which are fetched from one after the other
 _PARTITION_BYTES = 1_048_576
 _REPLY_BYTES = 8 * 1_048_576
 _RETRIES_MAX = 5
@@ -49,7 +48,7 @@ def tail(session: Session, topic: str, request: TailRequest) -> None:
                     shown += 1
                     if shown == request.count_max:
                         break
-                else:  # a whole reply, including markers after its last record
+                else:  # the whole reply was printed; skip markers after its last record
                     reader.done.update(reader.fetched)
                 reader.commit()
             if shown == request.count_max:
@@ -78,15 +77,15 @@ class Reader:
             origin = offsets.target_of(origin, what="cannot start at", option="--from")
         if request.group is not None:
             offsets.check_idle(self._kafka, request.group, what=self._what)
-        # Printed up to here, and the end as it was.
+        # The next offset to print, and the end of the log when the command started.
         self.done, self._ends = offsets.offsets_at(
             self._kafka, places, origin, what=self._what, is_committed=True
         )
         if request.group is not None:
             known = offsets.committed(self._kafka, request.group)
             self.done |= {place: known[place] for place in places if place in known}
-        self.fetched = dict(self.done)  # fetched up to here
-        self._committed = dict(self.done)  # committed up to here
+        self.fetched = dict(self.done)  # the next offset to fetch
+        self._committed = dict(self.done)
 
     @classmethod
     def of_internal(
@@ -100,7 +99,6 @@ class Reader:
             raise
 
     def fetches(self) -> Iterator[list[tuple[Place, RawRecord]]]:
-        """Yield the records of each fetch, in the order of the log within each partition."""
         places = self._places
         retries = 0
         while True:
@@ -143,7 +141,7 @@ class Reader:
 
     def _records(self, place: Place, part: Fetched) -> Iterator[RawRecord]:
         aborted = {(each.producer_id, each.first_offset) for each in part.aborted}
-        # Unless we follow, records that arrived after the start of the command are left out.
+        # With --no-follow, records that arrived after the start of the command are left out.
         stop = _NO_END if self._is_following else self._ends[place]
         try:
             for header, batch in offsets.whole_batches(bytes(part.records)):
@@ -160,13 +158,13 @@ class Reader:
                 self.fetched[place] = max(begin, min(header.next_offset, stop))
         except MalformedBatch as error:
             raise Unhealthy(
-                f"{self._what}: {place.partition}",
+                f"{self._what}: partition {place.partition}",
                 f"a batch at or after offset {self.fetched[place]} cannot be read: {error}",
                 "check the data folder with `penstock storage verify` while the server is stopped",
             ) from None
 
     def _correct(self, place: Place, code: int) -> bool:
-        """Return True to retry, False if the offset was corrected. Raises Failure otherwise."""
+        """Handle an error code: return True to retry, False if the offset was corrected."""
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             starts, ends = self._kafka.bounds([place], what=self._what, is_committed=True)
             offset = self.fetched[place]
@@ -177,7 +175,7 @@ class Reader:
             )
             self.fetched[place] = self.done[place] = nearest
             return False
-        failure = refused(f"{self._what}: {place.partition}", code)
+        failure = refused(f"{self._what}: partition {place.partition}", code)
         if failure.exit_code not in PASSING:
             raise failure
         return True
@@ -188,6 +186,6 @@ class Reader:
         self._session.out.flush()
         moved = {place: at for place, at in self.done.items() if at != self._committed[place]}
         if moved:
-            what = f"cannot commit for group '{self._group}'"
+            what = f"cannot commit offsets of group '{self._group}'"
             offsets.commit(self._kafka, self._group, moved, what=what)
             self._committed.update(moved)

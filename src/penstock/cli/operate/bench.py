@@ -1,9 +1,8 @@
 """``penstock bench``: measures the speed of a running server as clients see it.
 
-One process makes the load, so the result for a very fast server is limited by how fast this process
-can send requests. It uses bare streams, because with a client library the library would be
-measured. With a rate, latency is counted from the planned time of a call: otherwise a stall of a
-second would count as one slow call instead of many."""
+One process makes the load, so it limits the result for a very fast server. It uses asyncio streams,
+because a client library would slow it down. With ``--rate``, latency is counted from the planned
+time of a call, so that a stall of one second counts as many slow calls, not one."""
 
 import asyncio
 import dataclasses
@@ -39,11 +38,11 @@ _shape_options = several(
         "-c", "--connections", type=click.IntRange(1, 1_000), default=16, show_default=True
     ),
     option(
-        "--duration", some_seconds(0.1, 3_600), "longest run time", default=10.0, metavar="DURATION"
+        "--duration", some_seconds(0.1, 3_600), "maximum run time", default=10.0, metavar="DURATION"
     ),
-    option("--rate", click.FloatRange(0.1, 1e6), "messages a second [default: no limit]"),
-    option("--size", bytes_of(1, 1_048_576), "size of a message body, bytes", default=1_024),
-    click.option("--queue", metavar="NAME", help="queue to use [default: a temporary one]"),
+    option("--rate", click.FloatRange(0.1, 1e6), "messages per second [default: no limit]"),
+    option("--size", bytes_of(1, 1_048_576), "size of a message body", default=1_024),
+    click.option("--queue", metavar="NAME", help="queue to use [default: a temporary queue]"),
 )
 
 
@@ -54,9 +53,9 @@ def bench() -> None:
 
 @bench.command()
 @_shape_options
-@option("--batch", click.IntRange(1, 10), "messages per call", default=1)
+@option("--batch", click.IntRange(1, 10), "number of messages per call", default=1)
 def send(session: Session, **shape: Any) -> None:
-    """Measure sends: as fast as the server replies, or at --rate."""
+    """Measure sends, as fast as the server replies or at --rate."""
     _measure(session, "send", _send, **shape)
 
 
@@ -65,7 +64,7 @@ def send(session: Session, **shape: Any) -> None:
 @option(
     "--preload",
     click.IntRange(0, 10_000_000),
-    "messages to send before the measurement",
+    "number of messages to send before the measurement",
     default=20_000,
 )
 def receive(session: Session, preload: int, **shape: Any) -> None:
@@ -93,7 +92,7 @@ def latency(session: Session, **shape: Any) -> None:
 @bench.command()
 @_shape_options
 def e2e(session: Session, **shape: Any) -> None:
-    """Measure the time from send to receive, with waiting consumers [default --rate: 100]."""
+    """Measure the time from send to receive while consumers wait. The default --rate is 100."""
     shape["rate"] = shape["rate"] or 100.0
     _measure(session, "e2e", _end_to_end, **shape)
 
@@ -106,7 +105,7 @@ def _queue(session: Session, name: str | None) -> Iterator[tuple[str, str]]:
     import secrets
 
     name = f"penstock-bench-{secrets.token_hex(4)}"
-    url = session.sqs.call("CreateQueue", {"QueueName": name}, what="cannot start")["QueueUrl"]
+    url = session.sqs.call("CreateQueue", {"QueueName": name}, what="cannot begin")["QueueUrl"]
     try:
         yield name, url
     finally:
@@ -125,7 +124,7 @@ def _measure(
         load.start_s = time.perf_counter()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(load))
-    # The run ends with the last message: after it consumers only wait.
+    # The run ends with the last message, because after it consumers only wait.
     run_s = load.last_s - load.start_s
     result = {
         "bench": title,
@@ -171,7 +170,6 @@ class Histogram:
         self.max_s = max(self.max_s, seconds)
 
     def percentile(self, percent: float) -> float:
-        """Return the upper edge of the bucket that contains the percentile, in seconds."""
         if not self.count:
             return 0.0
         wanted = max(1, math.ceil(self.count * percent / 100))
@@ -180,7 +178,7 @@ class Histogram:
             seen += count
             if seen >= wanted:
                 return min(_FIRST_S * math.exp(index * _GROWTH), self.max_s)
-        raise AssertionError("the counts add up to count")
+        raise AssertionError("the buckets do not add up to the count")
 
     def summary_ms(self) -> dict[str, float]:
         points = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99_9": 99.9}
@@ -197,7 +195,7 @@ class Load:
     connections: int
     duration: float
     size: int
-    rate: float | None  # None: each call after the reply of the one before
+    rate: float | None  # None: each call follows the reply to the previous one
     batch: int
     start_s: float = dataclasses.field(default_factory=time.perf_counter, init=False)
     last_s: float = dataclasses.field(default_factory=time.perf_counter, init=False)
@@ -222,7 +220,7 @@ Run = Callable[[Load], Coroutine[Any, Any, None]]
 
 
 class Pace:
-    """A schedule of start times, one per call, shared by all connections."""
+    """Schedules the calls of all connections at a fixed rate."""
 
     def __init__(self, rate_per_s: float | None, duration_s: float) -> None:
         self._gap_s = None if rate_per_s is None else 1.0 / rate_per_s
@@ -230,7 +228,7 @@ class Pace:
         self.end_s = self._next_s + duration_s
 
     async def next_start(self) -> float | None:
-        """Wait until the next call is due and return that time; None when the run is over."""
+        """Wait until the next call is due and return its planned time, or None after the run."""
         now_s = time.perf_counter()
         if self._gap_s is None:
             return now_s if now_s < self.end_s else None
@@ -264,7 +262,7 @@ class Connection:
         except TimeoutError as error:
             raise timed_out(load.endpoint, load.timeout_s) from error
         except (OSError, EOFError) as error:
-            raise unreachable(load.endpoint, str(error) or "closed by the server") from error
+            raise unreachable(load.endpoint, str(error) or "the server hung up") from error
         if status != 200:
             load.failed(f"{action}: status {status} {data[:200].decode('utf-8', 'replace')}")
             return None
@@ -289,7 +287,7 @@ class Connection:
         return int(head[9:12]), body
 
     def _request(self, action: str, body: bytes) -> bytes:
-        """Return the request; the same call reuses its signature for a minute."""
+        """Return a signed request. A repeated call reuses its signature for a minute."""
         key = (action, body)
         now_s = time.monotonic()
         if self._signed is not None and self._signed[0] == key and now_s < self._signed[1]:
@@ -314,8 +312,6 @@ Work = Callable[[Connection], Awaitable[None]]
 
 
 async def _on_connections(load: Load, works: Sequence[Work]) -> None:
-    """Run each work on a connection of its own; the first failure ends all of them."""
-
     async def one(work: Work) -> None:
         connection = Connection(load)
         try:
@@ -372,8 +368,6 @@ async def _send(load: Load, *, count_max: float = math.inf) -> None:
 
 
 async def _receive(load: Load) -> None:
-    """Receive and delete until the queue is empty or the time is over."""
-
     async def step(connection: Connection, due_s: float) -> bool:
         return bool(await _take(load, connection, due_s=due_s, count=_BATCH_COUNT_MAX))
 
@@ -398,7 +392,6 @@ async def _take(
 
 
 async def _latency(load: Load) -> None:
-    """Send, receive and delete one message at a time, as an application that waits for each."""
     body = "x" * load.size
 
     async def step(connection: Connection, due_s: float) -> bool:
@@ -410,7 +403,7 @@ async def _latency(load: Load) -> None:
 
 
 async def _end_to_end(load: Load) -> None:
-    """Measure from the planned time of a send to the reply of its receive. Half of the connections
+    """Measure the time from the planned send of a message to its receive. Half of the connections
     send, half wait for messages; each body carries its planned time."""
     pace = Pace(load.rate, load.duration)
     count = senders_left = max(1, load.connections // 2)
@@ -439,5 +432,5 @@ async def _end_to_end(load: Load) -> None:
                 load.latencies["end_to_end"].add(time.perf_counter() - due_s)
 
     await _on_connections(load, [produce] * count + [consume] * count)
-    # The time spent waiting for messages means nothing.
+    # Receives mostly wait for messages, so their latency is not shown.
     load.latencies.pop("ReceiveMessage", None)

@@ -1,8 +1,7 @@
-"""``penstock debug bundle``: collects what a bug report needs in one archive without secrets.
+"""``penstock debug bundle``: collects the data for a bug report in one archive without secrets.
 
-The server masks its own secrets. Everything is masked here once more: first values that are known
-to be secret on this machine, then text that looks like a secret by its name or its form. Parts that
-cannot be collected are listed in ``errors.txt``."""
+The server masks its own secrets. All text is masked here once more: values that are secret on this
+machine, and text that looks like a secret. ``errors.txt`` lists parts that are missing."""
 
 import io
 import json
@@ -31,10 +30,10 @@ _PACKAGES = "click msgspec rich grpcio cryptography zstandard pyspark pyarrow"
 
 Piece = tuple[str, Callable[[], bytes]]
 MASK: Final = "********"
-_LENGTH_MIN: Final = 6  # shorter values occur in ordinary words, and protect nothing
+_LENGTH_MIN: Final = 6  # shorter values occur in ordinary words, so they are not masked
 _FILE_BYTES_MAX: Final = 65_536
 _WORD: Final = r"(?:secret|token|passw(?:or)?d|credential|private|jaas|authorization)"
-# Bounded, because a line of a log may have a million letters.
+# The length is bounded, because a log line may have a million characters.
 _NAME: Final = rf"[\w.-]{{0,64}}{_WORD}[\w.-]{{0,64}}"
 _KEY_ENDS: Final = r"(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
 _FORMS: Final = (
@@ -66,13 +65,12 @@ def debug() -> None:
 
 @debug.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-@repeatable("--log logs", "FILE", "log file of a server, its last 4 MiB", _LOG_FILE)
+@repeatable("--log logs", "FILE", "log file of a server; its last 4 MiB are added", _LOG_FILE)
 def bundle(session: Session, file: Path | None, logs: tuple[Path, ...]) -> None:
-    """Write settings, metrics, status, findings, versions and logs to a .tar.gz file.
+    """Write settings, metrics, status, doctor findings, versions and logs to a .tar.gz file.
 
-    Secrets are masked. Names of queues, topics and users are not masked: check the file before you
-    send it to others.
-    """
+    Secrets are masked. Names of queues, topics and users are not: check the file before sending
+    it."""
     file = file or Path(time.strftime("penstock-debug-%Y%m%d-%H%M%S.tar.gz", time.gmtime()))
     mask = Mask.of_this_machine()
     errors: list[str] = []
@@ -162,7 +160,7 @@ class Mask:
         for secret in secrets:
             if len(secret) >= _LENGTH_MIN:
                 found |= {secret, json.dumps(secret)[1:-1], quote(secret, safe="")}
-        # Longest first: one secret may be part of another.
+        # Longest first, because one secret may be part of another.
         self._known = sorted(found, key=len, reverse=True)
 
     @classmethod
@@ -198,7 +196,7 @@ def _of_contexts() -> Iterator[str]:
 
 
 def _of_settings() -> Iterator[str]:
-    """Yield the admin token of a server that would be started here."""
+    """Yield the admin token in the configuration of a server on this machine."""
     from penstock.node.configuration import config as node_config
 
     with suppress(node_config.ConfigInvalid):

@@ -1,8 +1,8 @@
-"""``penstock doctor``: checks whether machine, configuration and server are fit to keep messages.
+"""``penstock doctor``: checks whether machine, configuration and server can store messages.
 
-Without a server the settings are read as ``penstock serve`` would read them. A server that does not
-run is a failure only if its address was given, because the doctor is also used before the first
-start. Only the fsync check writes: one small file in the data folder, which it removes."""
+Without a server the settings are read as ``penstock serve`` would read them. A missing server is a
+failure only if its address was given, because the doctor is also used before the first start. Only
+the fsync check writes: one small file in the data folder, which it removes."""
 
 import os
 import platform
@@ -50,7 +50,7 @@ from penstock.node.configuration import config as node_config
 
 _CONFIG_COLUMNS = columns("key SETTING, value, origin FROM")
 _PACKAGES = ("penstock", "uvloop", "httptools", "msgspec")
-_FILES_WANTED = 4_096  # for connections and segments of a busy node; the usual default is 1,024
+_FILES_WANTED = 4_096  # connections and segments of a busy node; the usual limit is 1,024
 _FREE_WANTED_BYTES = 1_073_741_824
 _FSYNC_ROUNDS = 20
 _FSYNC_SLOW_MS = 20.0
@@ -58,7 +58,7 @@ _FSYNC_SLOW_MS = 20.0
 _EARLIEST_S = 1_767_225_600
 # Settings that name files with certificates.
 _CERTIFICATE_KEYS = ("tls.cert_file", "tls.client_ca_file", "internal.certificate", "internal.ca")
-_LISTED_MAX = 20  # of one file: a longer file is not a chain, but a bundle of authorities
+_LISTED_MAX = 20  # certificates per file; a longer file is a bundle of CAs, not a chain
 _HANDSHAKE_S = 5.0
 _RENEW = "renew it with `penstock generate certs` or your CA; running nodes load the new file"
 
@@ -70,10 +70,10 @@ class Report(NamedTuple):
 
 @click.command(cls=Verb)
 @click.option("--data", metavar="DIR", help="data folder [default: from the configuration]")
-@click.option("--config", "config_file", metavar="FILE", help="configuration file, TOML")
+@click.option("--config", "config_file", metavar="FILE", help="TOML configuration file")
 @click.option("--local", is_flag=True, help="check this machine only, contact no server")
 def doctor(session: Session, data: str | None, config_file: str | None, local: bool) -> None:
-    """Check the machine, settings and server. Exit code 8 if something is wrong."""
+    """Check the machine, settings and server. Exit code 8 if a check fails."""
     report = examine(session, data=data, config_file=config_file, is_local=local)
     checks: list[dict[str, Any]] = [finding._asdict() for finding in report.findings]
     is_healthy = all(check["status"] != "fail" for check in checks)
@@ -107,7 +107,7 @@ def examine(
             skew_ms = round(info["now_ms"] - time.time() * 1_000)
         try:
             rows = session.admin.get("config")["settings"]
-            findings.append(Finding("settings", "ok", f"{len(rows)} in use by the server"))
+            findings.append(Finding("settings", "ok", f"the server uses {len(rows)} settings"))
         except Failure as failure:
             text = f"{failure.what}: {failure.why}"
             findings.append(Finding("settings", "warn", text, failure.fix))
@@ -133,7 +133,7 @@ def _software() -> Finding:
     missing = [name for name, version in found.items() if version is None]
     if missing:
         fix = "install penstock again with its dependencies"
-        return Finding("software", "fail", f"missing: {', '.join(missing)}", fix)
+        return Finding("software", "fail", f"packages are missing: {', '.join(missing)}", fix)
     python = f"{platform.python_implementation()} {platform.python_version()}"
     versions = (f"{name} {version}" for name, version in found.items())
     return Finding("software", "ok", ", ".join([python, *versions]))
@@ -157,7 +157,7 @@ def _server(session: Session) -> tuple[list[Finding], Json | None]:
         text = f"{failure.what}: {failure.why}"
         if failure.exit_code is ExitCode.DENIED:
             denied = Finding("server", "fail", text, failure.fix)
-            # Troubles are readable without a key, above all the trouble that no operator has a key.
+            # Problems can be read without a key, because the problem may be that there is no key.
             return [denied, *_troubles(session.admin.readyz())], None
         if session.settings.explicit & {"endpoint", "admin"}:
             return [Finding("server", "fail", text, failure.fix)], None
@@ -186,7 +186,7 @@ def _local_config(data: str | None, config_file: str | None) -> tuple[list[Json]
         for row in node_config.describe(loaded)
     ]
     changed = sum(row["origin"] != "default" for row in rows)
-    return rows, Finding("settings", "ok", f"{len(rows)}, {changed} differ from the default")
+    return rows, Finding("settings", "ok", f"{len(rows)} settings, {changed} not the default")
 
 
 def _ports(values: dict[str, str]) -> Iterator[Finding]:
@@ -211,7 +211,7 @@ def _ports(values: dict[str, str]) -> Iterator[Finding]:
 
 
 def _disk(folder: Path, reserve_bytes: int, *, is_reported: bool) -> Iterator[Finding]:
-    """``is_reported``: the server has already reported a trouble of its disk."""
+    """Check free space and fsync. ``is_reported``: the server has already reported a full disk."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -253,10 +253,12 @@ def _fsync(place: Path) -> Finding:
 
 
 def _clock(skew_ms: int | None) -> Finding:
-    """``skew_ms``: the server's clock minus ours; None without a server."""
+    """Check the clock. ``skew_ms`` is the server's clock minus ours, or None without a server."""
     now_s = time.time()
     if now_s < _EARLIEST_S:
-        return Finding("clock", "fail", f"wrong time: {time.ctime(now_s)}", "set the clock (NTP)")
+        return Finding(
+            "clock", "fail", f"the time is wrong: {time.ctime(now_s)}", "set the clock (NTP)"
+        )
     if skew_ms is None:
         return Finding("clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s)))
     if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
@@ -266,16 +268,15 @@ def _clock(skew_ms: int | None) -> Finding:
 
 
 # ── Certificates: how long they are still valid ──────────────────────────────────────────────
-# Those in files of settings that apply to this machine, in the authority that this command trusts,
-# and on the server's listeners. The warning comes a month ahead, before a forgotten renewal stops
-# all clients. Whether a chain leads to a trusted authority shows when the doctor connects.
+# Checked are the files named by settings of this machine, the file PENSTOCK_CA_FILE, and the
+# server's listeners. The warning comes a month before the certificate expires.
 
 
 def _certificates(
     session: Session, info: Json | None, values: dict[str, str], *, is_local: bool
 ) -> Iterator[Finding]:
     named, settings = values, session.settings
-    if info is not None:  # the server does not report the base of relative paths
+    if info is not None:  # relative paths cannot be resolved here
         is_here = is_loopback(settings.endpoint)
         named = {k: v for k, v in values.items() if is_here and os.path.isabs(v)}  # noqa: PTH117
     # Not AWS_CA_BUNDLE: that file usually holds the public authorities.
@@ -320,7 +321,7 @@ def on_listeners(urls: Iterable[str]) -> Iterator[Finding]:
             certificate = x509.load_pem_x509_certificate(pem.encode())
         except (OSError, ValueError) as error:
             why = str(error) or type(error).__name__
-            yield Finding(f"certificate {url}", "fail", f"the listener presents none: {why}")
+            yield Finding(f"certificate {url}", "fail", f"the listener has no certificate: {why}")
             continue
         yield judged(url, certificate, now)
 

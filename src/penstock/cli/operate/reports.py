@@ -1,6 +1,6 @@
-"""``penstock audit`` and ``penstock usage``: read the server's topics ``__audit`` and ``__usage``.
-A record of usage that was written twice counts once; a report lacks the last seconds of a busy
-node."""
+"""Commands of ``penstock audit`` and ``penstock usage``, which read the topics ``__audit`` and
+``__usage``. A usage record that was written twice is counted once. A report may lack the last
+seconds, which nodes have not written yet."""
 
 import csv
 import io
@@ -51,12 +51,12 @@ def audit() -> None:
 
 
 @audit.command()
-@click.option("--action", metavar="NAME", help="action of the entries, such as DeleteQueue")
-@click.option("--user", metavar="NAME", help="user of the entries")
+@click.option("--action", metavar="NAME", help="action to show, such as DeleteQueue")
+@click.option("--user", metavar="NAME", help="user whose actions are shown")
 @option(
     "--since",
     seconds(1, 3_660 * _DAY_S),
-    "start of the entries, such as 1d for a day ago [default: 1d; with --follow: now]",
+    "age of the oldest entry to show, such as 1d [default: 1d; with --follow: now]",
     metavar="DURATION",
 )
 @click.option("--follow", is_flag=True, help="wait for new entries until Ctrl-C")
@@ -72,7 +72,7 @@ def tail(
     """Print entries of the audit trail, oldest first."""
     origin = "latest" if follow and since is None else f"-{since or _DAY_S}s"
     missing = NotFound(
-        "no audit trail found",
+        "the audit trail was not found",
         f"the server has no topic {_AUDIT}, or you are not allowed to read it",
         "set audit.enabled = true and restart the server; read it as an operator",
     )
@@ -82,10 +82,10 @@ def tail(
         try:
             entry = audit_facts.decode(bytes(record.value or b""))
         except audit_facts.AuditUnreadable as error:
-            session.remark(f"offset {record.offset} cannot be read: {error}")
+            session.remark(f"the entry at offset {record.offset} cannot be read: {error}")
             continue
         full, name = entry.action.lower(), entry.principal.rpartition("/")[2]
-        # An action is given with its service (sqs:DeleteQueue) or without.
+        # Users may write an action with its service (sqs:DeleteQueue) or without.
         is_wanted = action is None or action.lower() in (full, full.rpartition(":")[2])
         if not is_wanted or user not in (None, entry.principal, name):
             continue
@@ -102,7 +102,7 @@ def tail(
         if shown == count:
             return
     if not shown and session.out.is_for_people:
-        session.out.line("no matching entries in this time")
+        session.out.line("no matching entries in this period")
 
 
 @click.group(cls=Noun)
@@ -111,8 +111,8 @@ def usage() -> None:
 
 
 @usage.command()
-@click.option("--tenant", metavar="ACCOUNT", help="AWS account id, 12 digits [default: all]")
-@click.option("--from", "since", metavar="TIME", help="start of the report [default: all]")
+@click.option("--tenant", metavar="ACCOUNT", help="AWS account id of the tenant [default: all]")
+@click.option("--from", "since", metavar="TIME", help="start of the report [default: first usage]")
 @click.option("--to", "until", metavar="TIME", help="end of the report, exclusive [default: now]")
 @click.option("--csv", "is_csv", is_flag=True, help="print CSV with a header line")
 def report(
@@ -121,9 +121,8 @@ def report(
     """Sum the usage by tenant, queue or topic, and operation.
 
     TIME is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago. Operations have the names of
-    policy actions; `storage` is the stored bytes, summed over time as BYTE-HOURS. The resource `-`
-    means no resource; `*` means resources that were too many to be counted separately.
-    """
+    policy actions; `storage` sums the stored bytes over time, as BYTE-HOURS. The resource `-` means
+    no resource; `*` means resources that were too many to be counted separately."""
     since_ms = time_of(since, what="cannot report", option="--from")
     until_ms = time_of(until, what="cannot report", option="--to")
     end_ms = float("inf") if until_ms is None else until_ms
@@ -138,7 +137,7 @@ def report(
                     totals.add(row, facts.minute_ms)
     rows = totals.sorted()
     if not is_csv:
-        empty = "no usage in this time"
+        empty = "no usage in this period"
         session.out.many(rows, columns=_USAGE_COLUMNS, name="resource", empty=empty)
         return
     buffer = io.StringIO()
@@ -151,7 +150,7 @@ def report(
 class _Totals:
     def __init__(self) -> None:
         self._rows: dict[tuple[str, ...], dict[str, Any]] = {}
-        self._stored_ms: dict[tuple[str, ...], int] = {}  # the minute of the stored bytes
+        self._stored_ms: dict[tuple[str, ...], int] = {}  # the minute that stored_bytes is from
 
     def add(self, row: usage_facts.UsageRow, minute_ms: int) -> None:
         key = (row.tenant, row.region, row.resource, row.op)
@@ -163,7 +162,7 @@ class _Totals:
         for name in _SUMS:
             total[name] += getattr(row, name)
         if row.stored_bytes:
-            # The last minute counts: each node reports the partitions that it led in that minute.
+            # Only the last minute counts: the sum over the nodes that led partitions in it.
             if minute_ms > self._stored_ms.get(key, -1):
                 self._stored_ms[key] = minute_ms
                 total["stored_bytes"] = 0
@@ -178,12 +177,12 @@ class _Totals:
 
 
 def _usage_facts(session: Session, since_ms: int | None) -> Iterator[usage_facts.UsageFacts]:
-    """Yield all facts written since a time; facts are written after their minute has begun."""
+    """Yield the usage records written since a time. A record is written after its minute began."""
     request = TailRequest(
         Target(time=EARLIEST if since_ms is None else since_ms), is_following=False
     )
     missing = NotFound(
-        "no usage to report",
+        "there is no usage to report",
         f"the server has no topic {_USAGE}",
         "set usage.enabled = true and restart the server; counts appear after some seconds",
     )

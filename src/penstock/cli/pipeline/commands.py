@@ -1,5 +1,5 @@
-"""``penstock pipeline``: the table of its commands. Only commands that need Spark import it:
-everything here works without the extra ``spark``, if only to report that it is missing."""
+"""The commands of ``penstock pipeline``. Only commands that need Spark import it, so the others
+work without the extra ``spark``."""
 
 import click
 
@@ -16,7 +16,7 @@ COMMANDS: Table = {
         "logs": ("pipeline.watch", "Show or follow the log of a job."),
     },
     "Ask": {
-        "report": ("pipeline.run", "Write a report from the lake."),
+        "report": ("pipeline.run", "Write a report from the data in the lake."),
         "verify": ("pipeline.run", "Verify the data in the lake."),
     },
     "Prepare": {
@@ -29,4 +29,4 @@ COMMANDS: Table = {
 
 @click.group(cls=LazyGroup, table=COMMANDS)
 def pipeline() -> None:
-    """Run Spark jobs for archive, billing, audit and analysis, outside the server."""
+    """Run Spark jobs for archive, billing, audit and analysis on data in a folder, the lake."""

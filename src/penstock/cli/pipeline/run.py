@@ -1,5 +1,5 @@
-"""``penstock pipeline run JOB`` and similar groups: a command for every job in the registry.
-Options that all jobs have are defined here; a job declares its other options."""
+"""The commands that run pipeline jobs, such as ``penstock pipeline run JOB``, one for every job in
+the registry. Options that all jobs have are defined here; a job declares its other options."""
 
 import os
 import sys
@@ -38,7 +38,7 @@ _LABELS_MAX = 32  # further labels are not shown
 
 
 class JobGroup(click.Group):
-    """The jobs of one group as its commands; a job of another package is ``module:ATTRIBUTE``."""
+    """A group with one command per job. A job of another package is named ``module:ATTRIBUTE``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         watch.require_extra()
@@ -65,7 +65,7 @@ def report() -> None:
 
 @click.group(cls=JobGroup)
 def verify() -> None:
-    """Verify the data in the lake. Exit code 8 if something is wrong."""
+    """Verify the data in the lake. Exit code 8 if a check fails."""
 
 
 @click.group(cls=JobGroup)
@@ -84,8 +84,7 @@ replay = _Replay("replay", help="Send archived messages again; the same as `run 
 
 
 def command_of(job: Job, *, group: str) -> click.Command:
-    """Return the command of a job. An option of the job replaces ours of the same name; ``--since``
-    and ``--until`` exist for jobs that use ``--from`` and ``--to`` for something else."""
+    """Return the command of a job. Options of the job replace common options of the same name."""
     taken = {name for option in job.options for name in option.opts}
 
     def callback(session: Session, /, **given: Any) -> None:
@@ -110,12 +109,12 @@ def command_of(job: Job, *, group: str) -> click.Command:
 def _options(job: Job, taken: set[str]) -> list[click.Option]:
     options = watch.place_params()
     for names, text in (
-        (["--from", "--since"], "start of the data, inclusive"),
-        (["--to", "--until"], "end of the data, exclusive"),
+        (["--from", "--since"], "start time of the data, inclusive"),
+        (["--to", "--until"], "end time of the data, exclusive"),
     ):
         free = [name for name in names if name not in taken]
         options.append(click.Option([*free, names[1].lstrip("-")], metavar="TIME", help=text))
-    text = "Kafka listener; the same as --kafka"
+    text = "Kafka bootstrap server; the same as --kafka"
     options.append(click.Option(["--server"], metavar="HOST:PORT", help=text))
     if Mode.CONTINUOUS in job.modes:
         text = "process all available data once [default], or run until stopped"
@@ -125,13 +124,13 @@ def _options(job: Job, taken: set[str]) -> list[click.Option]:
             type=seconds(0, _EVERY_S_MAX),
             metavar="DURATION",
             default=TRIGGER_S_DEFAULT,
-            help=f"polling interval for new records [default {TRIGGER_S_DEFAULT}s]",
+            help=f"with --continuous: polling interval [default {TRIGGER_S_DEFAULT}s]",
         )
         options += [once, every]
     if job.needs_spark:
         text = f"Spark master: {MASTER_DEFAULT} [default], spark://HOST:PORT, yarn, k8s://URL"
         master = click.Option(["--master"], default=MASTER_DEFAULT, metavar="URL", help=text)
-        text = "Spark setting; repeatable"
+        text = "Spark setting, such as spark.executor.memory=4g; repeatable"
         conf = click.Option(["--conf"], multiple=True, metavar="KEY=VALUE", help=text)
         options += [master, conf]
     return options
@@ -175,7 +174,7 @@ def _run(session: Session, request: "RunRequest") -> "Outcome":
         names = dict.fromkeys(name for row in found for name in row)
         numbers = {n for n in names if all(isinstance(r.get(n, 0), int | float) for r in found)}
         columns = [Column(n, n.upper().replace("_", " "), is_number=n in numbers) for n in names]
-        display.close()  # results must not be mixed with bars
+        display.close()  # so that bars do not mix with results
         session.out.many(found, columns=columns, name=next(iter(names), "name"))
 
     is_quiet = session.settings.quiet
@@ -239,7 +238,7 @@ def _conf(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def _server(session: Session, given: str | None) -> tuple[str, dict[str, str]]:
-    """Return address and credentials of the Kafka listener, as options of the source."""
+    """Return address and security settings of the Kafka listener, as options of Spark's source."""
     if given is not None:
         session.settings.kafka = given
     try:

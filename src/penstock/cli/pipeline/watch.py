@@ -1,6 +1,6 @@
 """The commands of ``penstock pipeline`` that start no job, and the folders of the pipeline. The
-lake is never inside a server's data folder: it outlives servers, and may be on other disks.
-Checkpoints are in the lake by default, so that a lake that is moved keeps its progress."""
+lake, the folder with its data, is never in a server's data folder, because it outlives servers and
+may be on other disks. A lake contains its checkpoints by default, so that it can be moved."""
 
 import os
 import shutil
@@ -47,12 +47,12 @@ _STATUS_COLUMNS = columns(
 
 def require_extra() -> None:
     if any(find_spec(name) is None for name in _NEEDED):
-        raise Failure(f"the pipeline needs: {_INSTALL}")
+        raise Failure(f"the pipeline is not installed: run {_INSTALL}")
 
 
 def place_params() -> list[click.Option]:
-    lake = f"folder of the lake [env PENSTOCK_LAKE, default ./{_LAKE_DEFAULT}]"
-    checkpoint = "folder of offsets, status and logs [default: in the lake]"
+    lake = f"folder of the pipeline's data [env PENSTOCK_LAKE, default ./{_LAKE_DEFAULT}]"
+    checkpoint = "folder of offsets, status and logs of jobs [default: in the lake]"
     more: dict[str, Any] = {"metavar": "DIR", "envvar": "PENSTOCK_LAKE", "default": _LAKE_DEFAULT}
     return [
         click.Option(["--lake"], help=lake, **more),
@@ -84,7 +84,7 @@ def checkpoints_of(lake: str, checkpoint: str | None) -> Path:
 
 
 def writable_above(folder: Path) -> Path | None:
-    """Return the folder, or the nearest one above it that exists; None if it is not writable."""
+    """Return the nearest existing folder at or above this one, or None if it is not writable."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) else None
@@ -99,7 +99,7 @@ def require_writable(folder: Path, *, option: str) -> None:
 @click.command("list", cls=Verb)
 @place_options
 def list_jobs(session: Session, lake: str, checkpoint: str | None) -> None:
-    """List the jobs with the state of each."""
+    """List the jobs and their states."""
     require_extra()
     found = statuses(checkpoints_of(lake, checkpoint))
     known = {each.job: each for each in found if each.kind is Kind.JOB}
@@ -116,8 +116,7 @@ def list_jobs(session: Session, lake: str, checkpoint: str | None) -> None:
 def status(session: Session, lake: str, checkpoint: str | None) -> None:
     """Show the status of jobs that are running or have ended.
 
-    A job in state `dead` was killed, or its machine failed: the next run continues from there.
-    """
+    A job in state `dead` was killed, or its machine failed: the next run continues its work."""
     now_ms = int(time.time() * 1_000)
     rows = []
     for each in statuses(checkpoints_of(lake, checkpoint)):
@@ -127,8 +126,8 @@ def status(session: Session, lake: str, checkpoint: str | None) -> None:
 
 
 @click.command(cls=Verb)
-@click.option("-f", "--follow", "is_following", is_flag=True, help="follow until the job ends")
-@option("-n --lines count", click.IntRange(min=0, max=100_000), "number of last lines", default=100)
+@click.option("-f", "--follow", "is_following", is_flag=True, help="print new lines as they arrive")
+@option("-n --lines count", click.IntRange(min=0, max=100_000), "last lines to print", default=100)
 @place_options
 def logs(
     session: Session, job: str, is_following: bool, count: int, lake: str, checkpoint: str | None
@@ -138,8 +137,8 @@ def logs(
     folder = root / job
     if not is_job_name(job) or not (folder / NAME).is_file():
         raise NotFound(
-            f"no log of job '{job}'",
-            f"the job has not run with {root}",
+            f"job '{job}' has no log",
+            f"the job has not run with the checkpoints in {root}",
             "list jobs with `penstock pipeline status`, or use another --lake or --checkpoint",
         )
     lines = read_log(
@@ -154,7 +153,7 @@ def logs(
 @click.command(cls=Verb)
 @place_options
 def doctor(session: Session, lake: str, checkpoint: str | None) -> None:
-    """Check the requirements of the pipeline. Exit code 8 if something is missing."""
+    """Check the requirements of the pipeline. Exit code 8 if a check fails."""
     findings = [*_packages(), *_java(), *_places(lake, checkpoint)]
     rows: list[dict[str, Any]] = [finding._asdict() for finding in findings]
     session.out.many(rows, columns=FINDING_COLUMNS, name="check")
@@ -191,7 +190,7 @@ def _java() -> Iterator[Finding]:
     if archive.is_file():
         yield Finding("warm", "ok", f"classes are archived, {size(archive.stat().st_size)}")
     else:
-        yield Finding("warm", "warn", "sessions start slowly", "run `penstock pipeline warm`")
+        yield Finding("warm", "warn", "Spark sessions start slowly", "run `penstock pipeline warm`")
 
 
 def _places(lake: str, checkpoint: str | None) -> Iterator[Finding]:

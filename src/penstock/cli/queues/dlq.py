@@ -1,5 +1,5 @@
-"""``penstock dlq``: finds dead letters and moves them back. A move is a task of the server, not of
-this process: Ctrl-C does not stop it, and it continues after a restart of the server."""
+"""Commands of ``penstock dlq``, which list and redrive dead-letter queues. The server does the
+redrive, not this process: it continues after Ctrl-C and after a restart of the server."""
 
 import time
 
@@ -37,16 +37,16 @@ def list_queues(session: Session) -> None:
 
 
 @dlq.command()
-@click.option("--to", "target", metavar="QUEUE", help="target [default: source of each message]")
-@click.option("--rate", type=click.IntRange(1, 500), help="limit, messages per second")
-@click.option("--dry-run", is_flag=True, help="print what would be moved, move nothing")
-@click.option("--detach", is_flag=True, help="start the redrive without waiting for its end")
+@click.option("--to", "target", metavar="QUEUE", help="queue to move to [default: source queues]")
+@click.option("--rate", type=click.IntRange(1, 500), help="maximum messages per second")
+@click.option("--dry-run", is_flag=True, help="print the number of messages to move, move nothing")
+@click.option("--detach", is_flag=True, help="start the redrive and exit without waiting")
 def redrive(
     session: Session, queue: str, target: str | None, rate: int | None, dry_run: bool, detach: bool
 ) -> None:
     """Move the messages of a dead-letter queue back to their source queues.
 
-    The server moves them: Ctrl-C ends the wait, not the redrive (`penstock dlq cancel`)."""
+    The server moves the messages, also after Ctrl-C. Stop it with `penstock dlq cancel`."""
     sqs = session.sqs
     source_arn = sqs.arn(queue)
     target_arn = None if target is None else sqs.arn(target)
@@ -54,7 +54,7 @@ def redrive(
         names = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible")
         visible, in_flight = map(int, map(sqs.attributes(queue, names).__getitem__, names))
         reply = sqs.call("ListDeadLetterSourceQueues", {"QueueUrl": sqs.queue_url(queue)})
-        # The queues whose redrive policy names this queue now; a message goes where it came from.
+        # Queues whose redrive policy names this queue now. A message returns to its own source.
         sources = [url.rpartition("/")[2] for url in reply.get("queueUrls", ())]
         if not sources:
             raise Failure(
@@ -108,7 +108,7 @@ def _tasks(session: Session, source_arn: str, count: int = 1) -> list[Json]:
 
 
 def _wait(session: Session, source_arn: str) -> Json:
-    """Wait for a move by polling four times a second: the API has no call that waits for it."""
+    """Poll until the newest redrive has ended, because the SQS API has no call that waits."""
     with Progress("moving", is_quiet=session.settings.quiet) as progress:
         while True:
             tasks = _tasks(session, source_arn)
@@ -134,7 +134,7 @@ def _check_ended(queue: str, task: Json) -> None:
 
 
 @dlq.command()
-@count_option(10, 10, "maximum number of redrives")
+@count_option(10, 10, "maximum number of redrives to show")
 @click.option("--wait", is_flag=True, help="wait until the newest redrive has ended")
 def status(session: Session, queue: str, count: int, wait: bool) -> None:
     """Show the redrives of a dead-letter queue, newest first."""
@@ -151,11 +151,11 @@ def status(session: Session, queue: str, count: int, wait: bool) -> None:
 
 @dlq.command()
 def cancel(session: Session, queue: str) -> None:
-    """Stop the running redrive. Moved messages stay in their target queue."""
+    """Stop the running redrive of a dead-letter queue. Moved messages are not moved back."""
     running = next((t for t in _tasks(session, session.sqs.arn(queue)) if "task" in t), None)
     if running is None:
         raise NotFound(
-            f"no redrive of '{queue}' to cancel",
+            f"cannot cancel a redrive of '{queue}'",
             "no redrive is running",
             f"list past redrives with `penstock dlq status {queue}`",
         )

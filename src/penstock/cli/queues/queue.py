@@ -1,5 +1,5 @@
-"""``penstock queue``: creates, shows, changes and deletes queues through the SQS API. Lists and
-live numbers come from the admin API, which reports a whole account in one reply."""
+"""Commands of ``penstock queue``. They use the SQS API. Lists and live counts come from the admin
+API, which reports all queues of a tenant in one reply."""
 
 import time
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ _RATE_COLUMNS = (
         **dict.fromkeys(("sent_per_s", "received_per_s", "acked_per_s"), "{:,.1f}".format),
     ),
 )
-_tag_option = repeatable("--tag tags", "KEY=VALUE", "tag to set")
+_tag_option = repeatable("--tag tags", "KEY=VALUE", "tag to add or change")
 
 
 @click.group(cls=Noun)
@@ -48,7 +48,7 @@ def queue() -> None:
 
 
 @queue.command()
-@click.option("--fifo", is_flag=True, help="keep order within message groups; adds '.fifo' to NAME")
+@click.option("--fifo", is_flag=True, help="create a FIFO queue; adds '.fifo' to NAME if missing")
 @option("--partitions", click.IntRange(min=1), "number of partitions [default: server setting]")
 @_tag_option
 @settings_options
@@ -81,13 +81,13 @@ def create(
 @option(
     "--sort",
     ["name", "backlog", "age"],
-    "sort order; backlog and age: highest first",
+    "sort order; backlog and age list the highest first",
     default="name",
 )
 def list_queues(session: Session, prefix: str, sort: str) -> None:
     """List all queues, or the queues whose name starts with PREFIX."""
     if session.out.format_of("ndjson") == "name" and sort == "name":
-        # Names alone need no admin API, so this works against any SQS server.
+        # Names alone come from the SQS API, so this works with any SQS server.
         session.out.many(({"name": name} for name in session.sqs.queue_names(prefix)), columns=())
         return
     found = sorted(rows(session, prefix), key=lambda row: str(row["name"]))
@@ -99,7 +99,6 @@ def list_queues(session: Session, prefix: str, sort: str) -> None:
 
 
 def rows(session: Session, prefix: str = "") -> list[Json]:
-    """Return flat rows of queues: identity first, then counts."""
     made = []
     for item in session.admin.queues(prefix):
         counts = dict(item["stats"])
@@ -124,7 +123,7 @@ def show(session: Session, name: str) -> None:
         with suppress(Failure):  # other SQS servers have no admin API
             blocked = session.admin.explanation(item["name"]).get("blocked")
             pairs = list(item.items())
-            after = list(item).index("visible") + 1  # blocked messages are visible ones
+            after = list(item).index("visible") + 1  # blocked messages count as visible
             item = dict([*pairs[:after], ("blocked", blocked), *pairs[after:]])
     forms = {setting.field: setting.show for setting in SETTINGS}
     shown = [each._replace(form=forms.get(each.key, each.form)) for each in map(field, item)]
@@ -132,7 +131,7 @@ def show(session: Session, name: str) -> None:
 
 
 @queue.command()
-@click.option("--user", metavar="NAME", help="user who receives [default: you]")
+@click.option("--user", metavar="NAME", help="user who receives messages [default: you]")
 def explain(session: Session, name: str, user: str | None) -> None:
     """Explain why a receive from a queue returns no messages."""
     name = name_of(name)
@@ -147,9 +146,9 @@ def explain(session: Session, name: str, user: str | None) -> None:
 
 
 @queue.command("set")
-@click.option("--no-dead-letter", is_flag=True, help="remove the dead-letter queue")
+@click.option("--no-dead-letter", is_flag=True, help="stop using a dead-letter queue")
 @_tag_option
-@repeatable("--untag untags", "KEY", "tag to remove")
+@repeatable("--untag untags", "KEY", "key of a tag to remove")
 @settings_options
 def set_settings(
     session: Session,
@@ -182,7 +181,7 @@ def set_settings(
 @yes_option
 def delete(session: Session, name: str, yes: bool) -> None:
     """Delete a queue and all its messages."""
-    url = session.sqs.queue_url(name)  # before the prompt: fails if there is no such queue
+    url = session.sqs.queue_url(name)  # before the prompt: fails if the queue does not exist
     confirm_name(name, verb="delete", is_sure=yes)
     session.sqs.call("DeleteQueue", {"QueueUrl": url}, what=f"cannot delete queue '{name}'")
     session.remark(f"deleted {name}")
@@ -190,9 +189,9 @@ def delete(session: Session, name: str, yes: bool) -> None:
 
 @queue.command()
 @yes_option
-@click.option("--dry-run", is_flag=True, help="print the number of messages, delete nothing")
+@click.option("--dry-run", is_flag=True, help="print the message counts, delete nothing")
 def purge(session: Session, name: str, yes: bool, dry_run: bool) -> None:
-    """Delete all messages of a queue, also those in flight and delayed."""
+    """Delete all messages of a queue, including messages in flight and delayed messages."""
     url = session.sqs.queue_url(name)
     if dry_run:
         item = described(name, url, session.sqs.attributes(name))
@@ -205,15 +204,13 @@ def purge(session: Session, name: str, yes: bool, dry_run: bool) -> None:
 
 
 @queue.command()
-@watch_options("refresh with rates until Ctrl-C")
+@watch_options("repeat until Ctrl-C, with messages per second")
 def stats(
     session: Session, names: tuple[str, ...], watch: bool, interval: float, samples: int | None
 ) -> None:
-    """Show the counts of the named queues, or of all.
+    """Show the message counts of the named queues, or of all queues.
 
-    With --watch a terminal shows a live table; otherwise the output has one JSON line for each
-    queue and interval.
-    """
+    With --watch a terminal shows a live table, and a pipe gets a JSON line per queue and sample."""
     if not watch:
         found = _rows_of(session, names)
         session.out.many(found, columns=_STATS_COLUMNS, empty="no queues")
@@ -237,7 +234,7 @@ def _rows_of(session: Session, names: Sequence[str]) -> list[Json]:
     for name in names:
         if name not in found:
             raise NotFound(
-                f"no queue '{name}'",
+                f"queue '{name}' does not exist",
                 f"{len(found)} queues exist in this region",
                 "list queues with `penstock queue list`",
             )
@@ -245,8 +242,8 @@ def _rows_of(session: Session, names: Sequence[str]) -> list[Json]:
 
 
 def with_rates(now: Json, before: Json | None, elapsed_s: float) -> Json:
-    """Add rates: the difference to the sample before, divided by the time between them. The first
-    sample has none, nor has a counter that went backwards because the server restarted."""
+    """Return the row with a rate per second for each counter, computed from the previous sample. A
+    rate is None in the first sample, or if the counter went backwards after a server restart."""
     row = dict(now)
     for counter in _COUNTERS:
         rate = None

@@ -1,5 +1,5 @@
-"""A queue's settings as flags: one table row each, used by ``queue create``, ``set`` and ``show``.
-Values are checked here only for typing mistakes; the server decides what a queue accepts."""
+"""The queue attributes that are options of ``queue create`` and ``queue set``, in one table.
+Options are checked here only for typing mistakes; the server decides what a queue accepts."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ _FSYNC = {name: name for name in ("always", "interval", "never")}
 
 
 def _json_text(text: str) -> str:
-    """Parse JSON text, or ``@FILE`` that holds it; an empty text removes the setting."""
+    """Return JSON that was given as text or as ``@FILE``. An empty text removes the setting."""
     try:
         if text.startswith("@"):
             text = Path(text[1:]).read_text(encoding="utf-8").strip()
@@ -31,7 +31,7 @@ def _json_text(text: str) -> str:
     except OSError as error:
         raise ValueError(f"cannot read '{text[1:]}': {error.strerror}") from None
     except ValueError as error:
-        raise ValueError(f"not JSON: {error}") from None
+        raise ValueError(f"the value is not JSON: {error}") from None
     return text
 
 
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
     flag: str
     attribute: str
     help: str
-    field: str  # its name in JSON output
+    field: str  # name of the setting in JSON output
     kind: "click.ParamType[Any] | type[bool]" = click.STRING
     encode: Callable[[Any], str] = str
     decode: Callable[[str], Any] = str
@@ -71,30 +71,28 @@ def _json(name: str, attribute: str, text: str) -> Setting:
 
 
 SETTINGS = (
-    _seconds("delay", "DelaySeconds", "delay of new messages", 0, 900),
-    _seconds("visibility", "VisibilityTimeout", "visibility timeout", 0, 43_200),
-    _seconds("wait", "ReceiveMessageWaitTimeSeconds", "default wait of a receive", 0, 20),
-    _seconds("retention", "MessageRetentionPeriod", "retention period of messages", 60, 1_209_600),
+    _seconds("delay", "DelaySeconds", "delivery delay of new messages", 0, 900),
+    _seconds("visibility", "VisibilityTimeout", "visibility timeout of messages", 0, 43_200),
+    _seconds("wait", "ReceiveMessageWaitTimeSeconds", "default long-poll wait of receives", 0, 20),
+    _seconds("retention", "MessageRetentionPeriod", "message retention period", 60, 1_209_600),
     Setting(
         "--max-bytes",
         "MaximumMessageSize",
-        "largest message, with its attributes",
+        "maximum message size, attributes included",
         "message_bytes_max",
         bytes_of(1_024, 1_048_576),
         decode=int,
         show=size,
     ),
-    _switch("content-dedup", "ContentBasedDeduplication", "FIFO: treat equal bodies as duplicates"),
-    _choice("dedup-scope", "DeduplicationScope", "FIFO: scope of deduplication ids", _SCOPES),
-    _choice("throughput", "FifoThroughputLimit", "FIFO: scope of rate limits", _LIMITS),
-    _json("policy", "Policy", "queue policy"),
-    _json(
-        "redrive-allow", "RedriveAllowPolicy", "source queues that may use this dead-letter queue"
-    ),
-    Setting("--kms-key", "KmsMasterKeyId", "id of the KMS key for encryption", "kms_key"),
-    _seconds("kms-reuse", "KmsDataKeyReusePeriodSeconds", "reuse period of a data key", 60, 86_400),
-    _switch("sse", "SqsManagedSseEnabled", "encrypt with the server's key"),
-    _choice("fsync", "PenstockFsync", "when an accepted message is synced to disk", _FSYNC),
+    _switch("content-dedup", "ContentBasedDeduplication", "FIFO: deduplicate by message body"),
+    _choice("dedup-scope", "DeduplicationScope", "FIFO: deduplicate per queue or group", _SCOPES),
+    _choice("throughput", "FifoThroughputLimit", "FIFO: rate limit per queue or group", _LIMITS),
+    _json("policy", "Policy", "access policy of the queue"),
+    _json("redrive-allow", "RedriveAllowPolicy", "redrive allow policy of a dead-letter queue"),
+    Setting("--kms-key", "KmsMasterKeyId", "id of the KMS key that encrypts messages", "kms_key"),
+    _seconds("kms-reuse", "KmsDataKeyReusePeriodSeconds", "data key reuse period", 60, 86_400),
+    _switch("sse", "SqsManagedSseEnabled", "encrypt messages with the server's key"),
+    _choice("fsync", "PenstockFsync", "when accepted messages are synced to disk", _FSYNC),
 )
 
 
@@ -103,11 +101,11 @@ settings_options = several(
         click.option(row.flag, row.field, type=row.kind, default=None, help=row.help)
         for row in SETTINGS
     ),
-    click.option("--dead-letter", metavar="QUEUE", help="dead-letter queue"),
+    click.option("--dead-letter", metavar="QUEUE", help="name of the dead-letter queue"),
     option(
         "--max-receives",
         click.IntRange(1, 1_000),
-        "receives before a message goes to the dead-letter queue [default 10]",
+        "receives before a message moves to the dead-letter queue [default 10]",
     ),
 )
 
@@ -126,7 +124,7 @@ def attributes_of(session: Session, flags: Flags) -> dict[str, str]:
     elif receives_max is not None:
         raise Misuse(
             "--max-receives needs a dead-letter queue",
-            "the queue has no --dead-letter",
+            "--dead-letter is missing",
             "add --dead-letter QUEUE",
         )
     return attributes

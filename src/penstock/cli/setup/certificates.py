@@ -1,6 +1,5 @@
-"""Certificates from a private authority, which is created on first use, in the folder of the
-certificates that it signs; only its owner can read its key. Keys are elliptic (P-256), because
-handshakes are most of the cost of TLS."""
+"""Creates certificates that are signed by a private CA. The CA is created on first use, in the same
+folder; only the owner can read its key. Keys are P-256, for cheap TLS handshakes."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ class Authority:
 
     @classmethod
     def at(cls, folder: Path) -> "Authority":
-        """Return the authority in a folder; create it if missing. Raises ValueError and OSError."""
+        """Return the CA in a folder, or create one. Raises ValueError if its files are unusable."""
         certificate_path, key_path = folder / "ca.pem", folder / "ca-key.pem"
         if certificate_path.exists() != key_path.exists():
             raise ValueError(f"{folder} must contain both ca.pem and ca-key.pem, or neither")
@@ -35,13 +34,13 @@ class Authority:
             return cls(certificate, key)
         found = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
         if not isinstance(found, ec.EllipticCurvePrivateKey):
-            raise ValueError(f"{key_path} is not a private key of `penstock generate certs`")
+            raise ValueError(f"{key_path} was not created by `penstock generate certs`")
         return cls(x509.load_pem_x509_certificate(certificate_path.read_bytes()), found)
 
     def issue(
         self, name: str, *, hosts: Sequence[str] = (), days: int, is_client: bool = False
     ) -> tuple[bytes, bytes]:
-        """Return the certificate with its chain, and the key, both as PEM."""
+        """Return a new certificate with its chain, and its key, both as PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
         purposes = [] if is_client else [ExtendedKeyUsageOID.SERVER_AUTH]
         purposes.append(ExtendedKeyUsageOID.CLIENT_AUTH)
@@ -107,7 +106,6 @@ def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that other users cannot read at any moment."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600, exist_ok=False)
     path.write_bytes(data)

@@ -1,5 +1,5 @@
-"""``penstock examples``: recipes to copy and paste. A test runs the shell and Python ones; and
-``penstock completion``: the tab completion script of a shell."""
+"""The commands ``penstock examples``, which prints recipes to copy, and ``penstock completion``,
+which prints the tab completion script of a shell. A test runs the shell and Python recipes."""
 
 from typing import NamedTuple
 
@@ -173,7 +173,7 @@ def examples(topic: str | None) -> None:
     found = RECIPES.get(topic)
     if found is None:
         raise NotFound(
-            f"no example '{topic}'",
+            f"example '{topic}' does not exist",
             f"known examples: {', '.join(RECIPES)}",
             "list examples with `penstock examples`",
         )

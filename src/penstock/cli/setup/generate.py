@@ -1,4 +1,4 @@
-"""``penstock generate``: templates of files, made from the code that reads them."""
+"""Commands of ``penstock generate``, which print configuration and deployment files."""
 
 from functools import partial
 
@@ -25,10 +25,10 @@ def config() -> None:
     "--out", "folder", type=click.Path(file_okay=False), default="certs", metavar="DIR",
     help="folder of the certificates [default: certs]",
 )  # fmt: skip
-@repeatable("--host hosts", "NAME|ADDRESS", "host name")
-@click.option("--no-localhost", is_flag=True, help="leave out localhost, 127.0.0.1 and ::1")
-@click.option("--name", default="penstock", metavar="NAME", help="name of node or client")
-@option("--days", click.IntRange(1, 3_650), "validity", default=365)
+@repeatable("--host hosts", "NAME|ADDRESS", "host that the certificate is valid for")
+@click.option("--no-localhost", is_flag=True, help="omit localhost, 127.0.0.1 and ::1 as hosts")
+@click.option("--name", default="penstock", metavar="NAME", help="name of the node or client")
+@option("--days", click.IntRange(1, 3_650), "validity of the certificate in days", default=365)
 @click.option("--client", "is_client", is_flag=True, help="create a client certificate")
 def certs(
     folder: str, hosts: tuple[str, ...], no_localhost: bool, name: str, days: int, is_client: bool
@@ -49,7 +49,7 @@ def certs(
     place = Path(folder)
     stem = f"client-{name}" if is_client else name
     if not stem.replace("-", "").replace(".", "").replace("_", "").isalnum():
-        raise click.BadParameter("letters, digits, dots and dashes only", param_hint="--name")
+        raise click.BadParameter("use only letters, digits, dots and dashes", param_hint="--name")
     certificate_file, key_file = place / f"{stem}.pem", place / f"{stem}-key.pem"
     names = () if is_client else tuple(dict.fromkeys((*hosts, *here)))
     try:

@@ -1,5 +1,5 @@
-"""``penstock serve``: the flags of a server. A flag that is not given is not passed on, so that
-file and environment apply."""
+"""The command ``penstock serve``. A flag that is not given is not passed on, so that the
+configuration file and the environment apply."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ def _flag(name: str, key: str, kind: Any, text: str, **more: Any) -> Callable[[A
 
 
 def _address(text: str) -> str:
-    """HOST:PORT; port 0 takes any free port. A bare port listens on the loopback address."""
+    """Parse HOST:PORT. A port without host means the loopback address."""
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
         raise ValueError(f"'{text}' is not HOST:PORT")
@@ -28,15 +28,15 @@ _ADDRESS = Parsed("host:port", _address)
 
 
 @click.command()
-@_flag("data", "node.data", "DIR", "data folder")
+@_flag("data", "node.data", "DIR", "data folder of the server")
 @_flag("http", "http.listen", _ADDRESS, "address of the SQS endpoint; port 0: any free port")
 @_flag("admin", "admin.listen", _ADDRESS, "address of the admin API; port 0: any free port")
-@click.option("--config", "config_file", metavar="FILE", help="configuration file, TOML")
+@click.option("--config", "config_file", metavar="FILE", help="TOML configuration file")
 @_flag(
     "fsync",
     "log.fsync",
     ["always", "interval", "never"],
-    "when an accepted message is synced to disk",
+    "when accepted messages are synced to disk",
 )
 @_flag("partitions", "queue.partitions", click.IntRange(1), "default partition count of new queues")
 @_flag(
@@ -45,39 +45,38 @@ _ADDRESS = Parsed("host:port", _address)
     click.IntRange(min=0),
     "number of worker processes; 0: one process serves everything",
 )
-@_flag("log-level", "telemetry.level", ["debug", "info", "warning", "error"], "lowest log level")
-@_flag("kafka", "kafka.listen", "HOST:PORT|off", "Kafka listener [default 127.0.0.1:9092]")
+@_flag("log-level", "telemetry.level", ["debug", "info", "warning", "error"], "lowest level to log")
+@_flag("kafka", "kafka.listen", "HOST:PORT|off", "Kafka listener address [default 127.0.0.1:9092]")
 @_flag(
     "auth", "auth.mode", ["auto", "on", "off"], "authentication of clients; auto: off on loopback"
 )
-@_flag("tls-cert", "tls.cert_file", "FILE", "certificate and chain of all listeners, PEM")
-@_flag("tls-key", "tls.key_file", "FILE", "private key of the certificate, PEM")
+@_flag("tls-cert", "tls.cert_file", "FILE", "PEM file with certificate and chain of all listeners")
+@_flag("tls-key", "tls.key_file", "FILE", "PEM file with the private key of the certificate")
 @_flag(
     "insecure",
     "auth.insecure",
     None,
-    "serve other machines without TLS or --auth",
+    "allow other machines to connect without TLS or authentication",
     is_flag=True,
     default=None,
 )
-@_flag("role", "node.roles", "ROLES", "metadata, or frontend,broker with --metadata [default: all]")
+@_flag("role", "node.roles", "ROLES", "roles: metadata, or frontend,broker [default: all roles]")
 @_flag(
     "internal",
     "internal.listen",
     _ADDRESS,
-    "address for other nodes, of a cluster node or a metadata node",
+    "address to which other nodes connect",
 )
 @_flag("node", "cluster.node", click.IntRange(1), "number of this node in its cluster")
 @_flag("etcd", "cluster.etcd", "HOST:PORT[,...]", "addresses of the cluster's etcd")
-@_flag("metadata", "metadata.service", "HOST:PORT[,...]", "metadata nodes [default: this process]")
-@_flag("log-format", "telemetry.format", ["auto", "json", "console"], "log format")
+@_flag("metadata", "metadata.service", "HOST:PORT[,...]", "addresses of the metadata nodes")
+@_flag("log-format", "telemetry.format", ["auto", "json", "console"], "format of log lines")
 @click.option("--print-config", is_flag=True, help="print every setting and its origin, then exit")
 @click.option("--hints", is_flag=True, help="print example commands when the server is ready")
 def serve(config_file: str | None, print_config: bool, hints: bool, **flags: object) -> None:
-    """Start a server; it needs a data folder and no other service. Ctrl-C stops it.
+    """Start a server. It needs a data folder and no other service. Ctrl-C stops it.
 
-    Precedence of settings: flag, PENSTOCK_SECTION__KEY, configuration file, default.
-    """
+    Precedence of settings: flag, PENSTOCK_SECTION__KEY, configuration file, default."""
     from penstock.node import lifecycle
 
     given = {_KEYS[name]: value for name, value in flags.items() if value is not None}

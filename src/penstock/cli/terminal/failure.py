@@ -1,5 +1,5 @@
-"""The errors of commands: three lines for a person (what did not happen, why, what to do about it),
-one exit code for a script. Exit codes are a promise: they mean the same in every command."""
+"""The errors of commands. Each has three lines for people (what failed, why, what to do) and an
+exit code for scripts. An exit code means the same in every command and never changes."""
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
@@ -14,13 +14,13 @@ class ExitCode(IntEnum):
     DENIED = 4
     UNREACHABLE = 5  # no reply, or the server replied to retry later
     CONFLICT = 6
-    PARTIAL = 7  # done in part; the output names the rest
+    PARTIAL = 7  # some items failed; the output names them
     UNHEALTHY = 8
     TIMEOUT = 124  # as timeout(1) does
     INTERRUPTED = 130  # as a shell reports Ctrl-C
 
 
-PASSING = (ExitCode.UNREACHABLE, ExitCode.TIMEOUT)  # worth a retry
+PASSING = (ExitCode.UNREACHABLE, ExitCode.TIMEOUT)  # a retry may succeed
 
 
 class Failure(Exception):
@@ -56,7 +56,7 @@ class Unhealthy(Failure):
     EXIT_CODE = ExitCode.UNHEALTHY
 
 
-# AWS error codes, without prefix, and HTTP statuses, which decide for other codes.
+# AWS error codes without their prefix, and HTTP statuses for replies with other error codes.
 _FAULTS: Mapping[ExitCode, str] = {
     ExitCode.NOT_FOUND: "QueueDoesNotExist NonExistentQueue ResourceNotFoundException 404",
     ExitCode.CONFLICT: "QueueNameExists QueueAlreadyExists QueueDeletedRecently"
@@ -77,12 +77,12 @@ _FIX_BY_FAULT: Mapping[str, str] = {
     "ReceiptHandleIsInvalid": "copy the whole receipt that `penstock message receive` printed",
     "RequestThrottled": "retry in a moment, or send fewer requests",
     "OverLimit": "delete or release messages in flight, then retry",
-    "access_denied": "ask an administrator of the tenant, or an operator; see"
+    "access_denied": "ask an administrator of the tenant for permission; check it with"
     " `penstock policy test`",
     "ResourceNotFoundException": "list dead-letter queues with `penstock dlq list`",
 }
 
-# Errors that only their messages distinguish.
+# Fixes of errors that have a common code and differ in these words of their messages.
 _FIX_BY_WORDS: Mapping[str, str] = {
     "parameter MessageGroupId": "add --group NAME",
     "ContentBasedDeduplication": "add --dedup-id ID, or `penstock queue set NAME --content-dedup`",
@@ -130,7 +130,7 @@ def timed_out(url: str, seconds: float) -> Failure:
 
 
 def nearest(given: str, names: Iterable[str]) -> str:
-    """Return the most similar name, to suggest it; empty if none is similar."""
+    """Return the most similar name, or an empty string if no name is similar."""
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(given, list(names), n=1)), "")
@@ -141,4 +141,4 @@ def no_such(kind: str, given: str, names: Iterable[str]) -> NotFound:
     near = nearest(given, known)
     hint = f"did you mean '{near}'? " if near else ""
     fix = f"{hint}list {kind}s with `penstock {kind} list`"
-    return NotFound(f"no {kind} '{given}'", f"{len(known)} {kind}s exist", fix)
+    return NotFound(f"{kind} '{given}' does not exist", f"{len(known)} {kind}s exist", fix)

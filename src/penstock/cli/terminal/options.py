@@ -1,4 +1,4 @@
-"""Options that take a duration or a size: ``90``, ``90s``, ``15m``, ``4d``; ``256KiB``."""
+"""Types and helpers for command options, such as durations (``15m``) and sizes (``256KiB``)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ Command = Callable[..., None]
 
 
 class Parsed(click.ParamType[Any]):
-    """A type whose function parses a text, or raises ValueError with the reason."""
+    """A click type made from a function that parses text or raises ValueError with the reason."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -27,14 +27,14 @@ class Parsed(click.ParamType[Any]):
 
 
 def _quantity(kind: Kind, *, base: int, low: float, high: float, is_whole: bool) -> Parsed:
-    """A number of seconds or bytes, with or without a unit. ``is_whole``: rounded to an integer."""
+    """Return a type for durations or sizes with an optional unit. ``is_whole`` rounds values."""
 
     def parse(text: str) -> float:
         text = text.strip()
         found = parsed(text, kind, base=base)
         if found is None:
             units = ", ".join(kind.units)
-            raise ValueError(f"'{text}' is not a {kind.noun}: write a number and a unit: {units}")
+            raise ValueError(f"'{text}' is not a {kind.noun}: use a number and a unit ({units})")
         why = misfit(text, found, kind, round(low * base), round(high * base))
         if why is not None:
             raise ValueError(why)
@@ -48,7 +48,7 @@ def seconds(low: int, high: int) -> Parsed:
 
 
 def some_seconds(low: float, high: float) -> Parsed:
-    """Return a duration that may have fractions of a second."""
+    """Return a type for durations that may have fractions of a second."""
     return _quantity(DURATION, base=1_000, low=low, high=high, is_whole=False)
 
 
@@ -59,8 +59,8 @@ def bytes_of(low: int, high: int) -> Parsed:
 def option(
     names: str, kind: Any, text: str, *, default: Any = ..., **more: Any
 ) -> Callable[[Any], Any]:
-    """``names``: the flags and, if it is another, the name of the parameter. ``kind``: a type, a
-    list of choices, or the metavar of a text."""
+    """Return a click option. ``names`` has the flags, and the parameter name if it differs.
+    ``kind`` is a click type, a list of choices, or the metavar of a text option."""
     if default is not ...:
         more |= {"default": default, "show_default": default is not None}
     if isinstance(kind, str):
@@ -71,8 +71,6 @@ def option(
 
 
 def several(*options: Callable[[Command], Command]) -> Callable[[Any], Any]:
-    """Return one decorator that adds these options, in this order."""
-
     def add(command: Command) -> Command:
         for option in reversed(options):
             command = option(command)
@@ -81,7 +79,7 @@ def several(*options: Callable[[Command], Command]) -> Callable[[Any], Any]:
     return add
 
 
-yes_option = click.option("--yes", is_flag=True, help="do not ask for confirmation")
+yes_option = click.option("--yes", is_flag=True, help="skip the confirmation prompt")
 
 
 def count_option(most: int | None, default: int | None, text: str) -> Callable[[Any], Any]:

@@ -1,9 +1,9 @@
-"""Writes results: the same data as a table for people or as JSON for programs.
+"""Prints results as a table for people or as JSON for programs.
 
-Without ``-o`` the format depends on stdout. On a terminal: a table. Otherwise one item is one JSON
-object (``json``), several items are one JSON object per line (``ndjson``), so that a pipe can
-process them before the command is done. ``-o json`` of several items is one array. Field names are
-stable: new ones may be added, none renamed. rich is imported only to draw on a terminal."""
+Without ``-o`` a terminal gets a table. A pipe gets one JSON object (``json``) for a single item,
+and one JSON object per line (``ndjson``) for several items, so that it can process them before the
+command is done. ``-o json`` prints several items as one array. Field names are stable: new ones may
+be added, none renamed. The library rich is imported only to draw on a terminal."""
 
 import json
 import os
@@ -30,7 +30,7 @@ Form = Callable[[Any], str]
 
 _FOLDED_WIDTH_MIN = 12
 _INTERVALS = some_seconds(0.1, 3_600)
-_STYLES = {"✗": "red", "!": "yellow", "✓": "green"}  # marks of results
+_STYLES = {"✗": "red", "!": "yellow", "✓": "green"}  # colours of the marks of findings
 
 
 class Column(NamedTuple):
@@ -58,9 +58,9 @@ def field(key: str) -> Column:
 
 
 def columns(text: str, **forms: Form) -> tuple[Column, ...]:
-    """Return the columns of a table, written as ``key TITLE, key# TITLE, key``. A ``#`` marks a
-    number; the title is the key in capitals if none is given. The unit in a key, such as ``_at_ms``
-    or ``_bytes``, gives its format, unless ``forms`` has one."""
+    """Parse the columns of a table from a text such as ``name, size_bytes# DISK``. A ``#`` marks a
+    number. A column without a title gets its key in capitals. The unit at the end of a key, such as
+    ``_at_ms`` or ``_bytes``, selects the format unless ``forms`` has the key."""
     made = []
     for part in text.split(","):
         mark, _, title = part.strip().partition(" ")
@@ -80,7 +80,7 @@ def to_json(value: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return the two largest units: 43s, 5m 3s, 2h 10m, 4d 1h."""
+    """Return a duration in its two largest units: 43s, 5m 3s, 2h 10m, 4d 1h."""
     whole = int(seconds)
     units = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
     for (unit, unit_s), (below, below_s) in pairwise(units):
@@ -97,7 +97,6 @@ def moment(at_ms: int, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
 
 
 def time_of_day(at_ms: int) -> str:
-    """Return the time without its date, for times at most hours away."""
     return moment(at_ms, "%H:%M:%S UTC")
 
 
@@ -135,7 +134,7 @@ class Output:
 
     @property
     def is_for_people(self) -> bool:
-        """True if a person reads a table on a terminal; only then an empty result is stated."""
+        """True if a terminal shows a table. Only then does a command say that a result is empty."""
         return self.is_table and self._stream.isatty()
 
     def format_of(self, otherwise: str) -> str:
@@ -163,7 +162,7 @@ class Output:
         name: str = "name",
         empty: str = "nothing found",
     ) -> None:
-        """Print items. ``empty`` is shown on a terminal if there are none; a pipe gets no line."""
+        """Print items. If there are none, a terminal shows ``empty`` and a pipe gets nothing."""
         form = self.format_of("ndjson")
         if form == "table":
             rows = list(items)
@@ -178,7 +177,7 @@ class Output:
                 self._machine(item, form, name)
 
     def streamed(self, item: Row, *, text: str, name: str = "name") -> None:
-        """Print one of an unknown number of items at once: a terminal gets ``text``."""
+        """Print one item of a stream immediately: ``text`` on a terminal, JSON otherwise."""
         form = self.format_of("ndjson")
         if form == "table":
             self.line(text)
@@ -219,7 +218,7 @@ def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Any
     from rich.table import Table
     from rich.text import Text
 
-    # If the table is too wide, names and bodies are folded; a folded number could be misread.
+    # If the table is too wide, text is folded but numbers are not: they could be misread.
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for number, column in enumerate(columns):
         if column.is_number:
@@ -236,8 +235,8 @@ def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Any
 def watch_options(help_text: str) -> Callable[[Any], Any]:
     return several(
         click.option("--watch", is_flag=True, help=help_text),
-        option("--interval", _INTERVALS, "interval of samples", default="2s", metavar="DURATION"),
-        option("--samples", click.IntRange(min=1), "with --watch: number of samples"),
+        option("--interval", _INTERVALS, "time between samples", default="2s", metavar="DURATION"),
+        option("--samples", click.IntRange(min=1), "with --watch: number of samples to print"),
     )
 
 
@@ -250,7 +249,7 @@ def watch_rows(
     *,
     name: str = "name",
 ) -> None:
-    """Show rows at regular times: as a live table on a terminal, otherwise as lines."""
+    """Print rows repeatedly, as a live table on a terminal and as lines otherwise."""
     if out.is_table and is_drawing(sys.stdout):
         from rich.console import Console
         from rich.live import Live
@@ -268,7 +267,7 @@ def watch_rows(
 
 
 def ticks(interval_s: float, count_max: int | None) -> Iterable[int]:
-    """Yield 0, 1, 2 … at regular times; a late tick is dropped, not repeated."""
+    """Yield 0, 1, 2 … at a fixed interval. Ticks that were missed are skipped."""
     start_s = time.monotonic()
     number = 0
     while count_max is None or number < count_max:
@@ -280,7 +279,7 @@ def ticks(interval_s: float, count_max: int | None) -> Iterable[int]:
 
 
 class Progress:
-    """A bar on stderr, drawn if that is a terminal and none of --quiet, NO_COLOR, CI is set."""
+    """A progress bar on stderr, drawn only on a terminal without --quiet, NO_COLOR and CI."""
 
     def __init__(self, label: str, *, total: int | None = None, is_quiet: bool = False) -> None:
         self._label = label

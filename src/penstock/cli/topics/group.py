@@ -1,5 +1,5 @@
-"""``penstock group``: shows consumer groups and their lag, and resets their offsets, with the Kafka
-protocol only: it works with classic groups, groups of KIP-848, and share groups."""
+"""Commands of ``penstock group``, which use only the Kafka protocol. They work with classic,
+consumer (KIP-848), share and streams groups."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,14 +37,14 @@ from penstock.wire.kafka.generated.streams_group_describe import StreamsGroupDes
 from penstock.wire.kafka.malformed import Malformed
 
 _DESCRIBE_GROUPS, _DELETE_GROUPS = 15, 42
-# How to describe groups whose members are assigned by the server.
+# API key and request to describe a group, by its type.
 _DESCRIBE_BY_TYPE: Mapping[str, tuple[int, Any]] = {
     "consumer": (69, ConsumerGroupDescribeRequest),
     "share": (77, ShareGroupDescribeRequest),
     "streams": (89, StreamsGroupDescribeRequest),
 }
 _LOOK_BYTES = 65_536
-_LOOKS_MAX = 16  # fetches to get past batches without records, such as lease events
+_LOOKS_MAX = 16  # fetches to skip batches without records, such as lease events
 
 _LIST_COLUMNS = columns("name, type, state, protocol")
 _MEMBER_COLUMNS = columns(
@@ -67,7 +67,7 @@ def _groups(session: Session) -> dict[str, Group]:
 def _find(known: Mapping[str, Group], name: str) -> Group:
     if name not in known:
         raise NotFound(
-            f"no group '{name}'",
+            f"group '{name}' does not exist",
             "the server has no group with this name",
             "list groups with `penstock group list`",
         )
@@ -144,7 +144,7 @@ def _member(member: Any, *, is_classic: bool) -> Json:
 
 
 def _decoded(blob: bytes) -> list[str]:
-    """Return the partitions assigned to a consumer; assignments of other clients are opaque."""
+    """Return the partitions assigned to a consumer, or nothing if the format is unknown."""
     try:
         given = decode_assignment(blob).assigned_partitions if blob else ()
     except Malformed:
@@ -162,15 +162,14 @@ def _assigned(assignment: Any) -> list[str]:
 
 
 @group.command()
-@watch_options("refresh until Ctrl-C")
+@watch_options("repeat until Ctrl-C")
 def lag(
     session: Session, names: tuple[str, ...], watch: bool, interval: float, samples: int | None
 ) -> None:
-    """Show the lag of the named groups, or of all, in records and in seconds.
+    """Show the lag of the named groups, or of all groups, in records and in seconds.
 
-    BEHIND is the age of the first uncommitted record. Internal groups of the Spark pipeline have
-    no lag and are shown only if named.
-    """
+    BEHIND is the age of the first uncommitted record. Internal groups of the Spark pipeline have no
+    lag and are shown only if named."""
     known = _groups(session)
     wanted = [_find(known, name) for name in names] or [
         known[name] for name in sorted(known) if not is_bookkeeping_group(name)
@@ -188,21 +187,23 @@ def lag(
 
 
 @group.command()
-@click.option("--to", "to", required=True, metavar="begin|end|OFFSET|TIME", help="new position")
+@click.option(
+    "--to", "to", required=True, metavar="POSITION", help="new offset, time, earliest or latest"
+)
 @click.option(
     "--topic",
     "topics",
     multiple=True,
     metavar="TOPIC",
-    help="topic to reset; repeatable [default: all with committed offsets]",
+    help="topic to reset; repeatable [default: all topics of the group]",
 )
 @click.option("--dry-run", is_flag=True, help="print the changes without making them")
 def reset(session: Session, name: str, to: str, topics: tuple[str, ...], dry_run: bool) -> None:
     """Set the committed offsets of a group. The group must have no members.
 
-    TIME is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago, and means the first record at or
-    after it; -10 means 10 records before the end. Offsets outside the log become its nearest end.
-    """
+    A time is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago, and selects the first record
+    at or after it. -10 selects the last 10 records. An offset outside the log becomes its
+    nearest end."""
     target = offsets.target_of(to, what="cannot reset to", option="--to")
     before = offsets.committed(session.kafka, name)
     what = f"cannot reset group '{name}'"
@@ -241,15 +242,15 @@ def delete(session: Session, name: str, yes: bool) -> None:
 # ── The lag of a group ───────────────────────────────────────────────────────────────────────
 # In records it is the distance from the committed offset to the end of the partition; leases,
 # deletions and transaction markers in the log are counted too. In seconds it is the age of the
-# first record that the group has not committed; it shows how long a result is already waiting. It
-# is read from the record itself, with one small fetch for each partition that has a lag.
+# first record that the group has not committed; it is read from the record itself, with one
+# small fetch for each partition that has a lag.
 # The offset of a share group is its first record that is not finished. Later records may be
 # finished as well, so its lag is an upper bound.
 
 
 def _lag_rows(kafka: Kafka, group: Group, members: Iterable[Json]) -> list[Json]:
-    """Return rows for all partitions of the topics that the group committed for or reads. Without a
-    committed offset the lag is unknown, except that an empty partition has none."""
+    """Return a row for each partition of the topics that the group reads or has offsets of. Without
+    a committed offset the lag is None, or 0 if the partition is empty."""
     what = f"cannot read the lag of group '{group.name}'"
     offsets_of = offsets.share_starts if group.type == "share" else offsets.committed
     known = offsets_of(kafka, group.name)
@@ -267,7 +268,7 @@ def _lag_rows(kafka: Kafka, group: Group, members: Iterable[Json]) -> list[Json]
         lag: int | None = None
         lag_s: float | None = None
         if offset is not None:
-            # Records that retention has removed will not be read any more, so they are not lag.
+            # Records that retention has removed cannot be read any more, so they are not lag.
             begin = max(offset, starts[place])
             lag = max(0, end - begin)
             lag_s = _seconds_behind(kafka, place, begin, end, now_ms) if lag else 0.0
@@ -279,7 +280,7 @@ def _lag_rows(kafka: Kafka, group: Group, members: Iterable[Json]) -> list[Json]
 
 
 def _of_living_topics(kafka: Kafka, named: set[Place]) -> set[Place]:
-    """Leave out topics that no longer exist: committed offsets outlive their topic."""
+    """Return all partitions of the named topics that exist. Offsets outlive their topic."""
     found: set[Place] = set()
     for topic in kafka.metadata(sorted(by_topic(named))).topics if named else ():
         if topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -289,8 +290,8 @@ def _of_living_topics(kafka: Kafka, named: set[Place]) -> set[Place]:
 
 
 def _seconds_behind(kafka: Kafka, place: Place, offset: int, end: int, now_ms: int) -> float | None:
-    """Return the age of the first record at or after an offset; 0 if there are only markers and
-    lease events before ``end``, None if a bounded search has not found it."""
+    """Return the age of the first record at or after an offset. Return 0 if only transaction
+    markers and lease events follow, and None if the search gives up."""
     what = f"cannot read {place.topic}/{place.partition}"
     for _ in range(_LOOKS_MAX):
         with failing(what):

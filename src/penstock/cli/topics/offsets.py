@@ -1,5 +1,4 @@
-"""Offsets: positions in a log as users write them, the committed offsets of groups, read and
-written without being a member, and the batches of a fetch."""
+"""Parses positions in a log, and reads and commits offsets of consumer groups without joining."""
 
 import re
 import time
@@ -17,13 +16,13 @@ _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _NAMES = {"begin": EARLIEST, "earliest": EARLIEST, "end": LATEST, "latest": LATEST}
 _DIGITS_MAX = 18
 _OFFSET_COMMIT, _OFFSET_FETCH, _DESCRIBE_SHARE_OFFSETS = 8, 9, 90
-_COMMIT_BY_NAME_MAX = 9  # later versions name topics by id
-_ONE_GROUP_MAX = 7  # later versions request several groups
+_COMMIT_BY_NAME_MAX = 9  # later versions identify topics by id
+_ONE_GROUP_MAX = 7  # later versions ask for several groups
 _IDLE_STATES = frozenset(("empty", "dead"))
 
 
 class Target(NamedTuple):
-    """An ``offset``, the offset at ``time``, or ``last`` records before the end."""
+    """A position in a log: an ``offset``, a ``time`` in ms, or a number of ``last`` records."""
 
     offset: int | None = None
     time: int | None = None
@@ -31,7 +30,7 @@ class Target(NamedTuple):
 
 
 def target_of(text: str, *, what: str, option: str, now_ms: int | None = None) -> Target:
-    """Parse begin, end, an offset, the last N records, a duration ago, or a time."""
+    """Parse begin, end, an offset, a time, -10 (the last 10 records) or -90m (90 minutes ago)."""
     now_ms = int(time.time() * 1_000) if now_ms is None else now_ms
     if text in _NAMES:
         return Target(time=_NAMES[text])
@@ -44,14 +43,14 @@ def target_of(text: str, *, what: str, option: str, now_ms: int | None = None) -
     from datetime import UTC, datetime
 
     try:
-        if "-" not in text:  # a too long number would be parsed as a date
+        if "-" not in text:  # a number with many digits would be parsed as a date
             raise ValueError(text)
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise Misuse(
             f"{what} '{text}'",
-            f"{option} takes begin, end, an offset, -10 (the last 10 records), -90m (90 minutes"
-            " ago) or a time",
+            f"{option} takes earliest, latest, an offset, -10 (the last 10 records), -90m"
+            " (90 minutes ago) or a time",
             "write a time like 2026-01-31T12:00:00Z",
         ) from None
     if moment.tzinfo is None:
@@ -60,14 +59,14 @@ def target_of(text: str, *, what: str, option: str, now_ms: int | None = None) -
 
 
 def time_of(text: str | None, *, what: str, option: str) -> int | None:
-    """Parse a time in ms; None: without a bound. Raises Failure for another position."""
+    """Parse a time in ms. Returns None for begin and end, and raises Misuse for an offset."""
     if text is None:
         return None
     target = target_of(text, what=what, option=option)
     if target.time is None:
         raise Misuse(
             f"cannot use {option} '{text}'",
-            "it is a position in a log, not a time",
+            "this is an offset or a number of records, not a time",
             "write a time like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago",
         )
     return None if target.time in (EARLIEST, LATEST) else target.time
@@ -76,8 +75,8 @@ def time_of(text: str | None, *, what: str, option: str) -> int | None:
 def offsets_at(
     kafka: Kafka, places: list[Place], target: Target, *, what: str, is_committed: bool = False
 ) -> tuple[dict[Place, int], dict[Place, int]]:
-    """Return for each partition the offset of the target, limited to the log, and the end of the
-    log. If no record is as new as a target time, its offset is the end."""
+    """Return the offset of the target and the end of the log for each partition. An offset outside
+    the log becomes its nearest end. A time after the last record means the end."""
     starts, ends = kafka.bounds(places, what=what, is_committed=is_committed)
     if target.time is not None:
         found = kafka.offsets(dict.fromkeys(places, target.time), what=what)
@@ -94,7 +93,7 @@ def _checked(topics: Any, what: str, name: str = "name") -> Iterator[tuple[Place
     for topic in topics:
         for part in topic.partitions:
             place = Place(getattr(topic, name), part.partition_index)
-            check(f"{what}: {place.topic}, {place.partition}", part.error_code)
+            check(f"{what}: {place.topic}, partition {place.partition}", part.error_code)
             yield place, part
 
 
@@ -111,7 +110,7 @@ def committed(kafka: Kafka, group: str) -> dict[Place, int]:
 
 
 def share_starts(kafka: Kafka, group: str) -> dict[Place, int]:
-    """Return the first record of each partition that a share group has not finished."""
+    """Return the offset of the first record per partition that a share group has not finished."""
     from penstock.wire.kafka.generated import describe_share_group_offsets as api
 
     what = f"cannot read the offsets of group '{group}'"
@@ -125,7 +124,7 @@ def share_starts(kafka: Kafka, group: str) -> dict[Place, int]:
 
 
 def commit(kafka: Kafka, group: str, offsets: Mapping[Place, int], *, what: str) -> None:
-    """The coordinator allows this only while the group has no members."""
+    """Commit offsets of a group. The coordinator rejects this while the group has members."""
     from penstock.wire.kafka.generated import offset_commit as api
 
     topics = [
@@ -147,7 +146,7 @@ def commit(kafka: Kafka, group: str, offsets: Mapping[Place, int], *, what: str)
 
 
 def check_idle(kafka: Kafka, group: str, *, what: str) -> None:
-    """Raise Failure if the group has members, because the coordinator would refuse a commit."""
+    """Raise Conflict if the group has members, because its coordinator would reject a commit."""
     node = kafka.coordinator(group, what=what)
     for each in kafka.groups([node], what=what):
         if each.name == group and each.state.lower() not in _IDLE_STATES:
@@ -159,7 +158,7 @@ def check_idle(kafka: Kafka, group: str, *, what: str) -> None:
 
 
 def whole_batches(data: bytes) -> Iterator[tuple[BatchHeader, bytes]]:
-    """Yield the whole batches of a fetch. The last one may be cut: it is fetched again."""
+    """Yield the complete batches of a fetch, without a last batch that is cut off."""
     at = 0
     while at < len(data):
         try:

@@ -1,6 +1,5 @@
-"""``penstock topic``: creates, shows, changes and deletes topics, with the Kafka protocol only. A
-queue is a topic too and is listed with the others. A topic can be opened as a queue; then SQS
-clients receive what Kafka clients produce."""
+"""Commands of ``penstock topic``, which use only the Kafka protocol. A queue is a topic too and is
+listed with the others. A topic can be opened as a queue, so that SQS clients can read it."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +37,7 @@ _PARTITION_COLUMNS = columns("partition# PART, leader#, start#, end#, log_bytes#
 
 @click.group(cls=Noun)
 def topic() -> None:
-    """Create, list, show, set, delete topics; add partitions; open one as a queue."""
+    """Create, list, show, set, delete topics; add partitions; open a topic as a queue."""
 
 
 def _configs_of(pairs: Iterable[str]) -> dict[str, str]:
@@ -53,9 +52,9 @@ def _configs_of(pairs: Iterable[str]) -> dict[str, str]:
 
 @topic.command()
 @option("--partitions", click.IntRange(min=1), "number of partitions [default: server setting]")
-@repeatable("--config configs", "NAME=VALUE", "topic config")
+@repeatable("--config configs", "NAME=VALUE", "topic config, such as retention.ms=86400000")
 @click.option("--queue", "is_queue", is_flag=True, help="open the topic as a queue for SQS clients")
-@click.option("--dry-run", is_flag=True, help="check the request, create nothing")
+@click.option("--dry-run", is_flag=True, help="check the request without creating the topic")
 def create(
     session: Session,
     name: str,
@@ -75,7 +74,7 @@ def create(
 def create_topic(
     session: Session, name: str, partitions: int, configs: Mapping[str, str], *, is_dry: bool
 ) -> int | None:
-    """Return the number of partitions; ``partitions`` -1: the server's default."""
+    """Create a topic and return its number of partitions. -1 partitions: the server's default."""
     wanted = create_topics.CreatableTopic(
         name=name,
         num_partitions=partitions,
@@ -96,8 +95,7 @@ def create_topic(
 def list_topics(session: Session, prefix: str, internal: bool) -> None:
     """List all topics, or the topics whose name starts with PREFIX.
 
-    RECORDS is the number of offsets in the log; for a queue it includes leases and deletions.
-    """
+    RECORDS is the number of offsets in the log. Receives and deletions of a queue are included."""
     found = [
         each
         for each in session.kafka.metadata().topics
@@ -119,7 +117,7 @@ def list_topics(session: Session, prefix: str, internal: bool) -> None:
 
 
 def _extents(session: Session, counts: Mapping[str, int], *, what: str) -> Sequence[Extents]:
-    """Return starts, ends and bytes on disk of all partitions, given their numbers."""
+    """Return start offset, end offset and bytes on disk of all partitions of these topics."""
     places = [Place(name, number) for name, count in counts.items() for number in range(count)]
     starts, ends = session.kafka.bounds(places, what=what)
     sizes = Counter[Place]()
@@ -191,8 +189,8 @@ def configs_of_topic(session: Session, name: str) -> dict[str, tuple[str | None,
 
 @topic.command("set")
 @click.argument("pairs", nargs=-1, metavar="[NAME=VALUE]...")
-@repeatable("--unset unsets", "NAME", "config to reset")
-@click.option("--dry-run", is_flag=True, help="check the request, change nothing")
+@repeatable("--unset unsets", "NAME", "config to reset to its default")
+@click.option("--dry-run", is_flag=True, help="check the request without changing the topic")
 def set_configs(
     session: Session, name: str, pairs: tuple[str, ...], unsets: tuple[str, ...], dry_run: bool
 ) -> None:
@@ -228,7 +226,7 @@ def alter_configs(
 def delete(session: Session, name: str, yes: bool) -> None:
     """Delete a topic and all its records."""
     what = f"cannot delete topic '{name}'"
-    session.kafka.topic(name, what=what)  # before the prompt: fails if there is no such topic
+    session.kafka.topic(name, what=what)  # before the prompt: fails if the topic does not exist
     confirm_name(name, verb="delete", is_sure=yes)
     request = delete_topics.DeleteTopicsRequest(
         topic_names=[name], timeout_ms=session.kafka.client.timeout_ms
@@ -243,8 +241,7 @@ def delete(session: Session, name: str, yes: bool) -> None:
 def partitions(session: Session, name: str, count: int) -> None:
     """Raise the number of partitions of a topic to COUNT. It cannot be lowered.
 
-    New records with a key may go to another partition than earlier ones.
-    """
+    New records may go to another partition than earlier records with the same key."""
     what = f"cannot give topic '{name}' {count} partitions"
     before = len(session.kafka.topic(name, what=what).partitions)
     if before == count:
@@ -253,7 +250,7 @@ def partitions(session: Session, name: str, count: int) -> None:
     if before > count:
         raise Conflict(
             what,
-            f"it has {before} partitions, and partitions cannot be removed",
+            f"the topic has {before} partitions, and partitions cannot be removed",
             "create another topic and copy the records to it",
         )
     wanted = create_partitions.CreatePartitionsTopic(name=name, count=count, assignments=None)

@@ -105,7 +105,7 @@ def test_a_name_like_no_other_gets_no_suggestion(cli: Cli, names: Endpoint) -> N
     result = cli("queue", "show", "zzzzzz")
     assert result.code == ExitCode.NOT_FOUND
     assert "did you mean" not in result.err
-    assert "no queue 'zzzzzz'" in result.err
+    assert "queue 'zzzzzz' does not exist" in result.err
 
 
 def test_a_refused_key_is_not_called_a_missing_queue(cli: Cli, names: Endpoint) -> None:

@@ -140,7 +140,7 @@ class TestProcesses:
     ) -> None:
         monkeypatch.setattr(processes, "STOP_SECONDS_MAX", 0.2)
         deaf = self.run("n1", DEAF, tmp_path / "n1")
-        assert list(stop_all([deaf], signals)) == ["n1 is killed", "n1 has stopped"]
+        assert list(stop_all([deaf], signals)) == ["killing n1", "n1 has stopped"]
 
     def test_are_ended_at_once_when_that_is_said_again(
         self, tmp_path: Path, signals: StopSignals
@@ -148,7 +148,7 @@ class TestProcesses:
         ours = [self.run(name, DEAF, tmp_path / name) for name in ("n1", "n2")]
         ending = stop_all(ours, signals)
         os.kill(os.getpid(), signal.SIGINT)
-        assert list(ending) == ["n1 is killed", "n1 has stopped", "n2 has stopped"]
+        assert list(ending) == ["killing n1", "n1 has stopped", "n2 has stopped"]
 
     def test_that_ends_instead_of_getting_ready_leaves_its_last_words(
         self, tmp_path: Path, signals: StopSignals

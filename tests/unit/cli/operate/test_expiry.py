@@ -98,7 +98,7 @@ def test_what_a_listener_shows_counts(listener: str) -> None:
 def test_a_listener_without_tls_shows_none() -> None:
     (found,) = doctor.on_listeners(["https://127.0.0.1:1"])
     assert found.status == "fail"
-    assert "presents none" in found.detail
+    assert "has no certificate" in found.detail
 
 
 def test_the_doctor_reads_the_files_of_the_settings(

@@ -84,10 +84,10 @@ def test_a_job_that_fails_for_a_passing_reason_is_tried_again(cli: Cli, tmp_path
         (["run", f"{JOBS}:keeper"], 2, "is not a Job"),
         (["run", f"{JOBS}:LINES"], 2, "Missing option '--input'"),
         (["run", PROBE, "--conf", "x"], 2, "a Spark setting has the form spark.NAME=VALUE"),
-        (["run", PROBE, "--from", "17"], 2, "a position in a log, not a time"),
+        (["run", PROBE, "--from", "17"], 2, "not a time"),
         (["run", PROBE, "--server", "nowhere"], 2, "is HOST:PORT"),
-        (["logs", "never"], 3, "no log of job 'never'"),
-        (["logs", "../../etc"], 3, "no log of job"),
+        (["logs", "never"], 3, "job 'never' has no log"),
+        (["logs", "../../etc"], 3, "has no log"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_a_reason(
