@@ -33,8 +33,6 @@ _ESCAPE = "${"
 
 
 class Globs:
-    """A list of patterns with wildcards."""
-
     __slots__ = ("_exact", "_has_escapes", "_wild", "is_everything")
 
     def __init__(self, patterns: Iterable[str], *, has_escapes: bool = False) -> None:
@@ -73,7 +71,6 @@ def _unescaped(text: str) -> str:
 
 
 def matches(pattern: str, text: str, *, has_escapes: bool = False) -> bool:
-    """Return True if ``pattern`` matches the whole of ``text``."""
     is_escaped = has_escapes and _ESCAPE in pattern
     if is_escaped or _ANY in pattern:
         return _matches_pieces(_pieces(pattern, is_escaped=is_escaped), text)
@@ -102,7 +99,6 @@ class _Piece(NamedTuple):
         return all(text.startswith(part, at + place) for place, part in self.parts)
 
     def find(self, text: str, start: int, end: int) -> int:
-        """Return the first position from ``start`` on where the piece matches, or -1."""
         last = end - self.size
         if not self.parts:
             return start if start <= last else -1
@@ -180,8 +176,6 @@ class Asks(IntFlag):
 
 
 class Facts(NamedTuple):
-    """The properties of a request that conditions can test."""
-
     caller: Caller
     circumstances: Circumstances
     owner_account: str
@@ -239,8 +233,8 @@ class Condition(msgspec.Struct, frozen=True):
 def compile_conditions(
     block: object, *, where: str, has_escapes: bool, takes_any_arn: bool
 ) -> tuple[Condition, ...]:
-    """Compile the Condition element of a statement. ``where`` names the statement in errors. With
-    ``takes_any_arn``, a text that is not an ARN matches nothing; otherwise it is an error."""
+    """Compile the Condition element of the statement ``where``. If ``takes_any_arn`` is True, a
+    text that is not an ARN matches nothing; otherwise it is an error."""
     if not isinstance(block, dict):
         raise MalformedPolicy(f"{where}: Condition must be an object of operators.")
     found: list[Condition] = []
@@ -294,8 +288,6 @@ def _condition(full_name: str, key: str, given: "_Given") -> Condition:
 
 
 class _Given(msgspec.Struct, frozen=True):
-    """The values of one condition, and its position in the policy for errors."""
-
     values: Sequence[str]
     place: str
     has_escapes: bool
@@ -427,7 +419,8 @@ def _comparing(
 
 
 def check_variables(values: Sequence[str], place: str) -> None:
-    """Reject policy variables, which are not replaced here, so that a Deny would never match."""
+    """Raise MalformedPolicy if a value has a policy variable, which this server does not
+    support."""
     for value in values:
         rest = value.replace("${*}", "").replace("${?}", "").replace("${$}", "")
         if "${" in rest:

@@ -107,11 +107,10 @@ class Decisions:
         topic: Topic | None,
         circumstances: CircumstancesOf,
     ) -> Decision:
-        """Decide whether ``caller`` may do ``action`` on a queue; ``topic`` is None if it does not
-        exist.
-
-        A share (``topic:group``) delivers the messages of its source topic, so an explicit deny on
-        the source applies to the share as well. An allow on the source is not needed."""
+        """Decide whether ``caller`` may do ``action`` on the queue ``arn``; ``topic`` is None if
+        the queue does not exist. A share (``topic:group``) delivers the messages of its source
+        topic, so an explicit deny on the source applies to the share as well; an allow on the
+        source is not needed."""
         policy = None if topic is None else topic.settings.policy
         decision = self.decide(
             caller, action, arn=arn, owner=owner, policy=policy, circumstances=circumstances
@@ -134,7 +133,7 @@ class Decisions:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """In this block, decide even if policies are large. The block must not await."""
+        """Make decisions in this block without raising Postponed. The block must not await."""
         before, self._postpones = self._postpones, False
         try:
             yield
@@ -142,8 +141,7 @@ class Decisions:
             self._postpones = before
 
     def keep(self, postponed: Postponed, asks: Asks, decision: Decision) -> None:
-        """Cache a decision that was made in a thread, unless users or policies have changed
-        since."""
+        """Cache a decision that was made in a thread, unless users or policies have changed."""
         if postponed.epoch != self._identities.epoch or postponed.epoch != self._epoch:
             return
         if not asks:
@@ -156,7 +154,7 @@ class Decisions:
     def is_cached(
         self, caller: Caller, action: str, *, arn: str, owner: str, policy: str | None
     ) -> bool:
-        """Return whether a decision is cached that does not depend on address, transport or
+        """Return whether a decision is cached that is independent of address, transport and
         time."""
         return (caller.account, caller.user, action, arn, owner, policy) in self._decisions
 
@@ -169,7 +167,6 @@ class Decisions:
         policy: str | None,
         circumstances: CircumstancesOf,
     ) -> bool:
-        """Return whether the policy of the resource allows the caller any action on it."""
         resource = _compile_resource((caller.account, caller.user, "", arn, owner, policy))
         return resource is not None and evaluation.grants_anything(
             resource,

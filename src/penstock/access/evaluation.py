@@ -2,9 +2,8 @@
 
 A user's policies state what the user may do; the policy of a resource (a queue) states who may do
 what with it. ``decide`` combines them: a Deny in any policy denies; for a resource of the caller's
-own account one Allow is enough; for a resource of another account both kinds of policies must
-allow. Parsing is strict, because ignoring a misspelt element could allow more than the author
-meant."""
+own account one Allow is enough; for a resource of another account both kinds must allow. Parsing is
+strict, because ignoring a misspelt element could allow more than the author meant."""
 
 import re
 from collections.abc import Sequence
@@ -104,7 +103,6 @@ def decide(
     resource_arn: str,
     circumstances: Circumstances,
 ) -> Decision:
-    """Decide whether ``caller`` may do an action, such as ``sqs:SendMessage``, on a resource."""
     if caller.is_trusted:
         return Decision(is_allowed=True)
     facts = Facts(caller, circumstances, owner_account)
@@ -172,7 +170,6 @@ def _verdict(
 
 @lru_cache(maxsize=COMPILED_MAX)
 def compile_policy(text: str, kind: Kind) -> Compiled:
-    """Compile the JSON text of a policy. Raises MalformedPolicy."""
     if len(text) > _CHARS_MAX[kind]:
         raise MalformedPolicy(f"A policy may have at most {_CHARS_MAX[kind]} characters.")
     try:
@@ -264,7 +261,8 @@ def _chosen(block: dict[str, Any], name: str, where: str) -> str:
 
 
 def _either(block: dict[str, Any], name: str, where: str) -> tuple[list[str], bool]:
-    """Return the values of ``name`` or ``Not`` + ``name``, and whether they are negated."""
+    """Return the values of an element such as Action or NotAction, and True if it is the negated
+    one."""
     found = _chosen(block, name, where)
     return _strings(block[found], f"{where}: {found}"), found != name
 

@@ -191,7 +191,6 @@ class ClusterCut(NodeCut):
 
 
 def _expected(topics: StoredCatalog) -> Sequence[PartitionKey]:
-    """Return all partitions that exist before the cut."""
     return [key for topic in topics.all_topics() for key in partitions_of(topic)]
 
 
@@ -312,8 +311,7 @@ class BackupAdmin:
         return backup
 
     async def _list_definitions(self) -> Sequence[Definition]:
-        """Return the definitions at one moment: all lists have the same revision, or two successive
-        reads are equal."""
+        """Return the entries of the metadata store that belong to a backup, as of one moment."""
         before: Sequence[Entry] = ()
         seen = 0
         for _ in range(LIST_TRIES_MAX):
@@ -374,11 +372,13 @@ class BackupAdmin:
             )
         except errors.OffsetOutOfRange as error:
             if error.start_offset <= offset:
-                raise errors.Overloaded("A leader has just changed; retry.") from error
+                raise errors.Overloaded(
+                    "The partition has just changed its leader; retry."
+                ) from error
             start = min(error.start_offset, end)
             return Piece(b"", start, start, start)
         if not fetched.buffers:
-            raise errors.Overloaded("A leader has just changed; retry.")
+            raise errors.Overloaded("The partition has just changed its leader; retry.")
         try:
             found = covered(
                 in_memory(fetched.buffers), offset, end, next_offset=fetched.next_offset

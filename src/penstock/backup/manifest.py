@@ -112,7 +112,7 @@ def decode_manifest(content: bytes) -> Manifest:
     if int(head[1]) not in FORMATS:
         known = " and ".join(map(str, FORMATS))
         raise BackupUnusable(
-            f"{MANIFEST_NAME}: format {int(head[1])} is not supported, only {known}"
+            f"{MANIFEST_NAME}: format {int(head[1])} is not supported; supported are {known}"
         )
     body = content[head.end() :]
     if hashlib.sha256(body).hexdigest().encode() != head[2]:
@@ -162,7 +162,8 @@ def _check_partition(one: PartitionPart) -> None:
 
 
 def base_of(file: FileSum) -> int | None:
-    """Return the first offset of a log file, which is its name, or None if the name is invalid."""
+    """Return the first offset of a log file, taken from its name, or None if the name is
+    invalid."""
     stem = file.path.rpartition("/")[2].removesuffix(".log")
     return int(stem) if len(stem) == 20 and stem.isascii() and stem.isdigit() else None
 
@@ -249,15 +250,14 @@ def partials_in(folder: Path) -> list[Path]:
 
 
 def blocks_of(root: Path, file: FileSum) -> Iterator[bytes]:
-    """Yield the content of a file in blocks. The last block is yielded only if the checksum
-    matches."""
+    """Yield the content of a file in blocks; the last one only if the checksum is right."""
     fd = open_inside(root, file.path)
     summed = hashlib.sha256()
     left = file.size_bytes
     with os.fdopen(fd, "rb", buffering=0) as opened:
         size = os.fstat(fd).st_size
         if size != file.size_bytes:
-            raise BackupUnusable(f"{file.path}: it has {size} bytes instead of {file.size_bytes}")
+            raise BackupUnusable(f"{file.path}: size is {size} bytes instead of {file.size_bytes}")
         while left:
             block = opened.read(min(BLOCK_BYTES, left))
             if not block:
@@ -285,7 +285,6 @@ def batches_of(root: Path, file: FileSum) -> Iterator[bytes]:
 
 
 def _whole(data: bytes, path: str) -> int:
-    """Return the total length of the whole batches at the start of ``data``."""
     at = 0
     while at + HEADER_BYTES <= len(data):
         total = parse_header(data, at).total_bytes
@@ -298,7 +297,6 @@ def _whole(data: bytes, path: str) -> int:
 
 
 def definitions_of(root: Path, manifest: Manifest) -> Iterator[Line]:
-    """Yield the checked metadata entries of a backup. Raises BackupUnusable."""
     path, rest, count = manifest.definitions.path, b"", 0
     for block in blocks_of(root, manifest.definitions):
         *lines, rest = (rest + block).split(b"\n")
@@ -318,7 +316,7 @@ def _definition(line: bytes, place: str) -> Line:
         found = decode_line(line)
         prefix = prefix_of(found.key)
         if prefix not in _DEFINED:
-            raise BackupUnusable(f"{place}: {found.key} is not allowed in a backup")
+            raise BackupUnusable(f"{place}: the key {found.key} is not allowed in a backup")
         right = RULES[prefix].key_of(found.key, found.value)
     except (msgspec.MsgspecError, ValueError, Damaged, InvalidRequest) as error:
         raise BackupUnusable(f"{place}: the line is invalid: {error}") from None

@@ -50,15 +50,13 @@ class Source(Protocol):
 
     def partitions(self) -> Iterator[PartitionCut]: ...
 
-    def read(self, topic_id: str, partition: int, offset: int) -> Piece:
-        """Read a part of a log. Raises TopicNotFound if the topic was deleted meanwhile."""
-        ...
+    def read(self, topic_id: str, partition: int, offset: int) -> Piece: ...
 
     def end(self) -> None: ...
 
 
 class Pace:
-    """Limits the average number of bytes per second; 0 means no limit."""
+    """A limit on the average number of bytes per second; 0 means no limit."""
 
     def __init__(
         self,
@@ -163,7 +161,6 @@ class _Writing:
         return file.summed, count
 
     def _forget_gone(self) -> tuple[FileSum, int]:
-        """Write the definitions again, without deleted topics and their shares."""
         for topic_id in self.gone:
             shutil.rmtree(self.root / TOPICS_NAME / topic_id, ignore_errors=True)
         path = self.root / DEFINITIONS_NAME
@@ -179,7 +176,6 @@ class _Writing:
         return (topic.source_id or topic.topic_id) in self.gone
 
     def _copy(self, cut: PartitionCut) -> PartitionPart | None:
-        """Copy a partition. Returns None if the topic was deleted."""
         start = cut.start_offset
         while True:
             try:
@@ -231,8 +227,6 @@ class _Writing:
 
 
 class _NewFile:
-    """A new file that is checksummed while it is written, and synced when it is closed."""
-
     def __init__(self, root: Path, path: str) -> None:
         self.path = path
         self._place = root / path

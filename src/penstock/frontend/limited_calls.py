@@ -27,8 +27,7 @@ ACLS_PER_CALL_MAX: Final = 320  # ten transactions of the metadata store
 
 
 class LimitedBroker(BrokerWrapper):
-    """A broker that checks the quotas of tenants for stored bytes, waiting long polls and new
-    shares."""
+    """A broker that checks quotas for stored bytes, waiting long polls and new queues."""
 
     def __init__(self, broker: BrokerPort, metadata: Bulkhead, quotas: TenantQuotas) -> None:
         super().__init__(broker)
@@ -115,7 +114,7 @@ class _Guarded:
 
 
 def guard(port: P, metadata: Bulkhead) -> P:
-    """Return ``port`` with every coroutine method called through the bulkhead."""
+    """Return a wrapper of ``port`` whose coroutine methods go through the bulkhead."""
     return cast(P, _Guarded(port, metadata))
 
 
@@ -126,8 +125,7 @@ class _GuardedIdentities(_Guarded):
         await self._change(self._port.delete_tenant, account)
 
     async def remove_acls(self, account: str, rules: Iterable[Acl]) -> None:
-        """Remove ACL rules in several calls, because all rules of a tenant may take longer than one
-        call."""
+        """Remove ACL rules in several calls, because one call with all of them could time out."""
         left = list(rules)
         for start in range(0, len(left), ACLS_PER_CALL_MAX):
             some = left[start : start + ACLS_PER_CALL_MAX]
@@ -139,8 +137,7 @@ def guard_identities(identities: StoredIdentities, metadata: Bulkhead) -> Stored
 
 
 class GuardedCatalog:
-    """A catalog whose changes go through the bulkhead and are checked against the tenants'
-    quotas."""
+    """A catalog whose changes go through the bulkhead and are checked against quotas."""
 
     def __init__(self, catalog: Catalog, metadata: Bulkhead, quotas: TenantQuotas) -> None:
         self._catalog = catalog
@@ -182,8 +179,8 @@ class GuardedCatalog:
 
 
 class CatalogView:
-    """The topics that one protocol sees. SQS sees queues and shares, but not topics that only Kafka
-    clients use. Kafka sees all topics except shares, which have no records of their own."""
+    """The topics that one protocol sees. SQS sees queues only. Kafka sees queues and topics, but no
+    shares (queues that deliver the messages of a topic), which have no records of their own."""
 
     def __init__(self, everything: Catalog, *, shows: Callable[[Topic], bool]) -> None:
         self.everything = everything

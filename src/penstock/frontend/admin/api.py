@@ -62,13 +62,12 @@ class AdminApi:
         self._early: deque[AuditEntry] = deque(maxlen=EARLY_MAX)
 
     def note_in(self, trail: AuditTrail) -> None:
-        """Set the audit trail. If ``is_audited``, changes are rejected until then."""
+        """Set the audit trail. Until then changes are rejected, if they must be audited."""
         self._trail = trail
         while self._early:
             trail.add(self._early.popleft())
 
     async def handle(self, request: HttpRequest) -> HttpReply:
-        """Return the reply to a request, also for errors."""
         try:
             reply = await self._reply(request)
         except Unauthenticated as exc:

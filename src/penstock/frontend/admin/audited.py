@@ -44,7 +44,6 @@ class Subject(NamedTuple):
 
 
 def subject_of(call: Call, noted: Noted) -> Subject:
-    """Return the resource that a request changes, which may not exist."""
     kind, context = noted.kind, call.context
     identities = context.identities
     body = {} if kind == POLICY else _body(call)
@@ -110,8 +109,7 @@ def entry_of(call: Call, noted: Noted, subject: Subject, *, code: str) -> AuditE
 
 
 def completed(subject: Subject, reply: bytes) -> Subject:
-    """Add the account of a new tenant or the id of a new key, which are known only from the
-    reply."""
+    """Return ``subject`` with the account of a new tenant or the id of a new key from the reply."""
     try:
         shown = msgspec.json.decode(reply)
     except msgspec.DecodeError:

@@ -86,7 +86,5 @@ class Health:
                 log_.info(one.over, extra={"trouble": one.kind, **one.facts()})
 
     def samples(self) -> Iterable[tuple[Family, Sample]]:
-        """Yield the number of problems of each kind, even if zero, because alerts need the
-        series."""
         for kind in Kind:
             yield families.TROUBLE, ((kind.value,), self._counts[kind])

@@ -148,8 +148,6 @@ def _tenant(call: Call, tenant: Tenant) -> dict[str, object]:
 
 
 def _limits(call: Call, tenant: Tenant) -> dict[str, object]:
-    """Return the limits and quotas of a tenant, how much is used, and the most that one tenant may
-    use."""
     limits: model.Limits = tenant.limits
     own_account, counts = call.context.info.account, call.context.quotas
     most = {quota.field: most_of(tenant, quota, own_account=own_account) for quota in QUOTAS}
@@ -302,7 +300,7 @@ async def delete_key(call: Call) -> Any:
 
 
 def _known_key(call: Call, action: str) -> model.AccessKey:
-    """Return the key in the path. Other tenants' keys are found only by operators."""
+    """Return the access key in the path. Only operators find keys of other tenants."""
     key = call.identities.key(call.path[3])
     if key is None or (key.account != call.caller.account and not call.caller.is_operator):
         raise NotFound(f"There is no key {call.path[3][:128]}.")
@@ -400,7 +398,7 @@ def try_access(call: Call) -> Any:
 def _policy_of(
     user: User, caller: Caller, decision: Decision, action: str, arn: str, found: Circumstances
 ) -> str:
-    """Return the name of the user's policy that decided, or an empty text."""
+    """Return the name of the user's policy that led to ``decision``, or an empty text."""
     if decision.source != Kind.IDENTITY or not decision.is_explicit:
         return ""
     asked: dict[str, Any] = {"caller": caller, "owner_account": caller.account, "action": action}

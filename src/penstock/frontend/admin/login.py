@@ -64,7 +64,6 @@ class Gate:
         self._operator = Caller(account, OPERATOR, is_operator=True, is_trusted=True)
 
     def caller(self, authorization: str, *, now_ms: int) -> Caller:
-        """Return the caller that an Authorization header identifies. Raises Unauthenticated."""
         scheme, _, given = authorization.partition(" ")
         if scheme.lower() == "bearer":
             # In constant time, so that the token cannot be guessed byte by byte.
@@ -78,11 +77,10 @@ class Gate:
             return self._by_secret(_basic(given), now_ms=now_ms)[1]
         if scheme:
             raise Unauthenticated("The bearer token is not valid.")
-        text = "Send the operator's token (admin.token) or the token of a log-in as bearer token"
-        raise Unauthenticated(f"{text}, or an access key by HTTP Basic.")
+        text = "the operator's token (admin.token) or the token of a log-in as bearer token"
+        raise Unauthenticated(f"Authentication is required: {text}, or an access key (HTTP Basic).")
 
     def log_in(self, given: Credentials, *, now_ms: int) -> Session:
-        """Return a token for an access key. Raises Unauthenticated."""
         key, caller, secret = self._by_secret(given, now_ms=now_ms)
         claims = _Claims(key.key_id, key.account, key.user, now_ms + TOKEN_MS)
         body = _b64(msgspec.json.encode(claims))

@@ -49,8 +49,7 @@ class Window(msgspec.Struct):
         return self.count <= 0 or self.size_bytes <= 0
 
     def take(self, peeked: Sequence[Peeked]) -> int | None:
-        """Add messages until full. Returns the offset of the first message that does not fit, or
-        None."""
+        """Add messages until full. Returns the offset of the first that does not fit, or None."""
         for one in peeked:
             if self.is_full:
                 return one.record.offset
@@ -61,8 +60,6 @@ class Window(msgspec.Struct):
 
 
 class Messages:
-    """The handler of this path, which limits the number of waiting requests."""
-
     def __init__(self) -> None:
         self._tails: SharedLimit | None = None  # by account; made by the first tail
 
@@ -129,7 +126,7 @@ def _offset(text: str) -> int:
         return BEGIN if text == "begin" else END
     offset = whole(text, digits_max=18)
     if offset is None:
-        raise InvalidRequest("start must be begin, end, an offset, or partition:offset pairs.")
+        raise InvalidRequest("start must be begin, end, an offset or pairs of partition:offset.")
     return offset
 
 

@@ -107,7 +107,7 @@ async def partitions(call: Call) -> Any:
         topic_id = topic.source_id or topic.topic_id  # a share has the partitions of its source
     state = call.text("state")
     if state and state not in PartitionState.__members__.values():
-        raise InvalidRequest(f"state must be one of {', '.join(PartitionState)}.")
+        raise InvalidRequest(f"Parameter state must be one of {', '.join(PartitionState)}.")
     found, is_more = await cluster.partitions(
         topic_id=topic_id,
         node=call.optional("node", least=1, most=NODE_MAX),
@@ -191,7 +191,7 @@ def _after(text: str) -> tuple[str, int] | None:
     topic_id, _, index = text.rpartition("/")
     number = whole(index, digits_max=10)
     if not topic_id or number is None:
-        raise InvalidRequest("after must be the value of next in an earlier reply.")
+        raise InvalidRequest("Parameter after must be the value of next in an earlier reply.")
     return topic_id, number
 
 
@@ -254,8 +254,6 @@ class SkipRequest(Body, frozen=True):
 
 
 def show_coordinator(call: Call) -> Any:
-    """Return whether all rows of the log are readable, the first unreadable row, and the row at
-    ``offset``."""
     offset = call.optional("offset", least=0, most=OFFSET_MAX)
     return _coordinators(call).show(call.path[3], _partition(call), offset)
 

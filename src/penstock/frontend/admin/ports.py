@@ -38,7 +38,7 @@ class PartitionShown(msgspec.Struct, frozen=True):
 
 
 class StopRisk(msgspec.Struct, frozen=True):
-    """How many partitions would be affected if a node stopped now."""
+    """The numbers of partitions that would be affected if a node stopped now."""
 
     node: int
     unavailable: int  # no other live replica has everything
@@ -47,8 +47,7 @@ class StopRisk(msgspec.Struct, frozen=True):
 
 
 class Safety(msgspec.Struct, frozen=True):
-    """The answer to the question whether a node can stop while all partitions still accept
-    messages."""
+    """Whether a node can stop while all partitions keep accepting messages."""
 
     is_safe: bool
     leaderless: int  # partitions that already have this state, as the next two
@@ -147,8 +146,7 @@ class ClusterPort(Protocol):
         """Drain ``node``. Raises Conflict if other nodes cannot take all its replicas."""
 
     async def rebalance(self) -> int:
-        """Make the preferred replicas leaders where possible. Returns the number of changed
-        leaders."""
+        """Make preferred replicas the leaders where possible. Returns the number of changes."""
 
     async def place(self, topic_id: str, partition: int, replicas: Sequence[int]) -> None: ...
 
@@ -187,8 +185,8 @@ class Definition(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A part of one log. If the requested offset was deleted, ``data`` is empty, and reading
-    continues at ``start_offset``."""
+    """A part of a log. ``data`` is empty if the offset was deleted; then continue at
+    ``start_offset``."""
 
     data: bytes
     base_offset: int
@@ -198,8 +196,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 class BackupPort(Protocol):
     async def begin(self) -> StartedBackup:
-        """Start a backup. Raises Throttled if too many are running, Overloaded if a partition has
-        no leader."""
+        """Start a backup. Raises Throttled if too many backups are running."""
 
     async def partitions(
         self, backup_id: str, *, after: int, limit: int
@@ -234,8 +231,8 @@ class CoordinatorLog(msgspec.Struct, frozen=True):
 
 class CoordinatorPort(Protocol):
     async def show(self, topic: str, partition: int, offset: int | None) -> CoordinatorLog:
-        """Read the whole log of a coordinator, and return whether all rows are readable."""
+        """Read the whole log of a coordinator. The result names the first unreadable row, if
+        any."""
 
     async def skip(self, topic: str, partition: int, offset: int) -> CoordinatorLog:
-        """Make coordinators skip the first unreadable row. Raises Conflict if it is not at
-        ``offset``."""
+        """Skip the first unreadable row from now on. Raises Conflict if it is not at ``offset``."""

@@ -50,7 +50,6 @@ def select(call: Call) -> Sequence[Topic]:
 
 
 async def read_stats(context: Context, topics: Sequence[Topic]) -> AsyncIterator[Counted]:
-    """Yield each queue with its counts. Queues deleted meanwhile are left out."""
     for start in range(0, len(topics), QUEUES_AT_ONCE):
         page = topics[start : start + QUEUES_AT_ONCE]
         calls = (context.broker.call(Stats(each)) for each in page)
@@ -69,7 +68,7 @@ async def many(call: Call) -> Any:
     if after:
         parts = tuple(after.split("/"))
         if len(parts) != 3:
-            raise InvalidRequest("after must be the value of next in an earlier reply.")
+            raise InvalidRequest("Parameter after must be the value of next in an earlier reply.")
         topics = [topic for topic in topics if _full_name(topic) > parts]
     page = topics[:limit]
     sources = _sources(call.context.catalog.all_topics())
@@ -92,7 +91,6 @@ async def one(call: Call) -> Any:
 
 
 async def rotate_data_key(call: Call) -> Any:
-    """Start to encrypt with a new data key. Old keys are kept while messages need them."""
     topic = call.topic(call.context.everything, call.path[3])
     if call.context.sealing is None:
         raise InvalidRequest("Encryption is not configured on this node.")
@@ -215,11 +213,11 @@ async def totals(call: Call) -> HttpReply:
 
 async def objects(call: Call) -> HttpReply:
     if call.text("kind", "queue") != "queue":
-        raise InvalidRequest("kind must be queue.")
+        raise InvalidRequest("Parameter kind must be queue.")
     topics = select(call)
     if len(topics) > OBJECTS_MAX:
-        text = f"{len(topics)} queues match, but at most {OBJECTS_MAX} are allowed"
-        raise InvalidRequest(f"{text}: use a longer prefix.")
+        text = f"{len(topics)}, at most {OBJECTS_MAX} are allowed"
+        raise InvalidRequest(f"Too many queues match ({text}): use a longer prefix.")
     now_ms = call.now_ms
     by_family: dict[Family, list[Sample]] = {}
     async for topic, stats in read_stats(call.context, topics):

@@ -49,8 +49,8 @@ def json_reply(status: int, value: Any) -> HttpReply:
 
 
 async def rows_reply(name: str, rows: Iterable[object], rest: Mapping[str, object]) -> HttpReply:
-    """Return the reply ``{name: [rows], **rest}``. Other tasks may run while the rows are
-    encoded."""
+    """Return the reply ``{name: [rows], **rest}``, encoded in slices so that other tasks can
+    run."""
     pieces = [b"{%b:[" % msgspec.json.encode(name)]
 
     def encode() -> Generator[None, None, None]:
@@ -64,7 +64,6 @@ async def rows_reply(name: str, rows: Iterable[object], rest: Mapping[str, objec
 
 
 def large_reply(pieces: Sequence[bytes], content_type: str, headers: Headers = ()) -> HttpReply:
-    """Return a reply whose body is sent in pieces if it is large."""
     if sum(map(len, pieces)) <= TURN_BYTES_MAX:
         return HttpReply(200, b"".join(pieces), content_type, headers)
     return HttpReply(200, b"", content_type, headers, tuple(pieces))
@@ -93,7 +92,6 @@ def forbidden(request: HttpRequest, reason: str) -> HttpReply:
 
 
 def finished(request: HttpRequest, reply: HttpReply) -> HttpReply:
-    """Add the headers that every reply has, and drop the body of a reply to HEAD."""
     if request.method == "HEAD":
         reply.body, reply.pieces = b"", ()
     reply.headers = (*BROWSER_HEADERS, *reply.headers)

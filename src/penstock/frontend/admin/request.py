@@ -132,7 +132,7 @@ class Call(msgspec.Struct, frozen=True):
             return None
         number = whole(text, digits_max=19)
         if number is None or not least <= number <= most:
-            raise InvalidRequest(f"{name} must be a number from {least} to {most}.")
+            raise InvalidRequest(f"Parameter {name} must be a number from {least} to {most}.")
         return number
 
     @property
@@ -146,8 +146,7 @@ class Call(msgspec.Struct, frozen=True):
     def topic(
         self, catalog: Catalog, name: str, account: str | None = None, region: str | None = None
     ) -> Topic:
-        """Return a topic. Account and region default to those in the query, then to those of the
-        node."""
+        """Return a topic; by default of the account and region in the query, else of the node."""
         info = self.context.info
         account = self.text("account") if account is None else account
         region = self.region if region is None else region
@@ -177,8 +176,8 @@ class Call(msgspec.Struct, frozen=True):
             raise AccessDenied("Only an operator may do this.")
 
     def account_of(self, named: str = "") -> str:
-        """Return the account of the tenant ``named`` (by name or number), by default the caller's
-        own. The error for another tenant is the same whether it exists or not."""
+        """Return the account of a tenant given by name or number, by default the caller's own. The
+        error for another tenant is the same whether it exists or not."""
         text = named or self.text("tenant")
         if not text:
             return self.caller.account
@@ -190,8 +189,7 @@ class Call(msgspec.Struct, frozen=True):
         return account
 
     def account_named(self, text: str) -> str | None:
-        """Return ``text`` if it is an account number, else the account of the tenant with this
-        name."""
+        """Return ``text`` if it is an account number, else the account of the tenant named so."""
         identities = self.context.identities
         if is_account(text) or identities is None:
             return text if is_account(text) else None
@@ -199,8 +197,8 @@ class Call(msgspec.Struct, frozen=True):
         return found[0] if len(found) == 1 else None
 
     def may(self, action: str, arn: str) -> None:
-        """Check the caller's own policies for a resource that is not a queue. Raises
-        AccessDenied."""
+        """Raise AccessDenied if the caller's policies do not allow an action on a non-queue
+        resource."""
         caller = self.caller
         if caller.is_operator:
             return
@@ -219,8 +217,7 @@ class Call(msgspec.Struct, frozen=True):
         self.may(action, self.admin_arn(account, kind, name))
 
     def may_use_queue(self, action: str, name: str) -> None:
-        """Check the policies of the caller and of the queue, as for an SQS request. Raises
-        AccessDenied."""
+        """Raise AccessDenied if the policies of caller and queue do not allow an SQS action."""
         caller = self.caller
         if caller.is_operator:
             return

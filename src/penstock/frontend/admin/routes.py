@@ -153,8 +153,8 @@ _IDENTITIES = tuple(
 
 
 def let_in(call: Call, route: Route) -> Call:
-    """Check the caller's rights, and return the call, limited to the caller's account if not an
-    operator."""
+    """Check the caller's rights. Unless the caller is an operator, the returned call is limited to
+    the caller's account."""
     call = _checked(call, route.right)
     if route.parameters != (ANY,):
         call.only(route.parameters)

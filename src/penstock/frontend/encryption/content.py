@@ -85,7 +85,7 @@ def place_of(sealed: bytes) -> bytes:
 
 
 def unseal(sealed: bytes, record_key: bytes | None, key: DataKey, owner: bytes) -> bytes:
-    """Decrypt content. Raises Unopenable if it was modified or belongs to another account or record
+    """Decrypt content. Raises Unopenable if it was modified or belongs to another account or
     key."""
     if key.owner != owner:
         raise Unopenable("the content was encrypted for another account")
@@ -95,7 +95,7 @@ def unseal(sealed: bytes, record_key: bytes | None, key: DataKey, owner: bytes) 
     try:
         return key.decrypt(nonce, data, known)
     except InvalidTag:
-        raise Unopenable("the content or its record key or account was changed") from None
+        raise Unopenable("the content, its record key or its account was changed") from None
 
 
 def seal_message(message: Message, key: DataKey, nonce: bytes) -> Message:
@@ -180,8 +180,8 @@ def open_batch(
     batch: bytes, find: Find, owner: bytes, quarantine: Quarantine
 ) -> Generator[bytes | None, None, bytes]:
     """Return the decrypted batch, uncompressed. Records that cannot be decrypted are left out and
-    added to ``quarantine``. Yields the id of each key that ``find`` does not return, to have it
-    loaded."""
+    added to ``quarantine``. Yields the id of each key that must be loaded before ``find`` returns
+    it."""
     header = parse_header(batch)
     blob = records_blob(batch, header)
     is_own = is_server_batch(header)

@@ -77,7 +77,7 @@ class Sealing:
 
     async def rotate(self, topic: Topic) -> None:
         if not self.is_on(topic):
-            raise InvalidRequest(f"{topic.name} is not encrypted.")
+            raise InvalidRequest(f"The queue or topic {topic.name} is not encrypted.")
         await self.keys.rotate(topic)
 
     def sealed(self, topic: Topic, message: Message) -> Message | None:
@@ -135,14 +135,16 @@ class Sealing:
             except MalformedBatch as error:
                 raise BatchInvalid(str(error)) from None
             if len(done) > BATCH_BYTES_MAX:
-                text = f"the encrypted batch has {len(done)} bytes"
-                raise BatchTooLarge(f"{text}; at most {BATCH_BYTES_MAX} are allowed")
+                text = f"{len(done)} bytes"
+                raise BatchTooLarge(
+                    f"the encrypted batch has {text}, {BATCH_BYTES_MAX} are allowed"
+                )
             sealed.append((memoryview(done), parse_header(done)))
         return sealed
 
     def may_hold(self, topic: Topic) -> bool:
-        """Return whether the topic may have encrypted records. A queue may always, because
-        encrypted messages of other queues may be moved to it."""
+        """Return whether the topic may have encrypted records. Every queue may, because encrypted
+        messages of other queues may be moved to it."""
         return topic.is_queue or self.keys.has(topic.topic_id) or self.is_on(topic)
 
     async def opened_fetch(self, topic: Topic, partition: int, fetched: Fetched) -> Fetched:
@@ -156,7 +158,6 @@ class Sealing:
         return replace(fetched, buffers=buffers, record_count=max(count, 0))
 
     async def opened_share(self, share: Topic, partition: int, acquired: Acquired) -> Acquired:
-        """Decrypt records. Those that cannot be decrypted are left out and stay leased."""
         batches, gone = await self._opened_buffers(share, partition, acquired.batches)
         if batches is acquired.batches:
             return acquired
@@ -168,8 +169,8 @@ class Sealing:
     async def _opened_buffers(
         self, topic: Topic, partition: int, buffers: Sequence[Buffer]
     ) -> tuple[Sequence[Buffer], set[int]]:
-        """Return the decrypted buffers, or the same object if nothing is encrypted, and the
-        left-out offsets."""
+        """Return the decrypted buffers (the same object if none is encrypted) and the omitted
+        offsets."""
         opened: list[Buffer] = []
         gone: set[int] = set()
         is_sealed = False
@@ -200,8 +201,7 @@ class Sealing:
         return opened
 
     async def _run(self, steps: Generator[bytes | None, None, T]) -> T:
-        """Run a generator to its end. Loads the keys whose ids it yields, and lets other tasks
-        run."""
+        """Run a generator to its end. Loads the keys that it yields, and lets other tasks run."""
         while True:
             try:
                 missing = next(steps)

@@ -91,8 +91,7 @@ class Denials:
         tenant: str = "",
         address: str = "",
     ) -> bool:
-        """Return whether to record a denial. Call ``left_out`` before, which starts a new
-        minute."""
+        """Return whether to record a denial. Call ``left_out`` first, which starts a new minute."""
         self._minute = now_ms // MINUTE_MS
         count, holder, shares = self._recorded.get(kind, 0), tenant or address, self._shares
         is_full = shares.is_full() or shares.is_used_up(holder)
@@ -105,8 +104,7 @@ class Denials:
         return True
 
     def left_out(self, *, now_ms: int) -> Mapping[str, int]:
-        """Return how many denials of the last minute were not recorded, by tenant, once per
-        minute."""
+        """Return how many denials of the last minute were not recorded, by tenant."""
         if now_ms // MINUTE_MS == self._minute:
             return {}
         counts, self.left_out_counts = self.left_out_counts, Counter()
@@ -160,8 +158,7 @@ class AuditTrail:
         self._wake.set()
 
     async def note(self, action: str, **facts: Any) -> None:
-        """Wait until an entry can be added, and add it. ``facts`` are arguments of
-        ``make_entry``."""
+        """Wait until an entry can be added, and add ``make_entry(action, **facts)``."""
         await self.admit()
         self.add(make_entry(action, at_ms=self.clock.wall_ms(), **facts))
 
@@ -198,7 +195,6 @@ class AuditTrail:
         self._task = asyncio.create_task(self._run(), name="audit writer")
 
     async def stop(self, *, seconds_max: float = STOP_SECONDS_MAX) -> None:
-        """Write all entries. Gives up after ``seconds_max``."""
         self._is_stopping = True
         self._room.set()
         if self._task is None:
@@ -207,7 +203,7 @@ class AuditTrail:
         self.add(self._own(STOPPED))
         if await is_cut_off(self._task, seconds_max):
             facts = {"entries": len(self._queue), "reason": self.trouble}
-            log_.error("end of the audit trail lost", extra=facts)
+            log_.error("last entries of the audit trail lost", extra=facts)
 
     async def _run(self) -> None:
         while self._queue or not self._is_stopping:
@@ -255,15 +251,14 @@ class AuditTrail:
         self._add_left_out()
 
     async def _find_link(self) -> wire.Link:
-        """Return the end of this node's hash chain, read from the node's last record in the
-        topic."""
+        """Return the end of this node's hash chain, read from its last record in the topic."""
         while True:
             try:
                 last = await self.log.newest(self.node.encode())
                 self._trouble = None
                 return wire.Link() if last is None else wire.link_of(last.value or b"")
             except (Damaged, wire.AuditUnreadable) as error:
-                log_.error("new audit chain started", extra={"reason": str(error)})
+                log_.error("audit hash chain restarted", extra={"reason": str(error)})
                 self._trouble = None
                 self._queue.appendleft(self._own(CHAIN_RESTARTED, reason=str(error)))
                 return wire.Link()

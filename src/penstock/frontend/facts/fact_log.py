@@ -81,7 +81,7 @@ class FactLog:
         self._batch = b""
 
     def offer(self, facts: Sequence[Fact]) -> None:
-        """Set the facts that the next ``settle`` writes as one batch."""
+        """Set the records that the next ``settle`` writes as one batch."""
         assert self._pending is None, "one batch after the other"
         self._pending = [
             encode_record(offset_delta=index, timestamp_delta=0, **fact._asdict())
@@ -89,7 +89,7 @@ class FactLog:
         ]
 
     async def settle(self) -> None:
-        """Write the offered facts, with retries, until they are committed."""
+        """Write the records of ``offer``, with retries until they are committed."""
         if self._pending is None:
             return
         wait_s = RETRY_SECONDS
@@ -99,7 +99,7 @@ class FactLog:
         self._sequence = (self._sequence + len(self._pending)) % _SEQUENCES
         self._pending, self._batch = None, b""
         if self.trouble is not None:
-            log_.info("writing facts resumed", extra={"topic": self.name})
+            log_.info("writing to internal topic resumed", extra={"topic": self.name})
             self.trouble = None
 
     async def _is_appended(self, records: Sequence[bytes]) -> bool:
@@ -147,13 +147,14 @@ class FactLog:
 
     def _note(self, reason: str) -> bool:
         if self.trouble is None:
-            log_.warning("writing facts failed", extra={"topic": self.name, "reason": reason})
+            log_.warning(
+                "writing to internal topic failed", extra={"topic": self.name, "reason": reason}
+            )
         self.trouble = f"{self.name}: {reason}"
         return False
 
     async def newest(self, key: bytes) -> RawRecord | None:
-        """Return the last record with this key. Raises PenstockError if the topic cannot be read
-        now."""
+        """Return the last record with this key. Raises PenstockError if it cannot be read now."""
         topic = await self.find_or_make()
         ends = await self.broker.call(Ends(topic, PARTITION))
         if ends.leader_epoch:  # else there is one replica, and everything is committed
@@ -233,8 +234,7 @@ def leads_all(_topic: Topic, _partition: int) -> bool:
 
 @dataclass(eq=False)
 class FactWriter(ABC):
-    """A task that writes records to an internal topic at intervals, and a last one when it
-    stops."""
+    """A task that writes records to an internal topic at intervals and when it stops."""
 
     noun: ClassVar[str]  # what is written, for log lines
     table: Any  # a ``UsageTable``
@@ -260,7 +260,6 @@ class FactWriter(ABC):
         self._task = asyncio.create_task(self._run(), name=f"{self.noun} writer")
 
     async def stop(self, *, seconds_max: float = STOP_SECONDS_MAX) -> None:
-        """Write the remaining counts. Gives up after ``seconds_max``."""
         self._is_stopping.set()
         if self._task is not None and await is_cut_off(self._task, seconds_max):
             log_.error("%s of the last seconds is lost", self.noun, extra={"reason": self.trouble})
@@ -292,8 +291,7 @@ class FactWriter(ABC):
 
 
 async def is_cut_off(task: asyncio.Task[None], seconds_max: float) -> bool:
-    """Wait until ``task`` ends, and cancel it after ``seconds_max``. Returns True if it was
-    cancelled."""
+    """Wait for ``task``, and cancel it after ``seconds_max``. Returns True if it was cancelled."""
     _, late = await asyncio.wait((task,), timeout=seconds_max)
     for each in late:
         each.cancel()

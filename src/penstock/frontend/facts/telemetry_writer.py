@@ -47,8 +47,8 @@ Seen = dict[tuple[str, int], tuple[int, int]]  # end and size of each partition
 
 class CallSums:
     """Sums of the requests between two records. A tenant with too many rows is counted in one row
-    with resource and operation ``*``; if all rows are used, the rest is counted in one row for all
-    tenants."""
+    with resource and operation ``*``; if all rows are used, the rest is counted in one common
+    row."""
 
     def __init__(self, *, rows_max: int = CALL_ROWS_MAX, own_account: str | None = None) -> None:
         self._rows = SharedLimit(rows_max, TENANT_FACTS_PERCENT, own_account=own_account)
@@ -262,8 +262,7 @@ def _is_own(topic: Topic) -> bool:
 
 
 def _appended(last: tuple[int, int] | None, seen: tuple[int, int]) -> tuple[int, int]:
-    """Return the records and bytes appended since ``last``; the bytes are estimated after
-    truncation."""
+    """Return how many records and bytes were appended since ``last``."""
     log_end, size_bytes = seen
     if last is None or log_end <= last[0]:
         return 0, 0

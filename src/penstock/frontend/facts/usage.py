@@ -51,8 +51,7 @@ class Meter(Protocol):
 
 
 class Refusal(Enum):
-    """The reason why a request was not carried out. Each value is the name of a field of
-    ``Counts``."""
+    """Why a request was rejected. Each value is the name of a field of ``Counts``."""
 
     THROTTLED = "throttled"
     DENIED = "denied"
@@ -161,8 +160,7 @@ class UsageTable:
         self._stored_folded[tenant] = self._stored_folded.get(tenant, 0) + size_bytes
 
     def take(self, *, now_ms: int) -> tuple[int, wire.UsageColumns]:
-        """Return the start of the minute and the counts since the last call. May start a new
-        minute."""
+        """Return the current minute and its counts since the last call. May start a new minute."""
         minute_ms = self.minute_ms
         rows: list[tuple[str | int, ...]] = []
         folded = (((each, "", FOLDED, FOLDED), counts) for each, counts in self._folded.items())

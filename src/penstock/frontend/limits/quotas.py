@@ -138,8 +138,7 @@ class TenantQuotas:
                 _add(self._counts, (topic.account, model.PARTITIONS), count)
 
     def take_room(self, account: str, size_bytes: int) -> None:
-        """Subtract an append from the bytes that ``account`` may still store. Raises
-        QuotaExceeded."""
+        """Subtract an append from the bytes that an account may store. Raises QuotaExceeded."""
         left = self.rooms[account]
         if size_bytes > left:
             self.rejected[account, model.STORED_BYTES.name] += 1
@@ -154,8 +153,8 @@ class TenantQuotas:
         self.rooms[account] = left - size_bytes
 
     async def refresh(self, broker: BrokerPort, *, is_due: bool = True) -> None:
-        """Sum the stored bytes of accounts that have a quota for them. If ``is_due`` is False, skip
-        accounts that have room left and were summed less than LOOK_ROUNDS rounds ago."""
+        """Sum the stored bytes of all accounts with a quota for them. If ``is_due`` is False, skip
+        accounts that have enough room and were summed less than LOOK_ROUNDS rounds ago."""
         tenants = self.identities.tenants()
         most_by_account = {one.account: self._most(one, model.STORED_BYTES) for one in tenants}
         limited = {key: most for key, most in most_by_account.items() if most != model.NO_LIMIT}
@@ -210,8 +209,7 @@ class TenantQuotas:
                 log.warning("quota exceeded", extra=facts)
 
     def begin_wait(self, account: str) -> bool:
-        """Count a waiting long poll. Returns True if ``end_wait`` must be called. Raises
-        Throttled."""
+        """Count a waiting long poll. Returns True if ``end_wait`` must be called."""
         most = self._here(self.identities.tenant(account), model.WAITS)
         if most == model.NO_LIMIT:
             return False

@@ -30,9 +30,8 @@ WAIT_MS_MAX: Final = 60_000  # longest reported time to retry; an earlier retry 
 
 
 class LeakyBucket:
-    """A rate limit. Requests raise the level of the bucket, time lowers it, and a request that
-    would make it overflow is rejected. The level is stored as the time at which the bucket will be
-    empty."""
+    """A rate limit. Requests raise the level, time lowers it, and a request that would make the
+    bucket overflow is rejected. The level is stored as the time when the bucket will be empty."""
 
     __slots__ = ("burst_ms", "empty_at_ms", "ms_per_unit", "rate", "room_ms")
 
@@ -97,8 +96,7 @@ class Throttler:
     def check(
         self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
     ) -> LeakyBucket | None:
-        """Count a request. Returns the bucket for its bytes, if bytes are limited. Raises
-        Throttled."""
+        """Count a request, or raise Throttled. Returns the bucket for its bytes, if any."""
         if tenant is None:
             return None
         return self.take(self.limits_of(tenant, caller, action, arn, now_ms=now_ms), now_ms=now_ms)
@@ -106,7 +104,7 @@ class Throttler:
     def wait(
         self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
     ) -> tuple[int, str]:
-        """Return the milliseconds for which ``check`` would reject, and the name of the limit."""
+        """Return for how many milliseconds ``check`` would reject a request, and by which limit."""
         if tenant is None:
             return 0, ""
         limits = self.limits_of(tenant, caller, action, arn, now_ms=now_ms)
@@ -125,7 +123,7 @@ class Throttler:
         return limits.generation == self._generation
 
     def take(self, limits: RequestLimits, *, now_ms: float) -> LeakyBucket | None:
-        """Do the same as ``check``, with limits found before by ``limits_of``."""
+        """Do the same as ``check``, with limits that ``limits_of`` returned before."""
         for bucket in limits.buckets:
             if bucket.empty_at_ms - now_ms > bucket.room_ms:
                 self._reject(limits, now_ms)
@@ -243,8 +241,7 @@ class Throttler:
 
 
 def _longest_wait(limits: RequestLimits, now_ms: float) -> tuple[int, str]:
-    """Return the milliseconds until a request passes all limits, and the limit that takes
-    longest."""
+    """Return the milliseconds until a request passes all limits, and the slowest limit."""
     named = zip(limits.names, limits.buckets, strict=True)
     waits = [(bucket.wait_ms(1, now_ms=now_ms), name) for name, bucket in named]
     if limits.bytes_bucket is not None:

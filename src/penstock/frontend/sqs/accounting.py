@@ -83,8 +83,7 @@ def _arn(call: Call, tenant: Tenant) -> str | None:
 
 
 def samples_of(throttler: Throttler, quotas: TenantQuotas | None, own_account: str) -> Samples:
-    """Yield how often each limit rejected requests, for the node's own tenant and for all
-    others."""
+    """Yield how often each limit rejected requests of the node's own tenant and of others."""
     counts: Counter[tuple[str, str]] = Counter()
     rejected = dict(throttler.rejected)
     if quotas is not None:
@@ -96,9 +95,8 @@ def samples_of(throttler: Throttler, quotas: TenantQuotas | None, own_account: s
 
 
 class Metering:
-    """A ``Meter`` that adds up the messages of one request for the usage table, and forwards all
-    calls to another meter. An action awaits nothing between its report and the end of the
-    request."""
+    """A ``Meter`` that also adds up the messages of one request for the usage table. Requests do
+    not mix, because an action awaits nothing after it reports its messages."""
 
     __slots__ = ("_meter", "_table", "bytes_in", "bytes_out", "messages", "request")
 

@@ -58,7 +58,6 @@ def authorize(context: Context, call: Call) -> None:
 
 
 def _on_queue(context: Context, call: Call, request: Any) -> None:
-    """Check a request about one queue. Repeated requests are found in the cache ``Grants``."""
     url = request.queue_url
     if not url:
         raise missing("QueueUrl")

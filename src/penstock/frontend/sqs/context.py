@@ -191,14 +191,11 @@ class Rotation:
 
 
 class PurgeGuard:
-    """Allows one purge of a queue per minute."""
-
     def __init__(self) -> None:
         self._purged_at_ms: dict[str, int] = {}  # in the order of time
 
     def begin(self, topic_id: str, *, name: str, now_ms: int) -> None:
-        """Start the minute of a purge. Raises PurgeInProgress if the last purge was less than a
-        minute ago."""
+        """Record a purge. Raises PurgeInProgress if the last one was less than a minute ago."""
         entries = self._purged_at_ms
         purged_at_ms = entries.get(topic_id)
         if purged_at_ms is not None and now_ms - purged_at_ms < PURGE_INTERVAL_MS:
@@ -248,8 +245,6 @@ class Context:
 
 
 class Action:
-    """An operation of a service, such as SendMessage of SQS."""
-
     __slots__ = ("name", "permission", "run")
 
     def __init__(self, name: str, run: "Run", *, service: str = "sqs") -> None:
@@ -290,8 +285,7 @@ class Call:
     charged_at_ms: int = 0  # when the request came or, if it waited, when its wait ended
 
     def queue(self) -> QueueAddress | None:
-        """Return the queue that the request names, which may not exist, or None if it names
-        none."""
+        """Return the queue that the request names, existing or not; None if it names none."""
         request = self.request
         if isinstance(request, QueueRequest):
             try:

@@ -90,7 +90,6 @@ def token_of(call: Call, action: str) -> Token | None:
 
 
 def outlives(http: HttpRequest) -> bool:
-    """Return True if the request is completed even if its client disconnects."""
     target = http.headers.get("x-amz-target")
     if target is not None:
         return target.rpartition(".")[2] in REPEATABLE
@@ -180,7 +179,6 @@ class Replies:
 
 
 def _content_of(http: HttpRequest) -> int:
-    """Return a checksum of the body, path and query."""
     content = crc32c(http.body)
     if http.path == "/" and not http.query:
         return content

@@ -4,8 +4,8 @@ authentication on, the body of an unsigned request is never decoded.
 
 The service (SQS or STS) is determined by the X-Amz-Target header, else by the signature, else by
 the Action parameter. With authentication off every caller is trusted, and the signature only
-selects the region; an access key of twelve digits also selects the account, so that test suites can
-act as several accounts. With authentication on, the region in the host name must be that of the
+selects the region; an access key of twelve digits also selects the account, so that tests can act
+as several accounts. With authentication on, a region in the host name must be that of the
 signature."""
 
 from collections.abc import Generator
@@ -65,8 +65,7 @@ def decode(_context: Context, call: Call) -> None:
 
 
 def decode_in_steps(context: Context, call: Call) -> Generator[None, None, None]:
-    """Do the same as ``decode`` for a large body, and yield after every few milliseconds of
-    work."""
+    """Do the same as ``decode`` for a large body, and yield now and then."""
     http = call.http
     if call.codec is JSON:
         operation = OPERATIONS[call.action.name]
@@ -85,8 +84,7 @@ def name_action(call: Call) -> None:
 
 
 def has_action(http: HttpRequest) -> bool:
-    """Return False for a request without an SQS action, such as that of a browser or a health
-    check."""
+    """Return False for requests without an SQS action, as browsers and health checks send them."""
     if "x-amz-target" in http.headers or http.method not in ("GET", "HEAD"):
         return True
     return "Action=" in http.query
@@ -103,7 +101,7 @@ def _read_form(call: Call, fields: dict[str, str]) -> None:
     if service == "sts" or (service != "sqs" and fields.get("Action") == sts.ACTION):
         call.codec = STS_QUERY
         if fields.get("Action") != sts.ACTION:
-            raise fault("InvalidAction", f"The only action of STS served here is {sts.ACTION}.")
+            raise fault("InvalidAction", f"The only supported STS action is {sts.ACTION}.")
         call.action = GET_CALLER_IDENTITY
         return
     operation = query.operation_of(fields)
@@ -121,8 +119,8 @@ def _is_queue_path(path: str) -> bool:
 
 
 def _parse_signature(context: Context, call: Call, fields: dict[str, str]) -> None:
-    """Set ``call.scope``. The part of the header before the signature is the same for similar
-    requests of a day, so the result is cached by it."""
+    """Set ``call.scope`` from the signature. The result is cached, because the requests of a client
+    have the same header except for the signature itself."""
     authorization = call.http.headers.get("authorization")
     scopes = context.scopes
     try:

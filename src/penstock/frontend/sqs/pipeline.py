@@ -114,7 +114,6 @@ class Frontend:
         yield families.FRONTEND_REPEATED, ((), self._replies.repeated_count)
 
     async def handle(self, http: HttpRequest) -> HttpReply:
-        """Return the reply to a request, also for errors. Raises only CancelledError."""
         if http.path.startswith(endpoints.PREFIXES) or not has_action(http):
             return await self._handle_path(http)
         started = self.perf()
@@ -238,7 +237,6 @@ async def _admit_large(context: Context, call: Call) -> None:
 
 
 async def _authorize_in_thread(context: Context, call: Call, postponed: Postponed) -> None:
-    """Authorize a request whose policies are large, by evaluating them in a thread."""
     decisions = context.decisions
     evaluated: set[Question] = set()
     while postponed.question not in evaluated:

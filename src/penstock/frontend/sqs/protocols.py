@@ -95,7 +95,6 @@ STS_JSON = _StsJson()
 
 
 def codec_of(http: HttpRequest) -> Codec:
-    """Return the encoder for a request, chosen by its headers only."""
     headers = http.headers
     if "x-amz-target" in headers:
         return JSON

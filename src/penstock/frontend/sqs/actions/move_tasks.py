@@ -74,7 +74,6 @@ def _check_destination(source: Topic, destination: Topic) -> None:
 async def cancel_message_move_task(
     context: Context, _call: Call, request: aws.CancelMessageMoveTaskRequest
 ) -> aws.CancelMessageMoveTaskReply:
-    """Cancel a task. Messages that were moved already stay in their destination."""
     if not request.task_handle:
         raise missing("TaskHandle")
     task_id, source_arn = decode_handle(request.task_handle)

@@ -2,8 +2,7 @@
 
 A repeated CreateQueue succeeds if no given attribute differs. If ``recreate_guard_ms`` is set, the
 name of a deleted queue cannot be used for that time, because URLs of the old queue would reach the
-new one. A page token contains the last name of its page, so any frontend can return the next
-page."""
+new one. A page token contains the last name of its page, so any frontend can continue the list."""
 
 import base64
 import binascii
@@ -132,7 +131,7 @@ async def _create_share(context: Context, call: Call, request: Any, name: str) -
     given = dict(request.attributes or {})
     start = given.pop(START, "latest")
     if start not in _STARTS:
-        raise queue_attributes.invalid_attribute(START, "Must be earliest or latest.")
+        raise queue_attributes.invalid_attribute(START, "The value must be earliest or latest.")
     for attribute in _NOT_OF_SHARES:
         if attribute in given:
             text = f"{attribute} is an attribute of the source topic, not of the share {name}."
@@ -159,8 +158,6 @@ async def _create_share(context: Context, call: Call, request: Any, name: str) -
 
 
 async def delete_queue(context: Context, call: Call, request: aws.DeleteQueueRequest) -> None:
-    """Delete the queue from the catalog. Brokers then remove its messages and end waiting
-    receives."""
     topic = topic_of(context, call, request.queue_url)
     now_ms = context.clock.wall_ms()
     await context.catalog.delete(topic.account, topic.region, topic.name, now_ms=now_ms)

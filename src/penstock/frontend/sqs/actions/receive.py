@@ -107,8 +107,6 @@ def _lease_request(request: aws.ReceiveMessageRequest, topic: Topic) -> LeaseReq
 
 @dataclass(slots=True)
 class View:
-    """Converts deliveries to messages of one reply, with the requested attributes."""
-
     topic: Topic
     system: tuple[tuple[str, Show], ...]
     names: Sequence[str]

@@ -162,8 +162,7 @@ def prepare(
     in_batch: bool = False,
 ) -> Prepared:
     """Check one message in the order in which SQS does, and return it with the digests for the
-    reply. Raises Fault for the first broken rule. ``trace_id`` is used if the message has no trace
-    header."""
+    reply. Raises Fault for the first broken rule. ``trace_id`` is used if the message has none."""
     body = body_bytes(request.message_body)
     attributes = read_attributes(request.message_attributes) if request.message_attributes else None
     size_bytes = message_bytes(body, attributes)
@@ -222,7 +221,6 @@ def check_total(size_bytes: int) -> None:
 
 
 def size_of(request: Sendable) -> int:
-    """Return the size of an unchecked entry of a batch."""
     texts, size = [request.message_body], 0
     for name, value in (request.message_attributes or {}).items():
         texts += (name, value.string_value, value.data_type)
@@ -231,8 +229,8 @@ def size_of(request: Sendable) -> int:
 
 
 def check_ordered(request: Sendable, topic: Topic) -> None:
-    """Check that an entry of a FIFO batch has a message group and a deduplication id. This is
-    checked for all entries before any is sent, so that the order has no gaps."""
+    """Check that an entry of a FIFO batch has a message group and a deduplication id. All entries
+    are checked before any is sent, so that the order has no gaps."""
     if not request.message_group_id:
         raise invalid("The request must contain the parameter MessageGroupId.")
     if not request.message_deduplication_id and not topic.settings.is_content_dedup:
@@ -240,7 +238,6 @@ def check_ordered(request: Sendable, topic: Topic) -> None:
 
 
 def _delay_ms(delay_seconds: int | None, topic: Topic) -> int | None:
-    """Return the delay to store with a message, by default the current delay of the queue."""
     queue_delay_ms = topic.settings.delay_ms
     if delay_seconds is None:
         return queue_delay_ms or None

@@ -174,8 +174,6 @@ TABLE: Final[Mapping[str, QueueAttribute]] = {row.name: row for row in _ROWS}
 
 
 def requested(names: Sequence[str], *, is_fifo: bool) -> list[QueueAttribute]:
-    """Return the table rows that a request names. Raises InvalidAttributeName for an unknown
-    name."""
     rows: dict[str, QueueAttribute] = {}
     for name in names:
         if name == ALL:
@@ -202,8 +200,7 @@ class NewQueue(msgspec.Struct, frozen=True):
 def _read(
     given: Mapping[str, str], current: QueueSettings, *, is_fifo: bool
 ) -> tuple[QueueSettings, dict[str, Any]]:
-    """Return the settings with the given attributes, and other attributes (partitions, fsync) by
-    name."""
+    """Return ``current`` with the given attributes, and by name those that are not settings."""
     changes: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, text in given.items():
@@ -279,7 +276,6 @@ def is_encryption_new(given: Mapping[str, str], topic: Topic) -> bool:
 
 
 def changed(topic: Topic, given: Mapping[str, str], *, now_ms: int) -> Topic:
-    """Return the topic with the given attributes. Raises Fault if one cannot be changed."""
     for name, text in given.items():
         row = TABLE.get(name)
         if name == "FifoQueue" and topic.is_fifo:
