@@ -419,8 +419,7 @@ def _comparing(
 
 
 def check_variables(values: Sequence[str], place: str) -> None:
-    """Raise MalformedPolicy if a value has a policy variable, which this server does not
-    support."""
+    """Raise MalformedPolicy if a value has a policy variable: these are not supported."""
     for value in values:
         rest = value.replace("${*}", "").replace("${?}", "").replace("${$}", "")
         if "${" in rest:

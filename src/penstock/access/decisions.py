@@ -109,8 +109,7 @@ class Decisions:
     ) -> Decision:
         """Decide whether ``caller`` may do ``action`` on the queue ``arn``; ``topic`` is None if
         the queue does not exist. A share (``topic:group``) delivers the messages of its source
-        topic, so an explicit deny on the source applies to the share as well; an allow on the
-        source is not needed."""
+        topic, so an explicit deny on the source applies to the share as well."""
         policy = None if topic is None else topic.settings.policy
         decision = self.decide(
             caller, action, arn=arn, owner=owner, policy=policy, circumstances=circumstances
@@ -154,7 +153,7 @@ class Decisions:
     def is_cached(
         self, caller: Caller, action: str, *, arn: str, owner: str, policy: str | None
     ) -> bool:
-        """Return whether a decision is cached that is independent of address, transport and
+        """Return whether a decision is cached that depends on neither address, transport nor
         time."""
         return (caller.account, caller.user, action, arn, owner, policy) in self._decisions
 

@@ -261,8 +261,7 @@ def _chosen(block: dict[str, Any], name: str, where: str) -> str:
 
 
 def _either(block: dict[str, Any], name: str, where: str) -> tuple[list[str], bool]:
-    """Return the values of an element such as Action or NotAction, and True if it is the negated
-    one."""
+    """Return the values of an element such as Action or NotAction, and whether it is negated."""
     found = _chosen(block, name, where)
     return _strings(block[found], f"{where}: {found}"), found != name
 

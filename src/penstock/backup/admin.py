@@ -61,13 +61,13 @@ from penstock.wire.internal.node_calls import (
 CROSSINGS_MS = 3_000  # longest time for which nodes delay changes that affect two logs
 SEGMENTS_MS = 180_000  # time for which nodes keep data of a backup; renewed much earlier
 CALL_MS = 2_000
-TAKE_SECONDS_MAX = 30.0  # elections included
+TAKE_SECONDS_MAX = 30.0  # enough for an election of leaders
 RETRY_SECONDS = 0.5
 
-BACKUPS_MAX: Final = 4  # at once
+BACKUPS_MAX: Final = 4  # in progress at the same time
 IDLE_MS_MAX: Final = 120_000
 RENEW_MS: Final = 30_000
-READ_BYTES: Final = MIB  # of one log at a time: longer reads would delay other requests
+READ_BYTES: Final = MIB  # of one read; longer reads would delay other requests
 PAGE_BYTES: Final = MIB  # of definitions in one reply
 PAGE_ENTRIES_MAX: Final = 5_000
 LIST_TRIES_MAX: Final = 10
@@ -252,7 +252,7 @@ class BackupAdmin:
     node: str
     namespace: tuple[str, str]  # account, region
     master_key_id: str
-    _backups: dict[str, _Backup | None] = field(default_factory=dict)  # None: starting
+    _backups: dict[str, _Backup | None] = field(default_factory=dict)  # None: not started yet
 
     # ── Beginning and end ────────────────────────────────────────────────────────────────────
 

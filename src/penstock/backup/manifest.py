@@ -32,7 +32,7 @@ MANIFEST_NAME: Final = "manifest"
 DEFINITIONS_NAME: Final = "definitions.jsonl"
 TOPICS_NAME: Final = "topics"
 FORMAT: Final = 2
-FORMATS: Final = (1, FORMAT)  # readable; format 1 has no low watermarks
+FORMATS: Final = (1, FORMAT)  # formats that can be read; format 1 has no low watermarks
 MANIFEST_BYTES_MAX: Final = 256 * MIB  # enough for a million files
 
 _HEAD = re.compile(rb"penstock-backup ([0-9]{1,6}) ([0-9a-f]{64})\n")
@@ -162,8 +162,7 @@ def _check_partition(one: PartitionPart) -> None:
 
 
 def base_of(file: FileSum) -> int | None:
-    """Return the first offset of a log file, taken from its name, or None if the name is
-    invalid."""
+    """Return the first offset of a log file, taken from its name; None if it is invalid."""
     stem = file.path.rpartition("/")[2].removesuffix(".log")
     return int(stem) if len(stem) == 20 and stem.isascii() and stem.isdigit() else None
 

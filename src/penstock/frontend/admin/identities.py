@@ -24,7 +24,7 @@ from penstock.model.names import queue_arn
 from penstock.model.quotas import NO_LIMIT, QUOTAS, most_of, requests_of
 from penstock.net.http.exchange import HttpReply
 
-TENANTS_MAX = 1_000  # in one reply; the rest by ``after``
+TENANTS_MAX = 1_000  # in one reply; the parameter ``after`` requests the next page
 CREDENTIALS_MAX = 2  # one per mechanism
 ARN_PARTS = 6
 
@@ -322,7 +322,7 @@ def _new_key(made: NewKey) -> HttpReply:
 
 class AccessQuestion(Body, frozen=True):
     user: str
-    action: str  # sqs:SendMessage
+    action: str  # such as sqs:SendMessage
     resource: str  # an ARN, or the name of a queue or topic of that tenant
     tenant: str = ""
     region: str = ""

@@ -2,8 +2,7 @@
 
 A reply has the next offset of each partition, which a client that follows the queue sends with its
 next request. With ``wait_ms``, a request waits until there are messages; the queue is then read at
-intervals. Encrypted messages are decrypted, and a message that cannot be decrypted is shown without
-its content."""
+intervals. Encrypted messages are decrypted; if that fails, they are shown without their content."""
 
 import base64
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ COUNT_MAX = 100
 PEEK_COUNT = 10  # messages per call of the broker
 PEEKS_MAX = 32  # calls per partition and reply
 REPLY_BYTES_MAX = 4 * MIB  # bodies and attributes; the rest is in the next reply
-TAILS_MAX = 64  # waiting at the same time
+TAILS_MAX = 64  # requests that wait for messages at the same time
 LOOK_AGAIN_SECONDS = 0.1
 BEGIN = 0
 END = -1  # the offset after the last record
@@ -40,8 +39,8 @@ Starts = dict[int, int]  # the next offset of each partition
 
 
 class Window(msgspec.Struct):
-    count: int  # that may be added
-    size_bytes: int  # that may be added
+    count: int  # messages that may still be added
+    size_bytes: int  # bytes that may still be added
     messages: list[dict[str, object]] = []
 
     @property
@@ -61,7 +60,7 @@ class Window(msgspec.Struct):
 
 class Messages:
     def __init__(self) -> None:
-        self._tails: SharedLimit | None = None  # by account; made by the first tail
+        self._tails: SharedLimit | None = None  # waiting requests by account
 
     async def __call__(self, call: Call) -> HttpReply:
         topic, context = call.queue(), call.context

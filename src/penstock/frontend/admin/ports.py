@@ -50,7 +50,7 @@ class Safety(msgspec.Struct, frozen=True):
     """Whether a node can stop while all partitions keep accepting messages."""
 
     is_safe: bool
-    leaderless: int  # partitions that already have this state, as the next two
+    leaderless: int  # partitions that have this problem now, as in the next two fields
     below_minimum: int
     missing: int
     nodes: Sequence[StopRisk]  # the requested nodes
@@ -91,12 +91,12 @@ class PartitionCounts(msgspec.Struct, frozen=True):
 
 class LevelShown(msgspec.Struct, frozen=True):
     in_force: int
-    wanted: int | None  # while it is being raised
+    wanted: int | None  # the new level, while it is being raised
     latest: int  # highest supported by all nodes
 
 
 class Upgrade(msgspec.Struct, frozen=True):
-    level: int  # before
+    level: int  # the level before
     to: int
     is_done: bool  # False: a dry run, or the manager has not done it yet
     is_dry_run: bool
@@ -117,7 +117,7 @@ class Drain(msgspec.Struct, frozen=True):
     is_draining: bool
     replicas: int
     leaders: int
-    stuck: int  # partitions without another possible node
+    stuck: int  # partitions that no other node can take
 
 
 class ClusterPort(Protocol):
@@ -185,8 +185,7 @@ class Definition(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A part of a log. ``data`` is empty if the offset was deleted; then continue at
-    ``start_offset``."""
+    """A part of a log. If the offset was deleted, it is empty; continue at ``start_offset``."""
 
     data: bytes
     base_offset: int
@@ -231,8 +230,7 @@ class CoordinatorLog(msgspec.Struct, frozen=True):
 
 class CoordinatorPort(Protocol):
     async def show(self, topic: str, partition: int, offset: int | None) -> CoordinatorLog:
-        """Read the whole log of a coordinator. The result names the first unreadable row, if
-        any."""
+        """Read the whole log of a coordinator, to find the first unreadable row."""
 
     async def skip(self, topic: str, partition: int, offset: int) -> CoordinatorLog:
         """Skip the first unreadable row from now on. Raises Conflict if it is not at ``offset``."""

@@ -49,8 +49,7 @@ def json_reply(status: int, value: Any) -> HttpReply:
 
 
 async def rows_reply(name: str, rows: Iterable[object], rest: Mapping[str, object]) -> HttpReply:
-    """Return the reply ``{name: [rows], **rest}``, encoded in slices so that other tasks can
-    run."""
+    """Return the reply ``{name: [rows], **rest}``. Other tasks can run during the encoding."""
     pieces = [b"{%b:[" % msgspec.json.encode(name)]
 
     def encode() -> Generator[None, None, None]:

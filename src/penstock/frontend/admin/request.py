@@ -197,8 +197,7 @@ class Call(msgspec.Struct, frozen=True):
         return found[0] if len(found) == 1 else None
 
     def may(self, action: str, arn: str) -> None:
-        """Raise AccessDenied if the caller's policies do not allow an action on a non-queue
-        resource."""
+        """Raise AccessDenied if the caller's own policies do not allow the action."""
         caller = self.caller
         if caller.is_operator:
             return

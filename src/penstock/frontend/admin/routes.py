@@ -153,8 +153,7 @@ _IDENTITIES = tuple(
 
 
 def let_in(call: Call, route: Route) -> Call:
-    """Check the caller's rights. Unless the caller is an operator, the returned call is limited to
-    the caller's account."""
+    """Check the caller's rights. Calls of non-operators are limited to the caller's account."""
     call = _checked(call, route.right)
     if route.parameters != (ANY,):
         call.only(route.parameters)

@@ -62,7 +62,7 @@ _CIPHERTEXT_AT: Final = _HEAD_BYTES + NONCE_BYTES
 _TAG_BYTES: Final = 16
 SEALED_BYTES_MIN: Final = _CIPHERTEXT_AT + _TAG_BYTES
 UNKNOWN_KEY: Final = "the data key does not exist"
-_LARGE_BYTES: Final = 16_384  # above, a view is cheaper than a copy
+_LARGE_BYTES: Final = 16_384  # content above this size is not copied
 
 
 class Unopenable(Exception):
@@ -85,8 +85,7 @@ def place_of(sealed: bytes) -> bytes:
 
 
 def unseal(sealed: bytes, record_key: bytes | None, key: DataKey, owner: bytes) -> bytes:
-    """Decrypt content. Raises Unopenable if it was modified or belongs to another account or
-    key."""
+    """Decrypt content. Raises Unopenable if it was changed or belongs to another account."""
     if key.owner != owner:
         raise Unopenable("the content was encrypted for another account")
     bound = b"\x00" if record_key is None else b"\x01" + record_key
@@ -108,7 +107,7 @@ def open_message(message: Message, key: DataKey, owner: bytes) -> Message:
     try:
         body, attributes = decode_content(content)
     except MalformedBatch as error:
-        # A record of a producer, in the format of Kafka.
+        # The record was written by a Kafka producer.
         raise Unopenable(str(error)) from None
     return replace(message, body=body, attributes=attributes, is_sealed=False)
 
@@ -180,8 +179,7 @@ def open_batch(
     batch: bytes, find: Find, owner: bytes, quarantine: Quarantine
 ) -> Generator[bytes | None, None, bytes]:
     """Return the decrypted batch, uncompressed. Records that cannot be decrypted are left out and
-    added to ``quarantine``. Yields the id of each key that must be loaded before ``find`` returns
-    it."""
+    added to ``quarantine``. Yields the id of each key that must be loaded."""
     header = parse_header(batch)
     blob = records_blob(batch, header)
     is_own = is_server_batch(header)

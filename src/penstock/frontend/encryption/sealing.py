@@ -169,7 +169,7 @@ class Sealing:
     async def _opened_buffers(
         self, topic: Topic, partition: int, buffers: Sequence[Buffer]
     ) -> tuple[Sequence[Buffer], set[int]]:
-        """Return the decrypted buffers (the same object if none is encrypted) and the omitted
+        """Return the buffers, decrypted (the same object if none was encrypted), and omitted
         offsets."""
         opened: list[Buffer] = []
         gone: set[int] = set()

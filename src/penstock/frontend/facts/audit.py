@@ -119,7 +119,7 @@ class AuditTrail:
     _: KW_ONLY
     node: str
     clock: Clock
-    own_account: str | None = None  # the node's own tenant; others have a share of the denials
+    own_account: str | None = None  # the node's own tenant, whose denials have no separate limit
 
     def __post_init__(self) -> None:
         self._queue: deque[wire.AuditEntry] = deque()
@@ -175,11 +175,11 @@ class AuditTrail:
         ):
             self.add(entry)
         else:
-            self._wake.set()  # to write the number at the end of the minute
+            self._wake.set()  # the task writes the count at the end of the minute
 
     def _add_left_out(self, *, is_end: bool = False) -> None:
         if not self._has_room:
-            return  # later
+            return  # a later call adds them
         now_ms = self.clock.wall_ms()
         counts = self._denials.left_out(now_ms=now_ms + MINUTE_MS if is_end else now_ms)
         for tenant, count in counts.items():

@@ -76,7 +76,7 @@ class FactLog:
         self._producer_id = -1
         self._sequence = 0
         self._is_earlier_settled = False
-        # Records without a reply, and their batch as it was sent.
+        # Encoded records that are not committed yet, and their batch.
         self._pending: list[bytes] | None = None
         self._batch = b""
 

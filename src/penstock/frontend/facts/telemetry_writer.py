@@ -47,8 +47,7 @@ Seen = dict[tuple[str, int], tuple[int, int]]  # end and size of each partition
 
 class CallSums:
     """Sums of the requests between two records. A tenant with too many rows is counted in one row
-    with resource and operation ``*``; if all rows are used, the rest is counted in one common
-    row."""
+    with resource and operation ``*``; if all rows are used, the rest is counted in one row."""
 
     def __init__(self, *, rows_max: int = CALL_ROWS_MAX, own_account: str | None = None) -> None:
         self._rows = SharedLimit(rows_max, TENANT_FACTS_PERCENT, own_account=own_account)
@@ -94,7 +93,7 @@ class TelemetryWriter(FactWriter):
     _: KW_ONLY
     account: str  # the node's own tenant
     catalog: Catalog
-    broker: BrokerPort  # partitions of all nodes
+    broker: BrokerPort  # reaches the partitions of all nodes
     vitals: Callable[[], ProcessStats]
     groups: Coordinators | None = None  # of consumer groups, on this node
     flush_ms: int = FLUSH_MS_DEFAULT

@@ -214,8 +214,7 @@ class UsageWriter(FactWriter):
     and at the end of every minute, each exactly once. Even a minute without requests gets a record,
     which shows readers that the node has reported everything. Once a minute, the sizes of the
     partitions that this node leads are written. If the process is killed, the counts of at most
-    ``flush_ms`` and of an unfinished write are lost. While the topic cannot be written, counting
-    continues."""
+    ``flush_ms`` and of an unfinished write are lost."""
 
     noun = "usage"
     table: UsageTable

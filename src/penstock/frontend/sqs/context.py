@@ -83,7 +83,7 @@ class Grants:
 # Unknown keys have their own cache, so that a flood of them does not evict real ones.
 
 
-@dataclass(slots=True, eq=False, repr=False)  # never shown
+@dataclass(slots=True, eq=False, repr=False)  # no repr, because it has a secret
 class Signer:
     caller: Caller
     key: AccessKey | None
@@ -192,7 +192,7 @@ class Rotation:
 
 class PurgeGuard:
     def __init__(self) -> None:
-        self._purged_at_ms: dict[str, int] = {}  # in the order of time
+        self._purged_at_ms: dict[str, int] = {}  # oldest first
 
     def begin(self, topic_id: str, *, name: str, now_ms: int) -> None:
         """Record a purge. Raises PurgeInProgress if the last one was less than a minute ago."""

@@ -155,8 +155,7 @@ def _is_large(deliveries: Sequence[Delivery], body_bytes: int) -> bool:
 async def _encode_large(
     codec: Codec, view: View, deliveries: Sequence[Delivery], request_id: str, token: str
 ) -> HttpReply:
-    """Encode a reply message by message. ``token`` is a random placeholder for long texts, which
-    are encoded in pieces."""
+    """Encode a reply in pieces. ``token`` is a random placeholder for long texts."""
     opening, closing, separator = codec.around_messages
     pieces: list[bytes] = []
     for number, delivery in enumerate(deliveries):
