@@ -27,7 +27,7 @@ ACLS_PER_CALL_MAX: Final = 320  # ten transactions of the metadata store
 
 
 class LimitedBroker(BrokerWrapper):
-    """A broker that checks quotas for stored bytes, waiting long polls and new queues."""
+    """A broker that checks quotas of stored bytes, long polls and shares (``topic:group``)."""
 
     def __init__(self, broker: BrokerPort, metadata: Bulkhead, quotas: TenantQuotas) -> None:
         super().__init__(broker)
