@@ -114,7 +114,7 @@ class _Guarded:
 
 
 def guard(port: P, metadata: Bulkhead) -> P:
-    """Return a wrapper of ``port`` whose coroutine methods go through the bulkhead."""
+    """Return a wrapper of ``port`` whose coroutine methods are called through the bulkhead."""
     return cast(P, _Guarded(port, metadata))
 
 
@@ -137,7 +137,7 @@ def guard_identities(identities: StoredIdentities, metadata: Bulkhead) -> Stored
 
 
 class GuardedCatalog:
-    """A catalog whose changes go through the bulkhead and are checked against quotas."""
+    """A catalog that checks changes against quotas and makes them through the bulkhead."""
 
     def __init__(self, catalog: Catalog, metadata: Bulkhead, quotas: TenantQuotas) -> None:
         self._catalog = catalog

@@ -62,7 +62,7 @@ class AdminApi:
         self._early: deque[AuditEntry] = deque(maxlen=EARLY_MAX)
 
     def note_in(self, trail: AuditTrail) -> None:
-        """Set the audit trail. Until then changes are rejected, if they must be audited."""
+        """Set the audit trail. Before that, changes that must be audited are rejected."""
         self._trail = trail
         while self._early:
             trail.add(self._early.popleft())

@@ -185,7 +185,7 @@ class Definition(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A part of a log. If the offset was deleted, it is empty; continue at ``start_offset``."""
+    """A part of a log. It is empty if the offset was deleted; then continue at ``start_offset``."""
 
     data: bytes
     base_offset: int

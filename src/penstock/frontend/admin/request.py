@@ -189,7 +189,7 @@ class Call(msgspec.Struct, frozen=True):
         return account
 
     def account_named(self, text: str) -> str | None:
-        """Return ``text`` if it is an account number, else the account of the tenant named so."""
+        """Return ``text`` if it is an account number, else the account of the tenant ``text``."""
         identities = self.context.identities
         if is_account(text) or identities is None:
             return text if is_account(text) else None

@@ -171,7 +171,6 @@ def _framed(fields: bytes) -> bytes:
 
 
 def _bound(key: bytes | None) -> bytes | None:
-    """Return the key of a record as the message group that the record has in a queue."""
     return key if key is None or key.isascii() else group_of(key).encode()
 
 

@@ -169,8 +169,7 @@ class Sealing:
     async def _opened_buffers(
         self, topic: Topic, partition: int, buffers: Sequence[Buffer]
     ) -> tuple[Sequence[Buffer], set[int]]:
-        """Return the buffers, decrypted (the same object if none was encrypted), and omitted
-        offsets."""
+        """Return the decrypted buffers, and the offsets of records that could not be decrypted."""
         opened: list[Buffer] = []
         gone: set[int] = set()
         is_sealed = False

@@ -56,8 +56,8 @@ def make_entry(
     request_id: str = "",
     params: Mapping[str, object] | None = None,
 ) -> wire.AuditEntry:
-    """Return an entry. ``action`` is named as in policies, ``code`` is the error code (empty for
-    success), and ``denials`` are the error codes that mean that access was denied."""
+    """Return an audit entry. ``action`` is named as in policies, ``code`` is the error code (empty
+    for success), and ``denials`` are the error codes that mean that access was denied."""
     outcome = wire.OK if not code else wire.UNKNOWN if code == CANCELLED else wire.FAILED
     return wire.AuditEntry(
         at_ms=at_ms,

@@ -89,7 +89,7 @@ class FactLog:
         ]
 
     async def settle(self) -> None:
-        """Write the records of ``offer``, with retries until they are committed."""
+        """Write the records set by ``offer``, with retries until they are committed."""
         if self._pending is None:
             return
         wait_s = RETRY_SECONDS

@@ -96,7 +96,8 @@ class Throttler:
     def check(
         self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
     ) -> LeakyBucket | None:
-        """Count a request, or raise Throttled. Returns the bucket for its bytes, if any."""
+        """Count a request, or raise Throttled. Returns the bucket to charge for its bytes, if
+        any."""
         if tenant is None:
             return None
         return self.take(self.limits_of(tenant, caller, action, arn, now_ms=now_ms), now_ms=now_ms)
@@ -241,7 +242,7 @@ class Throttler:
 
 
 def _longest_wait(limits: RequestLimits, now_ms: float) -> tuple[int, str]:
-    """Return the milliseconds until a request passes all limits, and the slowest limit."""
+    """Return the milliseconds until a request passes all limits, and the limit that causes it."""
     named = zip(limits.names, limits.buckets, strict=True)
     waits = [(bucket.wait_ms(1, now_ms=now_ms), name) for name, bucket in named]
     if limits.bytes_bucket is not None:

@@ -69,7 +69,7 @@ class Grants:
         return self._grants.get(key)
 
     def add(self, key: GrantKey, topic: Topic) -> Grant:
-        """Add a grant. ``find`` must be called before, without an await in between."""
+        """Cache an authorization. ``find`` must be called before, without an await in between."""
         assert self._epoch == self._identities.epoch, "find() was called first"
         if len(self._grants) >= GRANTS_MAX:
             self._grants.clear()

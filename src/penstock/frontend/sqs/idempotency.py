@@ -68,7 +68,7 @@ class _Stored(msgspec.Struct, frozen=True, gc=False):
 
 
 def token_of(call: Call, action: str) -> Token | None:
-    """Return the token of a ``REPEATABLE`` request, or None if the request has or needs none."""
+    """Return the idempotency token of a request, or None if it has or needs none."""
     headers = call.http.headers
     token = headers.get(HEADER_SDK)
     own = headers.get(HEADER_OWN)

@@ -200,7 +200,7 @@ class NewQueue(msgspec.Struct, frozen=True):
 def _read(
     given: Mapping[str, str], current: QueueSettings, *, is_fifo: bool
 ) -> tuple[QueueSettings, dict[str, Any]]:
-    """Return ``current`` with the given attributes, and by name those that are not settings."""
+    """Return the changed settings, and by name the given attributes that are not settings."""
     changes: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, text in given.items():
