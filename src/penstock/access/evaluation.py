@@ -133,7 +133,6 @@ def grants_anything(
     resource_arn: str,
     circumstances: Circumstances,
 ) -> bool:
-    """Return whether the policy of a resource allows ``caller`` any action on it."""
     facts = Facts(caller, circumstances, owner_account)
     return any(
         statement.is_allow

@@ -229,7 +229,6 @@ def read_manifest(root: Path) -> Manifest:
 
 
 def backups_in(folder: Path) -> list[Path]:
-    """Return the folders of the finished backups, oldest first."""
     if not folder.is_dir():
         raise BackupUnusable(f"{folder}: the folder does not exist")
     return sorted(
@@ -271,7 +270,6 @@ def blocks_of(root: Path, file: FileSum) -> Iterator[bytes]:
 
 
 def batches_of(root: Path, file: FileSum) -> Iterator[bytes]:
-    """Yield the content of a log file in pieces of whole batches."""
     rest = b""
     for block in blocks_of(root, file):
         data = rest + block

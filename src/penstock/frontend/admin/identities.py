@@ -300,7 +300,6 @@ async def delete_key(call: Call) -> Any:
 
 
 def _known_key(call: Call, action: str) -> model.AccessKey:
-    """Return the access key in the path. Only operators find keys of other tenants."""
     key = call.identities.key(call.path[3])
     if key is None or (key.account != call.caller.account and not call.caller.is_operator):
         raise NotFound(f"There is no key {call.path[3][:128]}.")

@@ -172,7 +172,6 @@ def _denied(call: Call, topic: Topic, consumer: Caller) -> str:
 
 
 def _throttled(context: Context, topic: Topic, consumer: Caller) -> tuple[str, int]:
-    """Return the rate limit that would reject a receive now, and for how many milliseconds."""
     if context.throttler is None or context.identities is None:
         return "", 0
     tenant = context.identities.tenant(consumer.account)

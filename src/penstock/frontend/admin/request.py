@@ -60,8 +60,6 @@ class Info(msgspec.Struct, frozen=True):
 
 
 class ConfigRow(msgspec.Struct, frozen=True):
-    """One setting and where it was set. The value of a secret is masked."""
-
     key: str
     value: str
     origin: str

@@ -129,7 +129,6 @@ _ONLY_SEALED: Final = b"\x01\x02" + _SEALED_NAME  # no value, one header, its na
 
 
 def check_count(blob: bytes | memoryview, header: BatchHeader) -> None:
-    """Raise MalformedBatch if the header claims more records than the batch can hold."""
     if header.count * RECORD_BYTES_MIN > len(blob):
         raise MalformedBatch(f"{header.count} records do not fit into {len(blob)} bytes")
 

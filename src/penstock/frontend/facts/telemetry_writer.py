@@ -240,7 +240,6 @@ class TelemetryWriter(FactWriter):
                 )
 
     async def _log_end(self, topic: Topic, partition: int) -> int | None:
-        """Return the high watermark of a partition, or None if it cannot be read now."""
         seen = self._seen.get((topic.topic_id, partition))
         if seen is not None:
             return seen[0]
@@ -261,7 +260,6 @@ def _is_own(topic: Topic) -> bool:
 
 
 def _appended(last: tuple[int, int] | None, seen: tuple[int, int]) -> tuple[int, int]:
-    """Return how many records and bytes were appended since ``last``."""
     log_end, size_bytes = seen
     if last is None or log_end <= last[0]:
         return 0, 0

@@ -83,7 +83,6 @@ def _arn(call: Call, tenant: Tenant) -> str | None:
 
 
 def samples_of(throttler: Throttler, quotas: TenantQuotas | None, own_account: str) -> Samples:
-    """Yield how often each limit rejected requests of the node's own tenant and of others."""
     counts: Counter[tuple[str, str]] = Counter()
     rejected = dict(throttler.rejected)
     if quotas is not None:
@@ -214,7 +213,6 @@ AUDITED: Final = frozenset(_PARAMS)
 
 
 def entry_of(context: Context, call: Call, code: str, *, is_denial: bool = False) -> AuditEntry:
-    """Return the audit entry of a request. ``code`` is the error code, empty for success."""
     http, action, scope = call.http, call.action, call.scope
     params: Mapping[str, object] = {}
     if not is_denial:

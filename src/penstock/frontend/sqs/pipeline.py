@@ -226,7 +226,6 @@ class Frontend:
 
 
 async def _admit_large(context: Context, call: Call) -> None:
-    """Run all stages for a request with a large body, which is hashed and decoded in steps."""
     identify(context, call)
     if context.config.is_auth_on and call.scope is not None:
         call.body_hash = await in_slices(hash_in_steps(call.http.body))

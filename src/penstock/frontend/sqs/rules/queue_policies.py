@@ -80,7 +80,6 @@ def add_permission(
 
 
 def remove_permission(policy: str | None, *, label: str) -> str | None:
-    """Return the policy without the statement ``label``, or None if no statement is left."""
     document = _json_object(policy) if policy else None
     if document is None:
         raise invalid_value(label, "Label", "can't find label.")
