@@ -321,7 +321,7 @@ def test_long_polls(shared: Server, greedy: Tenant, other_is_served: Callable[[]
             connection.send(text)
             reply = connection.read_reply()
             assert reply.statuses == [403]
-            assert b"5 of 5 receive calls" in reply.data
+            assert b"5 of 5 allowed long polls" in reply.data
         other_is_served()
 
 

@@ -1,20 +1,13 @@
-"""Conditions of a policy's statement, ``{operator: {key: values}}``, and wildcards, compiled once.
+"""Compiles and tests the conditions of policy statements, ``{operator: {key: values}}``.
 
-Every block must hold; within a block one matching value is enough (for operators with Not, no value
-may match). A key that is known but absent from the request matches no positive operator and every
-negated one; with ``…IfExists`` it matches. An unknown operator or key, or a value of the request
-that the operator cannot parse, is neither true nor false: then an Allow does not apply and a Deny
-does (``Condition.holds``).
+All conditions of a statement must hold; one matching value is enough (for operators with Not, no
+value may match). If the request has no value for a key, operators with Not or ``IfExists`` match
+and others do not. An unknown operator or key, or a value that the operator cannot parse, is neither
+true nor false: then an Allow does not apply and a Deny does.
 
-In a pattern ``*`` matches any run of characters, ``?`` any single one; ``${*}``, ``${?}`` and
-``${$}`` mean the bare character in policies of a version with variables. The author of a policy
-chooses the pattern and the caller the text, so neither must be able to make matching slow. A
-pattern is split at its stars; each piece is matched at its first position and never searched again,
-so the work is at most the product of both lengths. A policy may have thousands of patterns: they
-are stored as text and split when they are matched, because compiling a regular expression takes 100
-microseconds.
-
-Pure: time, address and caller are passed in as ``Facts``."""
+In a pattern, ``*`` matches any characters and ``?`` one character; ``${*}``, ``${?}`` and ``${$}``
+mean the characters themselves. Policies and requests are untrusted, so matching must not be slow: a
+pattern is split at its stars, and each piece is matched at its first possible position."""
 
 import ipaddress
 import math
@@ -38,8 +31,6 @@ _ESCAPE = "${"
 
 
 class Globs:
-    """Several patterns; those without wildcards are matched by one set lookup."""
-
     __slots__ = ("_exact", "_has_escapes", "_wild", "is_everything")
 
     def __init__(self, patterns: Iterable[str], *, has_escapes: bool = False) -> None:
@@ -65,7 +56,6 @@ class Globs:
 
 
 def unescaped(texts: Iterable[str], *, has_escapes: bool) -> list[str]:
-    """Replace the escapes in texts without wildcards."""
     return [_unescaped(text) if has_escapes else text for text in texts]
 
 
@@ -79,7 +69,6 @@ def _unescaped(text: str) -> str:
 
 
 def matches(pattern: str, text: str, *, has_escapes: bool = False) -> bool:
-    """Return True if the whole of ``text`` matches ``pattern``."""
     is_escaped = has_escapes and _ESCAPE in pattern
     if is_escaped or _ANY in pattern:
         return _matches_pieces(_pieces(pattern, is_escaped=is_escaped), text)
@@ -99,8 +88,6 @@ def matches(pattern: str, text: str, *, has_escapes: bool = False) -> bool:
 
 
 class _Piece(NamedTuple):
-    """Part of a pattern between two stars, which may contain question marks."""
-
     size: int
     parts: tuple[tuple[int, str], ...]  # texts between question marks, each with its position
 
@@ -108,7 +95,6 @@ class _Piece(NamedTuple):
         return all(text.startswith(part, at + place) for place, part in self.parts)
 
     def find(self, text: str, start: int, end: int) -> int:
-        """Return the first position from ``start`` on where the piece matches, or -1."""
         last = end - self.size
         if not self.parts:
             return start if start <= last else -1
@@ -153,7 +139,6 @@ def _pieces(pattern: str, *, is_escaped: bool) -> list[_Piece]:
 
 
 def _piece(texts: list[str]) -> _Piece:
-    """Make a piece of the texts between question marks."""
     parts: list[tuple[int, str]] = []
     place = 0
     for text in texts:
@@ -173,12 +158,12 @@ Test = Callable[[str], bool]
 
 
 class MalformedPolicy(InvalidRequest):
-    """An invalid policy. The text names the wrong part in words that its author can use."""
+    """Raised if a policy is invalid. The text is for the author of the policy."""
 
 
 class Asks(IntFlag):
     """Properties of a request that a policy depends on, besides caller, action and resource. A
-    decision may be cached only for requests in which these are equal."""
+    decision may be cached only for requests with the same properties."""
 
     NOTHING = 0
     ADDRESS = 1
@@ -187,8 +172,6 @@ class Asks(IntFlag):
 
 
 class Facts(NamedTuple):
-    """The facts about one request that conditions may test."""
-
     caller: Caller
     circumstances: Circumstances
     owner_account: str
@@ -199,7 +182,7 @@ def _now(facts: Facts) -> str:
     return now.isoformat(timespec="milliseconds")
 
 
-# Keys in lower case: how to read each (None: absent), and what that depends on.
+# By key in lower case: a function that returns the value or None, and what the value depends on.
 KEYS: Mapping[str, tuple[Callable[[Facts], str | None], Asks]] = {
     "aws:sourceip": (lambda facts: facts.circumstances.source_ip or None, Asks.ADDRESS),
     "aws:securetransport": (
@@ -214,7 +197,7 @@ KEYS: Mapping[str, tuple[Callable[[Facts], str | None], Asks]] = {
     "aws:username": (lambda facts: facts.caller.user, Asks.NOTHING),
     "aws:userid": (lambda facts: f"{facts.caller.account}:{facts.caller.user}", Asks.NOTHING),
     "aws:resourceaccount": (lambda facts: facts.owner_account, Asks.NOTHING),
-    # Set when one service calls another on behalf of a caller, which never happens here.
+    # AWS sets these when one service calls another for a user, which never happens here.
     "aws:principalisawsservice": (lambda _: "false", Asks.NOTHING),
     "aws:viaawsservice": (lambda _: "false", Asks.NOTHING),
     "aws:sourcearn": (lambda _: None, Asks.NOTHING),
@@ -246,9 +229,8 @@ class Condition(msgspec.Struct, frozen=True):
 def compile_conditions(
     block: object, *, where: str, has_escapes: bool, takes_any_arn: bool
 ) -> tuple[Condition, ...]:
-    """``where`` names the statement in errors; ``has_escapes``: values may contain ``${*}``;
-    ``takes_any_arn``: a text that is not an ARN matches nothing instead of being an error. Raises
-    MalformedPolicy."""
+    """Compile the Condition element of the statement ``where``. If ``takes_any_arn`` is True, a
+    text that is not an ARN matches nothing; otherwise it is an error."""
     if not isinstance(block, dict):
         raise MalformedPolicy(f"{where}: Condition must be an object of operators.")
     found: list[Condition] = []
@@ -261,14 +243,14 @@ def compile_conditions(
             given = _Given(values, place, has_escapes, takes_any_arn)
             found.append(_condition(name, key, given))
     if len(found) > CONDITIONS_MAX:
-        raise MalformedPolicy(f"{where}: more than {CONDITIONS_MAX} conditions.")
+        raise MalformedPolicy(f"{where} has more than {CONDITIONS_MAX} conditions.")
     return tuple(found)
 
 
 def _texts(given: object, place: str) -> list[str]:
     values = given if isinstance(given, list) else [given]
     if not 0 < len(values) <= VALUES_MAX:
-        raise MalformedPolicy(f"{place}: needs 1 to {VALUES_MAX} values.")
+        raise MalformedPolicy(f"{place} must have 1 to {VALUES_MAX} values.")
     texts = []
     for value in values:
         if isinstance(value, bool):
@@ -276,7 +258,7 @@ def _texts(given: object, place: str) -> list[str]:
         elif isinstance(value, str | int | float):
             texts.append(str(value))
         else:
-            raise MalformedPolicy(f"{place}: values are strings, numbers or booleans.")
+            raise MalformedPolicy(f"{place}: values must be strings, numbers or booleans.")
     return texts
 
 
@@ -302,8 +284,6 @@ def _condition(full_name: str, key: str, given: "_Given") -> Condition:
 
 
 class _Given(msgspec.Struct, frozen=True):
-    """The values of one operator and key, and their position for errors."""
-
     values: Sequence[str]
     place: str
     has_escapes: bool
@@ -331,7 +311,7 @@ def _like(given: _Given) -> Test:
 
 
 def _arns(given: _Given) -> Test:
-    """Match ARNs part by part: a star does not match a colon, except in the last of six parts."""
+    """Return a test that matches ARNs part by part, so that a star does not match a colon."""
     patterns: list[list[str]] = []
     for value in given.values:
         parts = value.split(":", ARN_PARTS - 1)
@@ -407,7 +387,6 @@ def _number(text: str) -> float:
 
 
 def _instant(text: str) -> float:
-    """Parse a date, or seconds since 1970, into seconds since 1970."""
     if text.isascii() and text.isdigit() and len(text) <= 12:
         return float(text)
     moment = datetime.fromisoformat(text)
@@ -435,7 +414,7 @@ def _comparing(
 
 
 def check_variables(values: Sequence[str], place: str) -> None:
-    """Reject variables: unreplaced they would match nothing, so a Deny would silently fail."""
+    """Raise MalformedPolicy if a value has a policy variable: these are not supported."""
     for value in values:
         rest = value.replace("${*}", "").replace("${?}", "").replace("${$}", "")
         if "${" in rest:

@@ -1,12 +1,9 @@
-"""Access decisions for requests of every protocol: policies in force, evaluated once and cached.
+"""Access decisions for requests of all protocols, made from the policies and cached.
 
-Any change of identities clears the cache. The policy text of a resource is part of the cache key.
-If a policy depends on the address or the transport, the decision is cached for requests with the
-same ones; if it depends on the time, it is not cached.
-
-A stored policy that is invalid denies everything, because its meaning is unknown. The owner of a
-queue can still replace the policy of the queue.
-"""
+Any change of users or tenants clears the cache. A decision that depends on the address or the
+transport is cached for requests with the same ones; a decision that depends on the time is not
+cached. A stored policy that is invalid denies everything, because its meaning is unknown; the owner
+of a queue can still replace the policy of the queue."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -25,12 +22,12 @@ log = logging.getLogger("penstock.frontend")
 DECISIONS_MAX: Final = 20_000  # about 300 bytes each
 USERS_MAX: Final = 10_000  # users whose compiled policies are cached
 
-# Policies of a user and a resource that are compiled and evaluated at once: a few milliseconds.
+# Larger policies of a user and a resource are evaluated in a thread.
 AT_ONCE_CHARS_MAX: Final = 16_384
 
 TRUSTED: Final = Decision(is_allowed=True)
 
-# Account and user of the caller, action, ARN of the resource, its account, its policy.
+# Account and user of the caller, action, ARN of the resource, its account and its policy.
 Question = tuple[str, str, str, str, str, str | None]
 CircumstancesOf = Callable[[], Circumstances]  # called only if a condition needs them
 
@@ -43,7 +40,7 @@ def _denial(reason: str) -> Compiled:
 
 
 _INVALID: Final = _denial("unreadable policy")
-# A connection may outlive its user. Then no policy of a resource allows anything.
+# The user of an open connection may have been deleted.
 _DELETED: Final = _denial("no such user")
 _SUSPENDED: Final = _denial("suspended account")
 _INVALID_RESOURCE: Final = evaluation.compile_policy(
@@ -54,7 +51,8 @@ _INVALID_RESOURCE: Final = evaluation.compile_policy(
 
 
 class Postponed(Exception):
-    """Raised instead of a slow decision: run ``evaluate`` in a thread, then ``Decisions.keep``."""
+    """Raised instead of a slow decision. The caller runs ``evaluate`` in a thread, passes the
+    result to ``Decisions.keep``, and asks again."""
 
     def __init__(
         self, question: Question, epoch: int, evaluate: Callable[[], tuple[Asks, Decision]]
@@ -67,12 +65,11 @@ class Postponed(Exception):
 
 class Decisions:
     def __init__(self, identities: Identities, *, postpones: bool = False) -> None:
-        """``postpones``: decisions on large policies raise Postponed, except in ``at_once``."""
         self._identities = identities
         self._postpones = postpones
         self._epoch = identities.epoch
         self._decisions: dict[tuple[object, ...], Decision] = {}
-        # Questions that depend on circumstances and whose large policies are compiled.
+        # Questions with large policies that were evaluated in a thread, but cannot be cached.
         self._compiled: set[Question] = set()
         self._policies: dict[tuple[str, str], Sequence[Compiled]] = {}  # by account and user
 
@@ -86,8 +83,8 @@ class Decisions:
         policy: str | None,
         circumstances: CircumstancesOf,
     ) -> Decision:
-        """Decide about an action such as ``sqs:SendMessage``. ``owner`` is the account of the
-        resource ``arn``, ``policy`` the policy text of the resource."""
+        """Decide whether ``caller`` may do an action, such as ``sqs:SendMessage``, on the resource
+        ``arn``, which belongs to the account ``owner`` and has the policy text ``policy``."""
         if caller.is_trusted:
             return TRUSTED
         epoch = self._identities.epoch
@@ -110,11 +107,9 @@ class Decisions:
         topic: Topic | None,
         circumstances: CircumstancesOf,
     ) -> Decision:
-        """Decide about the queue ``arn``; ``topic`` is None if the queue does not exist.
-
-        A share (``topic:group``) reads the messages of its source topic, so an explicit deny on the
-        source applies to the share as well. An allow on the source does not: a right on the share
-        alone is enough. ``everything`` finds the source, which may be a stream."""
+        """Decide whether ``caller`` may do ``action`` on the queue ``arn``; ``topic`` is None if
+        the queue does not exist. A share (``topic:group``) delivers the messages of its source
+        topic, so an explicit deny on the source applies to the share as well."""
         policy = None if topic is None else topic.settings.policy
         decision = self.decide(
             caller, action, arn=arn, owner=owner, policy=policy, circumstances=circumstances
@@ -137,7 +132,7 @@ class Decisions:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Postpone nothing in this block, which must not await."""
+        """Make decisions in this block without raising Postponed. The block must not await."""
         before, self._postpones = self._postpones, False
         try:
             yield
@@ -145,7 +140,7 @@ class Decisions:
             self._postpones = before
 
     def keep(self, postponed: Postponed, asks: Asks, decision: Decision) -> None:
-        """Cache a decision that was made in a thread, unless the identities have changed since."""
+        """Cache a decision that was made in a thread, unless users or policies have changed."""
         if postponed.epoch != self._identities.epoch or postponed.epoch != self._epoch:
             return
         if not asks:
@@ -158,7 +153,8 @@ class Decisions:
     def is_cached(
         self, caller: Caller, action: str, *, arn: str, owner: str, policy: str | None
     ) -> bool:
-        """Return whether the decision is valid in all circumstances until something changes."""
+        """Return whether a decision is cached that depends on neither address, transport nor
+        time."""
         return (caller.account, caller.user, action, arn, owner, policy) in self._decisions
 
     def grants_anything(
@@ -170,7 +166,6 @@ class Decisions:
         policy: str | None,
         circumstances: CircumstancesOf,
     ) -> bool:
-        """Return whether errors may reveal the resource: its policy gives the caller any right."""
         resource = _compile_resource((caller.account, caller.user, "", arn, owner, policy))
         return resource is not None and evaluation.grants_anything(
             resource,
@@ -210,11 +205,10 @@ class Decisions:
     def _check_size(
         self, caller: Caller, question: Question, circumstances: CircumstancesOf
     ) -> None:
-        """Raise Postponed if the policies are large."""
         tenant = self._identities.tenant(caller.account)
         user = self._identities.user(caller.account, caller.user)
         if tenant is None or user is None or tenant.is_suspended:
-            return  # policies do not matter
+            return  # the request is denied whatever the policies are
         total = len(question[-1] or "") + sum(map(len, user.policies.values()))
         if total <= AT_ONCE_CHARS_MAX:
             return
@@ -278,7 +272,7 @@ def _compile_identity(name: str, text: str, caller: Caller) -> Compiled:
         return evaluation.compile_policy(text, Kind.IDENTITY)
     except MalformedPolicy as error:
         log.error(
-            "policy of a user is invalid: it denies everything",
+            "policy of a user is invalid and denies everything",
             extra={"user": caller.arn, "policy": name, "reason": str(error)},
         )
         return _INVALID
@@ -292,7 +286,7 @@ def _compile_resource(question: Question) -> Compiled | None:
         return evaluation.compile_policy(text, Kind.RESOURCE)
     except MalformedPolicy as error:
         log.error(
-            "policy of a resource is invalid: it denies everything but replacing it",
+            "policy of a queue is invalid and denies everything but replacing it",
             extra={"arn": arn, "reason": str(error)},
         )
         return _INVALID_RESOURCE

@@ -1,11 +1,9 @@
-"""Policies: documents of statements that allow or deny, compiled once and evaluated many times.
+"""Compiles policies (documents of statements that allow or deny actions) and evaluates them.
 
-A user's policies state what that user may do; the policy of a resource (a queue) states who may do
-what with it, and so names principals. ``decide`` combines them: a Deny in any of them denies; for a
-resource of the caller's own account an Allow of either kind is enough; for a resource of another
-account both must allow. Parsing is strict, because skipping a misspelt element would widen what the
-author meant to narrow. Pure: this module does not know where policies are stored (``decisions``
-does) or what an action is."""
+A user's policies state what the user may do; the policy of a resource (a queue) states who may do
+what with it. ``decide`` combines them: a Deny in any policy denies; for a resource of the caller's
+own account one Allow is enough; for a resource of another account both kinds must allow. Parsing is
+strict, because ignoring a misspelt element could allow more than the author meant."""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +29,7 @@ WITH_VARIABLES = "2012-10-17"
 VERSIONS = ("2008-10-17", WITH_VARIABLES)
 ITEMS_MAX = 200  # actions, resources or principals of one statement
 ITEM_CHARS_MAX = 2_048
-COMPILED_MAX = 1_024  # compiled policies to cache; the store keeps the texts
+COMPILED_MAX = 1_024  # compiled policies to cache
 
 
 class Kind(StrEnum):
@@ -41,12 +39,12 @@ class Kind(StrEnum):
 
 # A user's policy may have one statement for each of many ACLs of other protocols.
 _CHARS_MAX = {Kind.IDENTITY: 131_072, Kind.RESOURCE: 20_480}
-STATEMENTS_MAX = {Kind.IDENTITY: 1_000, Kind.RESOURCE: 20}  # of a resource: the same as in AWS
+STATEMENTS_MAX = {Kind.IDENTITY: 1_000, Kind.RESOURCE: 20}  # AWS also allows 20 for a queue
 _ELEMENTS = frozenset(("Sid", "Effect", "Condition")) | {
     negation + name for negation in ("", "Not") for name in ("Principal", "Action", "Resource")
 }
 _ACTION = re.compile(r"(\*+|[A-Za-z0-9*?-]+:[A-Za-z0-9*?_-]+)\Z")
-# Valid kinds of principals that no caller can be.
+# Kinds of principals that are valid but match no caller.
 _OTHER_PRINCIPALS = frozenset(("Service", "Federated", "CanonicalUser"))
 
 
@@ -61,7 +59,7 @@ class Principals(msgspec.Struct, frozen=True):
 
 
 class Statement(msgspec.Struct, frozen=True):
-    label: str  # its Sid, else its position
+    label: str  # the Sid, else the position in the policy
     is_allow: bool
     actions: Globs  # in lower case
     is_action_negated: bool
@@ -76,7 +74,7 @@ class Statement(msgspec.Struct, frozen=True):
         return principals is None or principals.has(caller) != self.is_principal_negated
 
     def holds(self, facts: Facts) -> bool:
-        unknown = not self.is_allow  # an unknown condition must neither allow nor cancel a Deny
+        unknown = not self.is_allow  # with an unknown condition a Deny applies, an Allow does not
         return all(condition.holds(facts, unknown=unknown) for condition in self.conditions)
 
 
@@ -89,7 +87,7 @@ class Decision(msgspec.Struct, frozen=True):
     is_allowed: bool
     is_explicit: bool = False  # True: a statement decided; False: no statement matched
     statement_id: str = ""
-    source: str = ""  # kind of policy that decided, or that lacks an Allow
+    source: str = ""  # kind of the policy that decided, or in which an Allow is missing
 
 
 # ── Deciding ─────────────────────────────────────────────────────────────────────────────────
@@ -105,7 +103,6 @@ def decide(
     resource_arn: str,
     circumstances: Circumstances,
 ) -> Decision:
-    """Decide whether ``caller`` may do ``action`` (``sqs:SendMessage``) on a resource."""
     if caller.is_trusted:
         return Decision(is_allowed=True)
     facts = Facts(caller, circumstances, owner_account)
@@ -136,7 +133,6 @@ def grants_anything(
     resource_arn: str,
     circumstances: Circumstances,
 ) -> bool:
-    """Return whether the policy gives ``caller`` any right: then errors may reveal the resource."""
     facts = Facts(caller, circumstances, owner_account)
     return any(
         statement.is_allow
@@ -150,7 +146,7 @@ def grants_anything(
 def _verdict(
     policy: Compiled, caller: Caller, action: str, resource_arn: str, facts: Facts
 ) -> Statement | None:
-    """Return the first statement that denies, else the first that allows."""
+    """Return the first statement that denies, else the first that allows, else None."""
     allowing: Statement | None = None
     for statement in policy.statements:
         if statement.is_allow and allowing is not None:
@@ -173,15 +169,14 @@ def _verdict(
 
 @lru_cache(maxsize=COMPILED_MAX)
 def compile_policy(text: str, kind: Kind) -> Compiled:
-    """Compile a policy. Raises MalformedPolicy, which states what is wrong and where."""
     if len(text) > _CHARS_MAX[kind]:
-        raise MalformedPolicy(f"A policy has at most {_CHARS_MAX[kind]} characters.")
+        raise MalformedPolicy(f"A policy may have at most {_CHARS_MAX[kind]} characters.")
     try:
         document = msgspec.json.decode(text)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        raise MalformedPolicy("A policy is a JSON object.") from None
+        raise MalformedPolicy("A policy must be a JSON object.") from None
     if not isinstance(document, dict):
-        raise MalformedPolicy("A policy is a JSON object.")
+        raise MalformedPolicy("A policy must be a JSON object.")
     for name in document:
         if name not in ("Version", "Id", "Statement"):
             raise MalformedPolicy(f"Unknown element of a policy: {name[:80]}.")
@@ -195,7 +190,7 @@ def compile_policy(text: str, kind: Kind) -> Compiled:
     if not blocks or given is None:
         raise MalformedPolicy("A policy needs at least one Statement.")
     if len(blocks) > STATEMENTS_MAX[kind]:
-        raise MalformedPolicy(f"A policy has at most {STATEMENTS_MAX[kind]} statements.")
+        raise MalformedPolicy(f"A policy may have at most {STATEMENTS_MAX[kind]} statements.")
     has_variables = version == WITH_VARIABLES
     statements = tuple(
         _statement(block, place, kind, has_variables=has_variables)
@@ -228,7 +223,7 @@ def _statement(block: object, place: int, kind: Kind, *, has_variables: bool) ->
                 f"{where}: Action {action[:200]} must name a service, as in sqs:SendMessage."
             )
     if kind is Kind.RESOURCE and "Resource" not in block and "NotResource" not in block:
-        block = {**block, "Resource": "*"}  # the queue that has the policy
+        block = {**block, "Resource": "*"}  # means the queue that has the policy
     resources, is_resource_negated = _either(block, "Resource", where)
     if has_variables:
         check_variables(resources, where)
@@ -258,15 +253,14 @@ def _statement(block: object, place: int, kind: Kind, *, has_variables: bool) ->
 
 
 def _chosen(block: dict[str, Any], name: str, where: str) -> str:
-    """Return ``name`` or its negation; a statement has exactly one of them."""
     negation = f"Not{name}"
     if (name in block) == (negation in block):
-        raise MalformedPolicy(f"{where} needs either {name} or {negation}.")
+        raise MalformedPolicy(f"{where} must have either {name} or {negation}.")
     return negation if negation in block else name
 
 
 def _either(block: dict[str, Any], name: str, where: str) -> tuple[list[str], bool]:
-    """Return the values, and whether they are negated."""
+    """Return the values of an element such as Action or NotAction, and whether it is negated."""
     found = _chosen(block, name, where)
     return _strings(block[found], f"{where}: {found}"), found != name
 
@@ -274,7 +268,7 @@ def _either(block: dict[str, Any], name: str, where: str) -> tuple[list[str], bo
 def _strings(given: object, place: str) -> list[str]:
     values: list[Any] = given if isinstance(given, list) else [given]
     if not 0 < len(values) <= ITEMS_MAX:
-        raise MalformedPolicy(f"{place} has 1 to {ITEMS_MAX} values.")
+        raise MalformedPolicy(f"{place} must have 1 to {ITEMS_MAX} values.")
     if not all(isinstance(value, str) and 0 < len(value) <= ITEM_CHARS_MAX for value in values):
         raise MalformedPolicy(f"{place} must be a string or a list of strings.")
     return values
@@ -287,7 +281,7 @@ def _principals(block: dict[str, Any], where: str, kind: Kind) -> tuple[Principa
     if kind is Kind.IDENTITY:
         for name in ("Principal", "NotPrincipal"):
             if name in block:
-                raise MalformedPolicy(f"{where}: a user's policy has no {name}.")
+                raise MalformedPolicy(f"{where}: a user's policy must not have {name}.")
         return None, False
     found = _chosen(block, "Principal", where)
     return _read_principals(block[found], f"{where}: {found}"), found == "NotPrincipal"
@@ -318,7 +312,6 @@ def _read_principals(given: object, place: str) -> Principals:
 
 
 def _read_arn(arn: str, place: str, accounts: set[str], users: set[tuple[str, str]]) -> None:
-    """Add the account or the user of an ARN. Roles and sessions are valid, but never match."""
     parts = arn.split(":", 5)
     is_arn = len(parts) == 6 and parts[0] == "arn" and parts[1].startswith("aws")
     is_one = "*" not in arn and "?" not in arn  # principals may not have wildcards
@@ -334,5 +327,5 @@ def _read_arn(arn: str, place: str, accounts: set[str], users: set[tuple[str, st
         accounts.add(parts[4])
     elif parts[2] == "iam" and name.startswith("user/"):
         users.add((parts[4], name.removeprefix("user/")))
-    elif not name.startswith(("role/", "assumed-role/", "federated-user/")):
+    elif not name.startswith(("role/", "assumed-role/", "federated-user/")):  # match no caller
         raise MalformedPolicy(f"{place}: {arn[:200]} is not an account, user or *.")

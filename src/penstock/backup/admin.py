@@ -1,16 +1,15 @@
-"""Backups for the admin API: a cut of all logs at one moment, the definitions that belong to it,
-and the batches before it, read from their present leaders.
+"""Backups for the admin API. A backup has all records before one moment (the cut), which are read
+from their leaders, and the definitions of topics, users and other metadata.
 
 In a cluster the cut is valid only if every partition was led, at that moment, by the node that
-reported its end. So the rows are read from the store afterwards: a row with the same leader and
-epoch has had them since before the cut, because epochs are never reused. Otherwise the cut is
-repeated, for as long as an election may take.
+reported its end. So the partition rows are read from the metadata store afterwards: if a row still
+has the same leader and epoch, the cut is confirmed, because epochs are never reused; otherwise the
+cut is repeated. Definitions are read after the cut, because the topic and the data key of a record
+are stored before the record. Entries about nodes and placement are left out, because a restored
+cluster has its own.
 
-A backup in progress is an entry in memory. It ends when its client ends it or has sent no request
-for a while; then the nodes drop what they keep for it. Definitions are read after the cut:
-everything that a record depends on, its topic and its data key, was stored before the record.
-Entries about locations are left out (nodes, rows, requests, frontends, the store's id): a restored
-deployment has its own."""
+A backup in progress is only in memory. It ends when its client ends it or sends no request for a
+while; until then, nodes keep the data that it needs."""
 
 import asyncio
 import logging
@@ -59,22 +58,22 @@ from penstock.wire.internal.node_calls import (
     PositionsRequest,
 )
 
-CROSSINGS_MS = 3_000  # much longer than a cut takes; bounds the delay if this node dies
-SEGMENTS_MS = 180_000  # renewed long before
+CROSSINGS_MS = 3_000  # longest time for which nodes delay changes that affect two logs
+SEGMENTS_MS = 180_000  # time for which nodes keep data of a backup; renewed much earlier
 CALL_MS = 2_000
-TAKE_SECONDS_MAX = 30.0  # elections included
+TAKE_SECONDS_MAX = 30.0  # enough for an election of leaders
 RETRY_SECONDS = 0.5
 
-BACKUPS_MAX: Final = 4  # at once
+BACKUPS_MAX: Final = 4  # in progress at the same time
 IDLE_MS_MAX: Final = 120_000
 RENEW_MS: Final = 30_000
-READ_BYTES: Final = MIB  # of one log at a time: longer reads would delay other requests
+READ_BYTES: Final = MIB  # of one read; longer reads would delay other requests
 PAGE_BYTES: Final = MIB  # of definitions in one reply
 PAGE_ENTRIES_MAX: Final = 5_000
 LIST_TRIES_MAX: Final = 10
 ID_BYTES: Final = 12
 
-# Listed again until nothing has changed meanwhile.
+# The prefixes of definitions in the metadata store.
 PREFIXES: Final = (
     TOPICS_PREFIX,
     identities.TENANTS_PREFIX,
@@ -93,7 +92,7 @@ log_ = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NodeCut:
-    """Of the logs of a single node."""
+    """Determines the start and end offsets of all logs of a single node at one moment."""
 
     _cutting: BackupPositions
     _topics: StoredCatalog
@@ -159,7 +158,7 @@ class ClusterCut(NodeCut):
                             (node, one)
                         )
             if (loop.time() - began) * 1_000 >= CROSSINGS_MS:
-                raise errors.Overloaded("The nodes replied too slowly for one cut; retry.")
+                raise errors.Overloaded("The nodes replied too slowly to start a backup; retry.")
         finally:
             await self.keep(holder)
         entries, _ = await self._store.list(PARTITIONS_PREFIX)
@@ -187,12 +186,11 @@ class ClusterCut(NodeCut):
             else await self._caller(node).call(POSITIONS, request, timeout_ms=CALL_MS)
         )
         if not reply.is_held:
-            raise errors.Overloaded(f"Node {node} replied too late to take part in the cut.")
+            raise errors.Overloaded(f"Node {node} replied too slowly to start a backup; retry.")
         return reply.positions
 
 
 def _expected(topics: StoredCatalog) -> Sequence[PartitionKey]:
-    """Return the partitions that exist before the cut; later ones need not be in the backup."""
     return [key for topic in topics.all_topics() for key in partitions_of(topic)]
 
 
@@ -225,7 +223,7 @@ def _refuse_missing(keys: Iterable[PartitionKey]) -> None:
     missing = sorted(keys)
     if missing:
         raise errors.Overloaded(
-            f"{len(missing)} partitions have no leader that replied, such as {missing[0]}; retry."
+            f"The leaders of {len(missing)} partitions did not reply, such as {missing[0]}; retry."
         )
 
 
@@ -243,8 +241,6 @@ class _Backup:
 
 @dataclass(frozen=True, slots=True)
 class BackupAdmin:
-    """Implements ``frontend.admin.ports.BackupPort``."""
-
     cut: NodeCut
     topics: StoredCatalog
     broker: BrokerPort  # reaches the leader of every partition
@@ -256,7 +252,7 @@ class BackupAdmin:
     node: str
     namespace: tuple[str, str]  # account, region
     master_key_id: str
-    _backups: dict[str, _Backup | None] = field(default_factory=dict)  # None: starting
+    _backups: dict[str, _Backup | None] = field(default_factory=dict)  # None: not started yet
 
     # ── Beginning and end ────────────────────────────────────────────────────────────────────
 
@@ -265,7 +261,7 @@ class BackupAdmin:
             raise errors.Overloaded("The node is not ready: its metadata may be incomplete.")
         self._forget_idle()
         if len(self._backups) >= BACKUPS_MAX:
-            raise errors.Throttled(f"{BACKUPS_MAX} backups are in progress: wait for one of them.")
+            raise errors.Throttled(f"{BACKUPS_MAX} backups are in progress; wait until one ends.")
         backup_id = self.entropy(ID_BYTES).hex()
         self._backups[backup_id] = None
         try:
@@ -292,7 +288,7 @@ class BackupAdmin:
 
     async def end(self, backup_id: str) -> None:
         if self._backups.get(backup_id) is None:
-            raise errors.NotFound("There is no such backup in progress.")
+            raise errors.NotFound("No backup with this id is in progress.")
         del self._backups[backup_id]
         log_.info("backup ended", extra={"backup": backup_id})
 
@@ -307,7 +303,7 @@ class BackupAdmin:
         self._forget_idle()
         backup = self._backups.get(backup_id)
         if backup is None:
-            raise errors.NotFound("There is no such backup in progress: it timed out.")
+            raise errors.NotFound("No backup with this id is in progress; it may have timed out.")
         now_ms = backup.used_at_ms = self.clock.mono_ms()
         if now_ms - backup.renewed_at_ms >= RENEW_MS:
             backup.renewed_at_ms = now_ms
@@ -315,7 +311,7 @@ class BackupAdmin:
         return backup
 
     async def _list_definitions(self) -> Sequence[Definition]:
-        """Return those of one moment: listed at one revision, or equal in two successive reads."""
+        """Return the entries of the metadata store that belong to a backup, as of one moment."""
         before: Sequence[Entry] = ()
         seen = 0
         for _ in range(LIST_TRIES_MAX):
@@ -329,7 +325,7 @@ class BackupAdmin:
                 break
             before, seen = found, max(revisions)
         else:
-            raise errors.Overloaded("Definitions change faster than they can be read; retry.")
+            raise errors.Overloaded("The metadata changes faster than it can be read; retry.")
         moves, _ = await self.own_store.list(MOVES_PREFIX)
         return [Definition(entry.key, entry.value) for entry in (*found, *moves)]
 
@@ -363,7 +359,7 @@ class BackupAdmin:
         backup = await self._found(backup_id)
         cut = backup.cuts.get(PartitionKey(topic_id, partition))
         if cut is None:
-            raise errors.NotFound("That partition is not in this backup.")
+            raise errors.NotFound("The backup does not contain this partition.")
         topic = self.topics.find_id(topic_id)
         if topic is None:
             raise errors.TopicNotFound(topic_id)
@@ -376,11 +372,13 @@ class BackupAdmin:
             )
         except errors.OffsetOutOfRange as error:
             if error.start_offset <= offset:
-                raise errors.Overloaded("A leader has just changed; retry.") from error
+                raise errors.Overloaded(
+                    "The partition has just changed its leader; retry."
+                ) from error
             start = min(error.start_offset, end)
             return Piece(b"", start, start, start)
         if not fetched.buffers:
-            raise errors.Overloaded("A leader has just changed; retry.")
+            raise errors.Overloaded("The partition has just changed its leader; retry.")
         try:
             found = covered(
                 in_memory(fetched.buffers), offset, end, next_offset=fetched.next_offset

@@ -1,17 +1,14 @@
-"""A backup on disk: its manifest, one file, written last, that describes and protects all others;
-and reading its files.
+"""The files of a backup: the manifest, which describes all other files, and functions to read and
+verify them.
 
     <backup>/manifest            penstock-backup 2 <sha256 of what follows>\\n, then JSON
     <backup>/definitions.jsonl   one entry of the metadata store per line: key, value in base64
     <backup>/topics/<topic id>/<partition>/<first offset>.log    batches, as in logs
 
-A folder without a manifest is not a backup. The manifest has the size and SHA-256 of every file and
-its own checksum, so that a changed, short or missing file is detected. A backup may come from
-anywhere, so it is not trusted: each name in the manifest must be one of the above, links are not
-followed, and nothing is used whose checksum does not match. ``verify`` reads everything and returns
-all problems; ``restore`` stops at the first one.
-
-Another layout needs another number in the first line; this version reads those in FORMATS."""
+A folder without a manifest is not a backup. The manifest has its own checksum and the size and
+SHA-256 of every file. A backup may come from anywhere, so it is not trusted: each name in the
+manifest must be one of the above, links are not followed, and no file is used whose checksum does
+not match. The number in the first line is the format; this version reads those in FORMATS."""
 
 import hashlib
 import os
@@ -35,8 +32,8 @@ MANIFEST_NAME: Final = "manifest"
 DEFINITIONS_NAME: Final = "definitions.jsonl"
 TOPICS_NAME: Final = "topics"
 FORMAT: Final = 2
-FORMATS: Final = (1, FORMAT)  # readable; format 1 has no low watermarks
-MANIFEST_BYTES_MAX: Final = 256 * MIB  # of a million files
+FORMATS: Final = (1, FORMAT)  # formats that can be read; format 1 has no low watermarks
+MANIFEST_BYTES_MAX: Final = 256 * MIB  # enough for a million files
 
 _HEAD = re.compile(rb"penstock-backup ([0-9]{1,6}) ([0-9a-f]{64})\n")
 _HEAD_BYTES_MAX = 128
@@ -51,7 +48,7 @@ _DEFINED: Final = frozenset((*PREFIXES, MOVES_PREFIX))
 
 
 class BackupUnusable(PenstockError):
-    """There is no backup, or it is not intact. The text names the file and the reason."""
+    """Raised if a backup does not exist or is damaged. The text names the file and the reason."""
 
 
 class FileSum(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,7 +62,7 @@ class PartitionPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: int
     start_offset: int
     end_offset: int
-    last_epoch: int  # of its last batch; -1: no batch
+    last_epoch: int  # leader epoch of the last batch; -1: no batch
     files: Sequence[FileSum] = ()
     low_watermark: int = 0  # the first visible offset, if above start_offset
 
@@ -109,14 +106,13 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(content: bytes) -> Manifest:
-    """Raises BackupUnusable."""
     head = _HEAD.match(content[:_HEAD_BYTES_MAX])
     if head is None:
-        raise BackupUnusable(f"{MANIFEST_NAME}: not the manifest of a backup")
+        raise BackupUnusable(f"{MANIFEST_NAME}: this file is not the manifest of a backup")
     if int(head[1]) not in FORMATS:
         known = " and ".join(map(str, FORMATS))
         raise BackupUnusable(
-            f"{MANIFEST_NAME}: format {int(head[1])} is not supported, only {known}"
+            f"{MANIFEST_NAME}: format {int(head[1])} is not supported; supported are {known}"
         )
     body = content[head.end() :]
     if hashlib.sha256(body).hexdigest().encode() != head[2]:
@@ -124,7 +120,7 @@ def decode_manifest(content: bytes) -> Manifest:
     try:
         manifest = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BackupUnusable(f"{MANIFEST_NAME}: cannot be read: {error}") from None
+        raise BackupUnusable(f"{MANIFEST_NAME}: the content is invalid: {error}") from None
     _check(manifest)
     return manifest
 
@@ -136,7 +132,7 @@ def _check(manifest: Manifest) -> None:
         place = (one.topic_id, one.partition)
         if _TOPIC_ID.match(one.topic_id) is None or not 0 <= one.partition <= _INDEX_MAX:
             raise BackupUnusable(
-                f"{MANIFEST_NAME}: {one.topic_id!r}/{one.partition} is not a partition"
+                f"{MANIFEST_NAME}: {one.topic_id!r}/{one.partition} is not a valid partition"
             )
         if place in seen:
             raise BackupUnusable(f"{MANIFEST_NAME}: {one.topic_id}/{one.partition} occurs twice")
@@ -147,33 +143,35 @@ def _check(manifest: Manifest) -> None:
 def _check_partition(one: PartitionPart) -> None:
     what = f"{MANIFEST_NAME}: {one.topic_id}/{one.partition}"
     if not 0 <= one.start_offset <= one.end_offset <= _OFFSET_MAX:
-        raise BackupUnusable(f"{what} has offsets from {one.start_offset} to {one.end_offset}")
+        raise BackupUnusable(f"{what} has invalid offsets {one.start_offset} to {one.end_offset}")
     if not 0 <= one.low_watermark <= one.end_offset:
-        raise BackupUnusable(f"{what} has a low watermark of {one.low_watermark}")
+        raise BackupUnusable(f"{what} has the invalid low watermark {one.low_watermark}")
     if bool(one.files) != (one.start_offset < one.end_offset):
-        raise BackupUnusable(f"{what} has {len(one.files)} files")
+        raise BackupUnusable(f"{what} has {len(one.files)} files, which contradicts its offsets")
     if not -1 <= one.last_epoch <= _INDEX_MAX:
-        raise BackupUnusable(f"{what} has the last epoch {one.last_epoch}")
+        raise BackupUnusable(f"{what} has the invalid last epoch {one.last_epoch}")
     at = one.start_offset
     for number, file in enumerate(one.files):
         base = base_of(file)
         if base is None or (base != at if not number else not at < base < one.end_offset):
-            raise BackupUnusable(f"{what} has a misplaced file: {file.path!r}")
+            raise BackupUnusable(
+                f"{what} has a file with a wrong offset in its name: {file.path!r}"
+            )
         _check_file(file, log_path(one.topic_id, one.partition, base))
         at = base
 
 
 def base_of(file: FileSum) -> int | None:
-    """Return the first offset in a log file, from its name."""
+    """Return the first offset of a log file, taken from its name; None if it is invalid."""
     stem = file.path.rpartition("/")[2].removesuffix(".log")
     return int(stem) if len(stem) == 20 and stem.isascii() and stem.isdigit() else None
 
 
 def _check_file(file: FileSum, path: str) -> None:
     if file.path != path:
-        raise BackupUnusable(f"{MANIFEST_NAME}: a file is not allowed at {file.path!r}")
+        raise BackupUnusable(f"{MANIFEST_NAME}: the file name {file.path!r} is not allowed")
     if file.size_bytes < 0 or _SHA.match(file.sha256) is None:
-        raise BackupUnusable(f"{MANIFEST_NAME}: {path} has no size or no checksum")
+        raise BackupUnusable(f"{MANIFEST_NAME}: {path} has an invalid size or checksum")
 
 
 class Finding(NamedTuple):
@@ -194,7 +192,7 @@ encode_line = msgspec.json.Encoder().encode
 
 
 def open_inside(root: Path, path: str) -> int:
-    """Open a regular file below the root. Raises BackupUnusable for anything else."""
+    """Open a regular file below ``root`` without following links. Raises BackupUnusable."""
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     *parents, name = path.split("/")
     try:
@@ -203,38 +201,36 @@ def open_inside(root: Path, path: str) -> int:
             inner = os.open(parent, flags, dir_fd=folder)
             os.close(folder)
             folder = inner
-        # Without waiting for the writer of a pipe of that name.
+        # O_NONBLOCK, because opening a named pipe would wait for its writer.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(name, flags, dir_fd=folder)
     except FileNotFoundError:
-        raise BackupUnusable(f"{path}: missing") from None
+        raise BackupUnusable(f"{path}: the file is missing") from None
     except OSError as error:
         # A link causes ELOOP or ENOTDIR.
-        raise BackupUnusable(f"{path}: not a readable regular file ({error.strerror})") from None
+        raise BackupUnusable(f"{path}: this is not a regular file ({error.strerror})") from None
     finally:
         os.close(folder)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise BackupUnusable(f"{path}: not a regular file")
+        raise BackupUnusable(f"{path}: this is not a regular file")
     return fd
 
 
 def read_manifest(root: Path) -> Manifest:
-    """Raises BackupUnusable."""
     if not root.is_dir():
-        raise BackupUnusable(f"{root}: no such folder")
+        raise BackupUnusable(f"{root}: the folder does not exist")
     fd = open_inside(root, MANIFEST_NAME)
     with os.fdopen(fd, "rb") as file:
         content = file.read(MANIFEST_BYTES_MAX + 1)
     if len(content) > MANIFEST_BYTES_MAX:
-        raise BackupUnusable(f"{MANIFEST_NAME}: longer than {MANIFEST_BYTES_MAX} bytes")
+        raise BackupUnusable(f"{MANIFEST_NAME}: the file has more than {MANIFEST_BYTES_MAX} bytes")
     return decode_manifest(content)
 
 
 def backups_in(folder: Path) -> list[Path]:
-    """Return the finished backups, oldest first: their names are times."""
     if not folder.is_dir():
-        raise BackupUnusable(f"{folder}: no such folder")
+        raise BackupUnusable(f"{folder}: the folder does not exist")
     return sorted(
         one
         for one in folder.iterdir()
@@ -252,18 +248,18 @@ def partials_in(folder: Path) -> list[Path]:
 
 
 def blocks_of(root: Path, file: FileSum) -> Iterator[bytes]:
-    """Yield a file. Raises BackupUnusable, at the latest instead of the last block."""
+    """Yield the content of a file in blocks; the last one only if the checksum is right."""
     fd = open_inside(root, file.path)
     summed = hashlib.sha256()
     left = file.size_bytes
     with os.fdopen(fd, "rb", buffering=0) as opened:
         size = os.fstat(fd).st_size
         if size != file.size_bytes:
-            raise BackupUnusable(f"{file.path}: has {size} bytes instead of {file.size_bytes}")
+            raise BackupUnusable(f"{file.path}: size is {size} bytes instead of {file.size_bytes}")
         while left:
             block = opened.read(min(BLOCK_BYTES, left))
             if not block:
-                raise BackupUnusable(f"{file.path}: ended {left} bytes too early")
+                raise BackupUnusable(f"{file.path}: the file ended {left} bytes too early")
             summed.update(block)
             left -= len(block)
             if not left and summed.hexdigest() != file.sha256:
@@ -274,7 +270,6 @@ def blocks_of(root: Path, file: FileSum) -> Iterator[bytes]:
 
 
 def batches_of(root: Path, file: FileSum) -> Iterator[bytes]:
-    """Yield a file in pieces of whole batches."""
     rest = b""
     for block in blocks_of(root, file):
         data = rest + block
@@ -283,16 +278,15 @@ def batches_of(root: Path, file: FileSum) -> Iterator[bytes]:
             yield data[:end]
         rest = data[end:]
     if rest:
-        raise BackupUnusable(f"{file.path}: ends within a batch")
+        raise BackupUnusable(f"{file.path}: the file ends within a batch")
 
 
 def _whole(data: bytes, path: str) -> int:
-    """Return the length of the whole batches."""
     at = 0
     while at + HEADER_BYTES <= len(data):
         total = parse_header(data, at).total_bytes
         if not HEADER_BYTES <= total <= BATCH_BYTES_MAX:
-            raise BackupUnusable(f"{path}: a batch of {total} bytes")
+            raise BackupUnusable(f"{path}: a batch has the invalid length {total}")
         if at + total > len(data):
             break
         at += total
@@ -300,19 +294,18 @@ def _whole(data: bytes, path: str) -> int:
 
 
 def definitions_of(root: Path, manifest: Manifest) -> Iterator[Line]:
-    """Yield the definitions, each checked against the rules of its kind. Raises BackupUnusable."""
     path, rest, count = manifest.definitions.path, b"", 0
     for block in blocks_of(root, manifest.definitions):
         *lines, rest = (rest + block).split(b"\n")
         if len(rest) > LINE_BYTES_MAX:
-            raise BackupUnusable(f"{path}: a line of more than {LINE_BYTES_MAX} bytes")
+            raise BackupUnusable(f"{path}: a line has more than {LINE_BYTES_MAX} bytes")
         for line in lines:
             count += 1
             yield _definition(line, f"{path}:{count}")
     if rest:
-        raise BackupUnusable(f"{path}: ends within a line")
+        raise BackupUnusable(f"{path}: the file ends within a line")
     if count != manifest.definition_count:
-        raise BackupUnusable(f"{path}: {count} lines instead of {manifest.definition_count}")
+        raise BackupUnusable(f"{path}: it has {count} lines instead of {manifest.definition_count}")
 
 
 def _definition(line: bytes, place: str) -> Line:
@@ -320,12 +313,12 @@ def _definition(line: bytes, place: str) -> Line:
         found = decode_line(line)
         prefix = prefix_of(found.key)
         if prefix not in _DEFINED:
-            raise BackupUnusable(f"{place}: {found.key} is not allowed in a backup")
+            raise BackupUnusable(f"{place}: the key {found.key} is not allowed in a backup")
         right = RULES[prefix].key_of(found.key, found.value)
     except (msgspec.MsgspecError, ValueError, Damaged, InvalidRequest) as error:
-        raise BackupUnusable(f"{place}: cannot be read: {error}") from None
+        raise BackupUnusable(f"{place}: the line is invalid: {error}") from None
     if right != found.key:
-        raise BackupUnusable(f"{place}: {found.key} is not the key of its value")
+        raise BackupUnusable(f"{place}: the key {found.key} does not match the value")
     return found
 
 
@@ -333,7 +326,7 @@ def _definition(line: bytes, place: str) -> Line:
 
 
 def verify(root: Path, *, progress: Callable[[int], None] = lambda _bytes: None) -> list[Finding]:
-    """Return all problems. ``progress`` is called with the number of bytes verified so far."""
+    """Return all problems of a backup. ``progress`` is called with the number of verified bytes."""
     try:
         manifest = read_manifest(root)
     except BackupUnusable as error:
@@ -373,19 +366,18 @@ def _verify_partition(root: Path, part: PartitionPart) -> list[Finding]:
         is_last = number == len(part.files) - 1
         end = part.end_offset if is_last else base_of(part.files[number + 1])
         if offset != end:
-            findings.append(Finding(file.path, f"ends at offset {offset} instead of {end}"))
+            findings.append(Finding(file.path, f"it ends at offset {offset} instead of {end}"))
     if not findings and epoch != part.last_epoch:
         findings.append(
-            Finding(MANIFEST_NAME, f"{part.topic_id}/{part.partition} ends in epoch {epoch}")
+            Finding(MANIFEST_NAME, f"{part.topic_id}/{part.partition} really ends in epoch {epoch}")
         )
     return findings
 
 
 def _unknown_files(root: Path, manifest: Manifest) -> list[Finding]:
-    """Return the files that the manifest does not name."""
     known = {MANIFEST_NAME, *(file.path for file in manifest.files())}
     return [
-        Finding(path, "not part of the backup")
+        Finding(path, "this file is not part of the backup")
         for folder, folders, names in os.walk(root)
         for name in (*names, *(one for one in folders if (Path(folder) / one).is_symlink()))
         if (path := (Path(folder) / name).relative_to(root).as_posix()) not in known

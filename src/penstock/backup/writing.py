@@ -1,12 +1,8 @@
-"""Writing a backup to a folder.
+"""Writes a backup to a folder.
 
-    .partial-<name>/…      while it is written
-    <name>/…               when everything is on disk, the manifest last
-
-So a backup with its final name is complete: a crash leaves a folder that does not count as a
-backup. Every batch is verified before it is written, because a copied error would be noticed too
-late. ``Source`` provides the data: the admin API, or a test.
-"""
+A backup is written to ``.partial-<name>`` and renamed to ``<name>`` when everything is on disk, so
+a folder with its final name is a complete backup. Every batch is verified before it is written.
+``Source`` provides the data: the admin API, or a test."""
 
 import contextlib
 import hashlib
@@ -54,15 +50,13 @@ class Source(Protocol):
 
     def partitions(self) -> Iterator[PartitionCut]: ...
 
-    def read(self, topic_id: str, partition: int, offset: int) -> Piece:
-        """Raises TopicNotFound for a topic that was deleted meanwhile."""
-        ...
+    def read(self, topic_id: str, partition: int, offset: int) -> Piece: ...
 
     def end(self) -> None: ...
 
 
 class Pace:
-    """A limit of bytes per second, on average since the start; 0: no limit."""
+    """A limit on the average number of bytes per second; 0 means no limit."""
 
     def __init__(
         self,
@@ -93,8 +87,8 @@ def write_backup(
     now_ms: Callable[[], int],
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[Path, Manifest]:
-    """Write a new backup below ``folder``. ``progress`` is called with the bytes written and about
-    the bytes in total. Any error, including Ctrl-C, removes the unfinished backup."""
+    """Write a new backup below ``folder``. ``progress`` is called with the bytes written and the
+    approximate total. Any error, including Ctrl-C, removes the unfinished backup."""
     folder.mkdir(parents=True, exist_ok=True)
     begun = source.begin()
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(begun.at_ms / 1_000))}-{begun.id[:6]}"
@@ -167,12 +161,11 @@ class _Writing:
         return file.summed, count
 
     def _forget_gone(self) -> tuple[FileSum, int]:
-        """Write the definitions again, without deleted topics and their shares."""
         for topic_id in self.gone:
             shutil.rmtree(self.root / TOPICS_NAME / topic_id, ignore_errors=True)
         path = self.root / DEFINITIONS_NAME
         with path.open("rb") as before:
-            path.unlink()  # it is still open here
+            path.unlink()  # the open file can still be read
             lines = (decode_line(line) for line in before)
             return self._write_definitions(line for line in lines if not self._is_gone(line))
 
@@ -183,7 +176,6 @@ class _Writing:
         return (topic.source_id or topic.topic_id) in self.gone
 
     def _copy(self, cut: PartitionCut) -> PartitionPart | None:
-        """Return None if the topic was deleted."""
         start = cut.start_offset
         while True:
             try:
@@ -235,8 +227,6 @@ class _Writing:
 
 
 class _NewFile:
-    """A new file that is synced on exit, with its checksum."""
-
     def __init__(self, root: Path, path: str) -> None:
         self.path = path
         self._place = root / path

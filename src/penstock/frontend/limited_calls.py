@@ -1,5 +1,5 @@
-"""The broker and the metadata as frontends call them: within the quotas of tenants, and changes of
-the metadata behind its bulkhead. Reads of the metadata are served from memory."""
+"""Wrappers through which frontends call the broker and the metadata. They check the quotas of
+tenants and limit how many changes of metadata run at the same time (``Bulkhead``)."""
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
@@ -27,7 +27,7 @@ ACLS_PER_CALL_MAX: Final = 320  # ten transactions of the metadata store
 
 
 class LimitedBroker(BrokerWrapper):
-    """Checks the quotas of tenants that store messages, wait for them or create shares."""
+    """A broker that checks quotas of stored bytes, long polls and shares (``topic:group``)."""
 
     def __init__(self, broker: BrokerPort, metadata: Bulkhead, quotas: TenantQuotas) -> None:
         super().__init__(broker)
@@ -46,7 +46,7 @@ class LimitedBroker(BrokerWrapper):
         limited = self._limited.get(type(call))
         return self._broker.call(call) if limited is None else limited(call)
 
-    # Most tenants have no such quota: their calls need no additional coroutine.
+    # Most tenants have no quota of stored bytes: their calls need no additional coroutine.
 
     def _append(self, call: calls.Append) -> Coroutine[Any, Any, Any]:
         if call.topic.account not in self._rooms:
@@ -114,7 +114,7 @@ class _Guarded:
 
 
 def guard(port: P, metadata: Bulkhead) -> P:
-    """Return the port with every coroutine method behind the bulkhead of the metadata."""
+    """Return a wrapper of ``port`` whose coroutine methods are called through the bulkhead."""
     return cast(P, _Guarded(port, metadata))
 
 
@@ -125,7 +125,7 @@ class _GuardedIdentities(_Guarded):
         await self._change(self._port.delete_tenant, account)
 
     async def remove_acls(self, account: str, rules: Iterable[Acl]) -> None:
-        """Remove rules in several calls: all rules of a tenant take longer than one call may."""
+        """Remove ACL rules in several calls, because one call with all of them could time out."""
         left = list(rules)
         for start in range(0, len(left), ACLS_PER_CALL_MAX):
             some = left[start : start + ACLS_PER_CALL_MAX]
@@ -137,14 +137,14 @@ def guard_identities(identities: StoredIdentities, metadata: Bulkhead) -> Stored
 
 
 class GuardedCatalog:
-    """The catalog with its changes behind the bulkhead and within the quotas of tenants."""
+    """A catalog that checks changes against quotas and makes them through the bulkhead."""
 
     def __init__(self, catalog: Catalog, metadata: Bulkhead, quotas: TenantQuotas) -> None:
         self._catalog = catalog
         self._metadata = metadata
         self._quotas = quotas
         self._changing = partial(metadata.shares.holding, what=CHANGES)
-        # On the path of every message, so without another call:
+        # Called for every message, so not wrapped:
         self.find = catalog.find
         self.find_arn = catalog.find_arn
         self.find_id = catalog.find_id
@@ -164,7 +164,7 @@ class GuardedCatalog:
 
             def checked(before: Topic) -> Topic:
                 after = change(before)
-                room.pop_all().close()  # of an earlier attempt, if another node was faster
+                room.pop_all().close()  # releases the reservation of an earlier attempt
                 added = max(0, after.partition_count - before.partition_count)
                 room.enter_context(self._quotas.adding(account, partitions=added))
                 return after
@@ -179,9 +179,8 @@ class GuardedCatalog:
 
 
 class CatalogView:
-    """The catalog as one protocol sees it. SQS sees queues only: a topic that is read by offsets
-    alone has no attributes and no leases, and is not in ListQueues until it is opened as a queue.
-    Kafka sees topics with their own records, so no shares."""
+    """The topics that one protocol sees. SQS sees queues only. Kafka sees queues and topics, but no
+    shares (queues that deliver the messages of a topic), which have no records of their own."""
 
     def __init__(self, everything: Catalog, *, shows: Callable[[Topic], bool]) -> None:
         self.everything = everything

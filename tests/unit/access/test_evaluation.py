@@ -378,7 +378,7 @@ def test_a_document_that_is_no_policy_is_refused_in_words(text: str, words: str)
         ({"Resource": None}, "either Resource or NotResource"),
         ({"Resource": "orders"}, "neither an ARN nor *"),
         ({"Resource": "arn:aws:sqs:*:*:${aws:username}"}, "variables are not supported"),
-        ({"Principal": "*"}, "a user's policy has no Principal"),
+        ({"Principal": "*"}, "a user's policy must not have Principal"),
         ({"Condition": []}, "Condition must be an object"),
         ({"Condition": {"Bool": "true"}}, "must be an object of keys"),
         ({"Condition": {"Bool": {"aws:SecureTransport": []}}}, "1 to 200 values"),

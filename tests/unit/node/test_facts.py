@@ -61,5 +61,5 @@ async def test_logs_that_take_nothing_are_given_up_together_in_the_time_of_one(
     assert {message for message in caplog.messages if "lost" in message} == {
         "usage of the last seconds is lost",
         "telemetry of the last seconds is lost",
-        "end of the audit trail lost",
+        "last entries of the audit trail lost",
     }

@@ -1,11 +1,10 @@
-"""The admin API: authentication, routing and errors of every request. It has its own port, so that
-health checks and scrapes get replies when the data port is full, and so that a firewall can
+"""The admin API: authentication, routing and error replies of every request. It has its own port,
+so that health checks get replies when the data port is overloaded, and so that a firewall can
 separate operators from clients.
 
-A change must have the content type JSON: a browser sends that to another origin only after a
-preflight request, which is never answered, so a web page cannot make changes on a loopback address
-where authentication is off. The listener rejects other requests of web pages
-(``net/http/browsers.py``)."""
+Changes must have the content type JSON. A browser sends this to another origin only after a
+preflight request, which this server never answers, so a web page cannot make changes on a loopback
+address where authentication is off."""
 
 import logging
 from collections import deque
@@ -39,7 +38,7 @@ from penstock.wire.facts.audit import DENIED, AuditEntry
 BODY_BYTES_MAX = MIB
 READS = ("GET", "HEAD")
 UNAUTHORIZED = "unauthorized"
-EARLY_MAX = 1_000  # log-ins before the audit trail is ready; the oldest are dropped
+EARLY_MAX = 1_000  # log-ins to keep until the audit trail is ready; the oldest are dropped
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,6 @@ class AdminApi:
         is_auth_on: bool = False,
         is_audited: bool = False,
     ) -> None:
-        """``is_audited``: no change is made before ``note_in`` was called."""
         self._context = context
         known, account = context.identities, context.info.account
         self._gate = Gate(token=token, identities=known, account=account, is_required=is_auth_on)
@@ -64,13 +62,12 @@ class AdminApi:
         self._early: deque[AuditEntry] = deque(maxlen=EARLY_MAX)
 
     def note_in(self, trail: AuditTrail) -> None:
-        """Set the audit trail. Until then log-ins are kept, and changes are rejected."""
+        """Set the audit trail. Before that, changes that must be audited are rejected."""
         self._trail = trail
         while self._early:
             trail.add(self._early.popleft())
 
     async def handle(self, request: HttpRequest) -> HttpReply:
-        """Return the reply. Raises nothing but CancelledError."""
         try:
             reply = await self._reply(request)
         except Unauthenticated as exc:
@@ -105,7 +102,9 @@ class AdminApi:
         reply = await self._run_noted(route, noted, call)
         if route.right != OPEN:
             facts = picked(request, "method", "path", "request_id")
-            log.info("admin change", extra=facts | picked(call.caller, "account", "user", "key_id"))
+            log.info(
+                "admin change made", extra=facts | picked(call.caller, "account", "user", "key_id")
+            )
         return reply
 
     def _authenticated(self, request: HttpRequest, call: Call, route: Route) -> Call:
@@ -115,7 +114,7 @@ class AdminApi:
         except Unauthenticated:
             if route.noted is not None:
                 if len(call.body) > WHOLE_BODY_BYTES_MAX:
-                    call = msgspec.structs.replace(call, body=b"")  # not decoded for a stranger
+                    call = msgspec.structs.replace(call, body=b"")  # too large to decode here
                 subject = audited.subject_of(call, route.noted)
                 self._note(route.noted, call, subject, UNAUTHORIZED)
             raise
@@ -161,7 +160,6 @@ class AdminApi:
 
 
 async def _check_body(body: bytes) -> None:
-    """Raise InvalidRequest if decoding the body would take too long."""
     try:
         await in_slices(check_large(body))
     except Fault as fault:
@@ -171,14 +169,14 @@ async def _check_body(body: bytes) -> None:
 def _not_allowed(methods: Sequence[str]) -> HttpReply:
     reads = READS if "GET" in methods else ()
     names = ", ".join((*reads, *sorted({*methods} - {"GET"})))
-    text = f"Method not allowed; allowed are {names}."
+    text = f"Method not allowed; the allowed methods are {names}."
     return error_reply(405, "method_not_allowed", text, (("allow", names),))
 
 
 def _refused_change(request: HttpRequest) -> HttpReply | None:
     if len(request.body) > BODY_BYTES_MAX:
-        return error_reply(413, "too_large", f"A body has at most {BODY_BYTES_MAX} bytes.")
+        return error_reply(413, "too_large", f"A body may have at most {BODY_BYTES_MAX} bytes.")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and request.method != "DELETE":
-        return error_reply(415, "not_json", "A change needs the content type application/json.")
+        return error_reply(415, "not_json", "The content type must be application/json.")
     return None

@@ -1,9 +1,9 @@
 """Audit entries of admin requests: log-ins, and changes of tenants, limits, users, passwords, keys,
 policies, data keys, the cluster or rows of coordinators.
 
-Secrets are never recorded: of a log-in and of a new key only the key id is. Of a failed request,
-only names that exist are recorded, because people type passwords into the wrong field. The subject
-of a request is determined before it runs, because afterwards it may be deleted."""
+Secrets are never recorded: a log-in or a new key is recorded with its key id only. For a failed
+request, only names that exist are recorded, because people type passwords into the wrong field. The
+resource is determined before the request runs, because it may be deleted afterwards."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -30,19 +30,20 @@ COORDINATOR: Final = "coordinator"
 
 class Noted(NamedTuple):
     action: str
-    kind: str  # of the subject
+    kind: str  # of the changed resource
 
 
 class Subject(NamedTuple):
+    """The resource that a request changes, and the parameters to record."""
+
     account: str
     name: str  # as given
-    known: str  # the same, if it exists: only this is recorded of a failed request
+    known: str  # the name if it exists, else empty: recorded if the request fails
     params: dict[str, object]
-    always: Mapping[str, object] = {}  # recorded whatever the outcome
+    always: Mapping[str, object] = {}  # recorded even if the request fails
 
 
 def subject_of(call: Call, noted: Noted) -> Subject:
-    """Return the subject of a request, valid or not. Raises nothing."""
     kind, context = noted.kind, call.context
     identities = context.identities
     body = {} if kind == POLICY else _body(call)
@@ -80,14 +81,13 @@ def subject_of(call: Call, noted: Noted) -> Subject:
         return subject(account, "", None)
     known = named if identities and identities.user(account, named) else ""
     if kind == POLICY:
-        # Not UTF-8: the policy is rejected, so its text does not matter.
+        # A policy that is not UTF-8 is rejected, so its text does not matter.
         document = {"document": call.body.decode(errors="ignore")} if call.body else {}
         return Subject(account, f"{named}/{call.path[4]}", known, params | document)
     return Subject(account, named or str(body.get("name", "")), known, params)
 
 
 def entry_of(call: Call, noted: Noted, subject: Subject, *, code: str) -> AuditEntry:
-    """``code`` is that of the error; empty: success."""
     name = subject.known if code else subject.name
     if noted.kind == NODE:
         resource = ""
@@ -109,7 +109,7 @@ def entry_of(call: Call, noted: Noted, subject: Subject, *, code: str) -> AuditE
 
 
 def completed(subject: Subject, reply: bytes) -> Subject:
-    """Return the subject with the account of a new tenant, or the id of a new key."""
+    """Return ``subject`` with the account of a new tenant or the id of a new key from the reply."""
     try:
         shown = msgspec.json.decode(reply)
     except msgspec.DecodeError:

@@ -1,8 +1,7 @@
-"""Texts that explain why a queue delivers nothing. Pure: ``queues.py`` calls the broker.
+"""Explains why a receive gets no messages from a queue (``penstock queue explain``).
 
-A reason has a code for programs, a text for people, and its numbers. Gates stop every receive (a
-policy, a limit, a missing leader); other reasons are about some of the messages. The summary is one
-line for a consumer that received nothing."""
+Each reason has a code for programs and a text for people. Some reasons (``GATES``) stop every
+receive: a policy, a rate limit, a missing leader; the others concern some of the messages."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ import msgspec
 
 from penstock.model.topic import Obstacles, QueueStats
 
-# Codes of gates, and of messages that the next receive gets.
+# Codes of reasons that stop every receive, and of messages that the next receive gets.
 GATES = frozenset({"denied", "throttled", "unreachable", "in_flight_limit"})
 DELIVERED = frozenset({"available", "unexamined"})
 
@@ -132,7 +131,7 @@ def _summary(situation: Situation, reasons: tuple[Reason, ...], now_ms: int) -> 
         if reason.code in GATES or reason.code == "empty":
             return reason.text
     stats = situation.stats
-    assert stats is not None, "an unreachable queue has a gate"
+    assert stats is not None, "an unreachable queue has a reason in GATES"
     found = stats.obstacles or Obstacles()
     parts = []
     if found.blocked:
@@ -151,7 +150,6 @@ def _summary(situation: Situation, reasons: tuple[Reason, ...], now_ms: int) -> 
 
 
 def _until(at_ms: int | None, now_ms: int) -> str:
-    """Return `` until TIME``, or nothing if the time is over."""
     return "" if at_ms is None or at_ms <= now_ms else f" until {_time(at_ms)}"
 
 

@@ -1,8 +1,8 @@
-"""The state of this node for probes: starting, ready or draining, and its troubles.
+"""The state of this node for health checks: starting, ready or draining, and its problems.
 
-Once a second the node reports its troubles (``model/troubles.py``). A blocking trouble takes the
-node out of the load balancer; any other is only shown, because a node with one bad partition still
-serves the rest. The log gets one line when a trouble begins and one when it ends."""
+Once a second the node reports its problems (``model/troubles.py``). A blocking problem takes the
+node out of the load balancer; other problems are only shown. One log line is written when a problem
+begins and one when it ends."""
 
 import logging
 from collections import Counter
@@ -72,7 +72,7 @@ class Health:
 
     def show(self, troubles: Sequence[Trouble]) -> None:
         before = self._troubles
-        # Blocking ones come first, so that they are never left out.
+        # Blocking problems come first, so that they are never left out.
         kept = sorted(troubles, key=lambda one: not one.is_blocking)[:REASONS_MAX]
         self._troubles = {(one.kind, one.name): one for one in kept}
         self._counts = Counter(one.kind for one in troubles)
@@ -86,6 +86,5 @@ class Health:
                 log_.info(one.over, extra={"trouble": one.kind, **one.facts()})
 
     def samples(self) -> Iterable[tuple[Family, Sample]]:
-        """Yield one series per kind, even if zero: alerts need the series."""
         for kind in Kind:
             yield families.TROUBLE, ((kind.value,), self._counts[kind])

@@ -1,9 +1,8 @@
 """Handlers of ``/api/v1/tenants``, ``quotas``, ``users``, ``keys`` and ``policies``.
 
-Operators may change tenants, their rate limits and quotas; administrators of a tenant may read
-their own. A secret is only in the reply to the creation of its key. Passwords are never sent: a
-client derives SCRAM credentials from the password and sends those. Access is tested by the code
-that checks requests."""
+Only operators may change tenants, rate limits and quotas; administrators of a tenant may read their
+own. The secret of an access key is only in the reply that creates the key. Clients do not send
+passwords, but SCRAM credentials derived from them."""
 
 from functools import partial
 from typing import Any
@@ -25,7 +24,7 @@ from penstock.model.names import queue_arn
 from penstock.model.quotas import NO_LIMIT, QUOTAS, most_of, requests_of
 from penstock.net.http.exchange import HttpReply
 
-TENANTS_MAX = 1_000  # in one reply; the rest by ``after``
+TENANTS_MAX = 1_000  # in one reply; the parameter ``after`` requests the next page
 CREDENTIALS_MAX = 2  # one per mechanism
 ARN_PARTS = 6
 
@@ -44,14 +43,14 @@ class TenantChange(Body, frozen=True, omit_defaults=True):
 
 
 class RatesChange(Body, frozen=True):
-    tenant_requests: Rate | UnsetType | None = UNSET  # None: the default
+    tenant_requests: Rate | UnsetType | None = UNSET  # None restores the default
     tenant_bytes: Rate | UnsetType = UNSET
     user_requests: Rate | UnsetType = UNSET
     queue_requests: Rate | UnsetType = UNSET
-    operations: dict[str, Rate | None] = field(default_factory=dict)  # None: remove the rate
+    operations: dict[str, Rate | None] = field(default_factory=dict)  # None removes the limit
 
 
-# Null: the default again.
+# None restores the default.
 QuotasChange = msgspec.defstruct(
     "QuotasChange",
     [(quota.field, int | UnsetType | None, UNSET) for quota in QUOTAS],
@@ -149,7 +148,6 @@ def _tenant(call: Call, tenant: Tenant) -> dict[str, object]:
 
 
 def _limits(call: Call, tenant: Tenant) -> dict[str, object]:
-    """Return limits, quotas, what is used (some of it on this node), and the largest shares."""
     limits: model.Limits = tenant.limits
     own_account, counts = call.context.info.account, call.context.quotas
     most = {quota.field: most_of(tenant, quota, own_account=own_account) for quota in QUOTAS}
@@ -302,7 +300,6 @@ async def delete_key(call: Call) -> Any:
 
 
 def _known_key(call: Call, action: str) -> model.AccessKey:
-    """Return the key in the path. Keys of other tenants exist only for an operator."""
     key = call.identities.key(call.path[3])
     if key is None or (key.account != call.caller.account and not call.caller.is_operator):
         raise NotFound(f"There is no key {call.path[3][:128]}.")
@@ -324,7 +321,7 @@ def _new_key(made: NewKey) -> HttpReply:
 
 class AccessQuestion(Body, frozen=True):
     user: str
-    action: str  # sqs:SendMessage
+    action: str  # such as sqs:SendMessage
     resource: str  # an ARN, or the name of a queue or topic of that tenant
     tenant: str = ""
     region: str = ""
@@ -346,7 +343,6 @@ def policy(call: Call) -> Any:
 
 
 async def put_policy(call: Call) -> Any:
-    """Store a policy. The body is the text of the policy."""
     user = call.path_user(WRITE)
     try:
         text = call.body.decode()
@@ -373,8 +369,7 @@ def try_access(call: Call) -> Any:
     if len(parts) != ARN_PARTS:
         raise InvalidRequest("The resource must be an ARN, or the name of a queue or topic.")
     owner = parts[4] or account
-    # Only an operator may test with the policy of another tenant's queue: for others, such a queue
-    # does not exist.
+    # Only an operator may test with the policy of another tenant's queue.
     is_readable = owner == account or call.caller.is_operator
     caller = Caller(account, user.name, is_operator=user.is_operator)
     found = Circumstances(request.source_ip, request.is_tls, call.now_ms)
@@ -402,7 +397,7 @@ def try_access(call: Call) -> Any:
 def _policy_of(
     user: User, caller: Caller, decision: Decision, action: str, arn: str, found: Circumstances
 ) -> str:
-    """Return the name of the user's policy with the statement that decided."""
+    """Return the name of the user's policy that led to ``decision``, or an empty text."""
     if decision.source != Kind.IDENTITY or not decision.is_explicit:
         return ""
     asked: dict[str, Any] = {"caller": caller, "owner_account": caller.account, "action": action}

@@ -1,10 +1,11 @@
-"""Authentication of the admin API: by the operator's token, by a token of a log-in, or by an access
-key with its secret (HTTP Basic). With authentication off, everyone is an operator.
+"""Authentication of the admin API. A caller uses the operator's token, the token of a log-in, or an
+access key with its secret (HTTP Basic, for programs such as Prometheus). If authentication is off
+and no operator's token is set, every caller is an operator.
 
-A log-in exchanges id and secret of a key for a token that expires after twelve hours. The token is
-signed with a key derived from the secret, so every node can verify it without stored state, and it
-ends with the key. HTTP Basic is for programs that cannot log in, such as Prometheus. No reply
-requests it, so a browser never stores a key and sends it with requests of other sites."""
+A log-in exchanges the id and secret of an access key for a token that expires after twelve hours.
+The token is signed with a key derived from the secret, so every node can verify it without stored
+state, and it becomes invalid when the access key is disabled. No reply asks for HTTP Basic, so a
+browser never stores a key and sends it with requests of other sites."""
 
 import base64
 import binascii
@@ -23,11 +24,11 @@ OPERATOR = "operator"  # user name of the holder of the configured token, in log
 
 _SCHEME = "psat1"
 _PURPOSE = b"penstock admin token 1"
-_UNKNOWN = b"\0" * 40  # compared with if there is no key, so that both take the same time
+_UNKNOWN = b"\0" * 40  # the secret of unknown keys, so that rejecting them takes the same time
 
 
 class Unauthenticated(PenstockError):
-    """The credentials are missing, wrong or no longer valid."""
+    """Raised if the credentials are missing, wrong or no longer valid."""
 
 
 class _Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,14 +58,12 @@ class Gate:
     def __init__(
         self, *, token: str, identities: StoredIdentities | None, account: str, is_required: bool
     ) -> None:
-        """If authentication is off and no token is set, everyone is the operator."""
         self._token = token.encode()
         self._identities = identities
         self.is_open = not token and not is_required
         self._operator = Caller(account, OPERATOR, is_operator=True, is_trusted=True)
 
     def caller(self, authorization: str, *, now_ms: int) -> Caller:
-        """Return the caller. A token is used even if none is needed. Raises Unauthenticated."""
         scheme, _, given = authorization.partition(" ")
         if scheme.lower() == "bearer":
             # In constant time, so that the token cannot be guessed byte by byte.
@@ -73,16 +72,15 @@ class Gate:
             if given.startswith(f"{_SCHEME}."):
                 return self._by_session(given, now_ms=now_ms)
         if self.is_open:
-            return self._operator  # HTTP Basic may be for a proxy in front of this node
+            return self._operator  # ignores HTTP Basic, which may be for a proxy before this node
         if scheme.lower() == "basic":
             return self._by_secret(_basic(given), now_ms=now_ms)[1]
         if scheme:
-            raise Unauthenticated("The bearer token is unknown.")
-        text = "A bearer token (admin.token, or that of a log-in) or an access key by HTTP Basic"
-        raise Unauthenticated(f"{text} is required.")
+            raise Unauthenticated("The bearer token is not valid.")
+        text = "the operator's token (admin.token) or the token of a log-in as bearer token"
+        raise Unauthenticated(f"Authentication is required: {text}, or an access key (HTTP Basic).")
 
     def log_in(self, given: Credentials, *, now_ms: int) -> Session:
-        """Raises Unauthenticated, with the same text for every reason but a suspension."""
         key, caller, secret = self._by_secret(given, now_ms=now_ms)
         claims = _Claims(key.key_id, key.account, key.user, now_ms + TOKEN_MS)
         body = _b64(msgspec.json.encode(claims))
@@ -125,18 +123,17 @@ class Gate:
         tenant = self._identities.tenant(key.account)
         if key.status is not KeyStatus.ACTIVE or user is None or tenant is None:
             raise Unauthenticated("The key id or the secret is wrong, or the key is disabled.")
-        # An operator may log in, to end the suspension.
+        # An operator of a suspended tenant may log in, to end the suspension.
         if tenant.is_suspended and not user.is_operator:
             raise Unauthenticated("The tenant is suspended.")
         return Caller(key.account, key.user, key.key_id, is_operator=user.is_operator)
 
 
 def _basic(given: str) -> Credentials:
-    """Return empty credentials if malformed: no key has an empty id."""
     try:
         key_id, _, secret = base64.b64decode(given, validate=True).decode().partition(":")
     except ValueError:
-        return Credentials("", "")
+        return Credentials("", "")  # no key has an empty id
     return Credentials(key_id, secret)
 
 

@@ -1,9 +1,8 @@
-"""``/api/v1/queues/{name}/messages``: messages of a queue, without leasing them.
+"""``/api/v1/queues/{name}/messages`` shows messages of a queue without receiving them.
 
-A reply has the next offset of each partition; a tail sends these with its next request. With
-``wait_ms`` an empty reply waits for messages. Brokers have no call that waits without leasing, so
-the queue is read at intervals; tails are used by people, few and bounded. Encrypted messages are
-decrypted, because the caller may receive them; one that cannot be is shown without its content."""
+A reply has the next offset of each partition, which a client that follows the queue sends with its
+next request. With ``wait_ms``, a request waits until there are messages; the queue is then read at
+intervals. Encrypted messages are decrypted; if that fails, they are shown without their content."""
 
 import base64
 from collections.abc import Sequence
@@ -27,21 +26,21 @@ from penstock.net.http.exchange import HttpReply
 RECEIVE = "sqs:ReceiveMessage"  # the right needed to view messages
 COUNT_DEFAULT = 10
 COUNT_MAX = 100
-PEEK_COUNT = 10  # per call, so that at most ten of the largest messages are in memory
-PEEKS_MAX = 32  # per partition and reply: ranges without messages are read in pieces
+PEEK_COUNT = 10  # messages per call of the broker
+PEEKS_MAX = 32  # calls per partition and reply
 REPLY_BYTES_MAX = 4 * MIB  # bodies and attributes; the rest is in the next reply
-TAILS_MAX = 64  # waiting at the same time
+TAILS_MAX = 64  # requests that wait for messages at the same time
 LOOK_AGAIN_SECONDS = 0.1
 BEGIN = 0
-END = -1  # as the offset of ``Peek``: after the last record
+END = -1  # the offset after the last record
 
 
 Starts = dict[int, int]  # the next offset of each partition
 
 
 class Window(msgspec.Struct):
-    count: int  # that may be added
-    size_bytes: int  # that may be added
+    count: int  # messages that may still be added
+    size_bytes: int  # bytes that may still be added
     messages: list[dict[str, object]] = []
 
     @property
@@ -49,7 +48,7 @@ class Window(msgspec.Struct):
         return self.count <= 0 or self.size_bytes <= 0
 
     def take(self, peeked: Sequence[Peeked]) -> int | None:
-        """Add records until full; return the offset of the first that does not fit."""
+        """Add messages until full. Returns the offset of the first that does not fit, or None."""
         for one in peeked:
             if self.is_full:
                 return one.record.offset
@@ -60,10 +59,8 @@ class Window(msgspec.Struct):
 
 
 class Messages:
-    """The handler, which counts waiting tails."""
-
     def __init__(self) -> None:
-        self._tails: SharedLimit | None = None  # by account; made by the first tail
+        self._tails: SharedLimit | None = None  # waiting requests by account
 
     async def __call__(self, call: Call) -> HttpReply:
         topic, context = call.queue(), call.context
@@ -74,7 +71,7 @@ class Messages:
         starts = await _fill(context, topic, starts, window)
         if not window.messages and wait_ms:
             tails = self._tails_of(context.info.account)
-            with tails.holding(call.caller.account, "tails waiting on this node"):
+            with tails.holding(call.caller.account, "requests waiting for messages on this node"):
                 starts = await _tail(call, topic, starts, window, wait_ms)
         call.may_use_queue(RECEIVE, topic.name)  # a policy may have changed since
         nexts = {str(partition): offset for partition, offset in starts.items()}
@@ -83,7 +80,7 @@ class Messages:
     def _tails_of(self, account: str) -> SharedLimit:
         tails = self._tails or SharedLimit(TAILS_MAX, TENANT_TAILS_PERCENT, own_account=account)
         if tails.is_full():
-            raise Throttled(f"Too many tails: {TAILS_MAX} are waiting on this node.")
+            raise Throttled(f"{TAILS_MAX} requests already wait for messages on this node; retry.")
         self._tails = tails
         return tails
 
@@ -102,8 +99,8 @@ async def _tail(call: Call, topic: Topic, starts: Starts, window: Window, wait_m
 
 
 def _starts(call: Call, topic: Topic) -> Starts:
-    """Return the first offset of each partition. ``start`` is ``begin``, ``end``, an offset for
-    all, or ``partition:offset`` pairs with commas between: the ``next`` of an earlier reply."""
+    """Return the first offset to read of each partition. The parameter ``start`` is ``begin``,
+    ``end``, an offset for all partitions, or comma-separated ``partition:offset`` pairs."""
     partitions = range(topic.partition_count)
     if "partition" in call.query:
         only = call.number("partition", default=0, least=0, most=topic.partition_count - 1)
@@ -115,7 +112,10 @@ def _starts(call: Call, topic: Topic) -> Starts:
     for pair in text.split(","):
         partition, _, offset = pair.partition(":")
         if not (partition.isascii() and partition.isdigit()) or int(partition) not in partitions:
-            raise InvalidRequest(f"start has partition {partition!r}, which is not requested.")
+            raise InvalidRequest(
+                f"start has an offset for partition {partition!r}, which is"
+                " not one of the requested partitions."
+            )
         starts[int(partition)] = _offset(offset)
     return starts
 
@@ -125,12 +125,12 @@ def _offset(text: str) -> int:
         return BEGIN if text == "begin" else END
     offset = whole(text, digits_max=18)
     if offset is None:
-        raise InvalidRequest("start must be begin, end, an offset, or partition:offset pairs.")
+        raise InvalidRequest("start must be begin, end, an offset or pairs of partition:offset.")
     return offset
 
 
 async def _fill(context: Context, topic: Topic, starts: Starts, window: Window) -> Starts:
-    """Read the partitions in turn, so that a busy one does not hide the others."""
+    """Read the partitions in rounds, so that a busy partition does not hide the others."""
     nexts = dict(starts)
     active = list(starts)
     share = min(PEEK_COUNT, -(-window.count // len(starts)))
@@ -199,7 +199,6 @@ def _attribute(attribute: Attribute) -> dict[str, object]:
 
 
 def _content(name: str, value: bytes) -> dict[str, object]:
-    """Return the value as text; if it is not UTF-8, as base64 under another name."""
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:

@@ -1,8 +1,8 @@
-"""Handlers for operators: probes, facts about the node, the cluster, backups and coordinators.
+"""Handlers for operators: health checks, state of the node, cluster, backups and coordinators.
 
-Probes reply from memory, so that a full disk or a slow store cannot make a living process look
-dead. 404 from ``/readyz`` means that the node is draining: HAProxy lets open connections finish
-then, while 503 would close them."""
+Health checks reply from memory, so that a full disk or a slow metadata store cannot make a living
+process look dead. ``/readyz`` returns 404 while the node is draining, because HAProxy then lets
+open connections finish; 503 would close them."""
 
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from penstock.model.errors import InvalidRequest, NotFound
 from penstock.model.units import counted
 from penstock.net.http.exchange import HttpReply
 
-PARTITIONS_MAX = 1_000  # in one reply; the rest by ``after``
+PARTITIONS_MAX = 1_000  # in one reply; the parameter ``after`` requests the next page
 NODE_MAX = 2**31 - 1
 LEVEL_MAX = 1_000_000
 PAGE_MAX = 10_000  # partitions of a backup in one reply
@@ -67,16 +67,15 @@ def callees(call: Call) -> Any:
 
 
 # ── The cluster ──────────────────────────────────────────────────────────────────────────────
-# A request is stored, and carried out by the manager of the cluster: the reply means that it was
-# accepted, and GET shows the progress. Only ``rebalance``, ``unclean-elect`` and usually
-# ``upgrade`` are complete when the reply comes.
+# The reply means that a request was stored. The manager of the cluster carries it out afterwards,
+# except ``rebalance``, ``unclean-elect`` and usually ``upgrade``, which are complete then.
 
 
 class Placement(Body, frozen=True):
     topic: str
     partition: int
     replicas: tuple[int, ...]  # the first of them leads
-    account: str = ""  # empty: the node's own
+    account: str = ""  # by default the node's own
     region: str = ""
 
 
@@ -108,7 +107,7 @@ async def partitions(call: Call) -> Any:
         topic_id = topic.source_id or topic.topic_id  # a share has the partitions of its source
     state = call.text("state")
     if state and state not in PartitionState.__members__.values():
-        raise InvalidRequest(f"state must be one of {', '.join(PartitionState)}.")
+        raise InvalidRequest(f"Parameter state must be one of {', '.join(PartitionState)}.")
     found, is_more = await cluster.partitions(
         topic_id=topic_id,
         node=call.optional("node", least=1, most=NODE_MAX),
@@ -170,7 +169,6 @@ def _cluster(call: Call) -> ClusterPort:
 
 
 def _topic_id(call: Call, request: Placement | UncleanElection) -> str:
-    """Return the id of the topic. Raises NotFound if the topic has no such partition."""
     everything = call.context.everything
     topic = call.topic(everything, request.topic, request.account, request.region)
     if not 0 <= request.partition < topic.partition_count:
@@ -193,14 +191,13 @@ def _after(text: str) -> tuple[str, int] | None:
     topic_id, _, index = text.rpartition("/")
     number = whole(index, digits_max=10)
     if not topic_id or number is None:
-        raise InvalidRequest("after must be the value of next in an earlier reply.")
+        raise InvalidRequest("Parameter after must be the value of next in an earlier reply.")
     return topic_id, number
 
 
 # ── Backups ──────────────────────────────────────────────────────────────────────────────────
-# A copy of everything in pieces: begin makes a cut, the others read its contents in pages. The
-# node writes nothing. Data of a backup is retained while requests for it come, and for a while
-# after. Secrets stay encrypted as in the store; the master key is never part of a backup.
+# ``begin`` fixes the end offset of every log; the other requests read the data before it in pages.
+# The data is retained while requests for it come. Secrets stay encrypted as in the metadata store.
 
 
 async def begin_backup(call: Call) -> Any:
@@ -245,7 +242,7 @@ async def end_backup(call: Call) -> Any:
 
 def _backup(call: Call) -> BackupPort:
     if call.context.backup is None:
-        raise NotFound("This node has no logs; send the request to a broker.")
+        raise NotFound("This node stores no messages; send the request to a broker.")
     return call.context.backup
 
 
@@ -257,7 +254,6 @@ class SkipRequest(Body, frozen=True):
 
 
 def show_coordinator(call: Call) -> Any:
-    """Return whether all rows are readable, the first that is not, and the row at ``offset``."""
     offset = call.optional("offset", least=0, most=OFFSET_MAX)
     return _coordinators(call).show(call.path[3], _partition(call), offset)
 
@@ -269,12 +265,12 @@ def skip_row(call: Call) -> Any:
 
 def _coordinators(call: Call) -> CoordinatorPort:
     if call.context.coordinators is None:
-        raise NotFound("This node has no coordinators.")
+        raise NotFound("This node has no coordinators; send the request to a broker.")
     return call.context.coordinators
 
 
 def _partition(call: Call) -> int:
     number = whole(call.path[4], digits_max=PARTITION_DIGITS_MAX)
     if number is None:
-        raise InvalidRequest("The partition must be a number from 0.")
+        raise InvalidRequest("The partition must be a number: 0 or higher.")
     return number

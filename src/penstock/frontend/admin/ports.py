@@ -1,5 +1,5 @@
-"""The cluster, backups and logs of coordinators as the admin API uses them; implemented by
-``node.cluster``, ``backup`` and ``node``."""
+"""Interfaces through which the admin API uses the cluster, backups and the logs of coordinators.
+They are implemented in ``node.cluster``, ``backup`` and ``node``."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -11,7 +11,7 @@ from penstock.model.topic import SkippedRow
 
 
 class PartitionState(StrEnum):
-    """Problems and changes of a partition. A healthy partition has none."""
+    """A problem or change of a partition. A healthy partition has none of these states."""
 
     UNDER_REPLICATED = "under_replicated"  # fewer live in-sync replicas than configured
     BELOW_MINIMUM = "below_minimum"  # too few in-sync replicas to accept messages
@@ -38,7 +38,7 @@ class PartitionShown(msgspec.Struct, frozen=True):
 
 
 class StopRisk(msgspec.Struct, frozen=True):
-    """Numbers of partitions affected if a node stopped now."""
+    """The numbers of partitions that would be affected if a node stopped now."""
 
     node: int
     unavailable: int  # no other live replica has everything
@@ -47,17 +47,17 @@ class StopRisk(msgspec.Struct, frozen=True):
 
 
 class Safety(msgspec.Struct, frozen=True):
-    """Whether a node may stop while all partitions keep accepting messages."""
+    """Whether a node can stop while all partitions keep accepting messages."""
 
     is_safe: bool
-    leaderless: int  # now, whichever node stops; so are the next two
+    leaderless: int  # partitions that have this problem now, as in the next two fields
     below_minimum: int
     missing: int
     nodes: Sequence[StopRisk]  # the requested nodes
 
 
 class NodeShown(msgspec.Struct, frozen=True):
-    """A node that is alive or has replicas. Facts about a dead one are the last known."""
+    """A node that is alive or has replicas. For a dead node, the values are the last known."""
 
     node: int
     name: str
@@ -71,8 +71,8 @@ class NodeShown(msgspec.Struct, frozen=True):
     version: str
     feature_level: int  # highest supported
     rack: str
-    leaders: int  # partitions that it leads
-    preferred: int  # partitions of which it is the preferred leader
+    leaders: int  # partitions led by this node
+    preferred: int  # partitions that prefer this node as leader
     replicas: int
     behind: int  # replicas not in sync
     feature_level_min: int = 1  # lowest supported
@@ -91,12 +91,12 @@ class PartitionCounts(msgspec.Struct, frozen=True):
 
 class LevelShown(msgspec.Struct, frozen=True):
     in_force: int
-    wanted: int | None  # while it is being raised
+    wanted: int | None  # the new level, while it is being raised
     latest: int  # highest supported by all nodes
 
 
 class Upgrade(msgspec.Struct, frozen=True):
-    level: int  # before
+    level: int  # the level before
     to: int
     is_done: bool  # False: a dry run, or the manager has not done it yet
     is_dry_run: bool
@@ -104,7 +104,7 @@ class Upgrade(msgspec.Struct, frozen=True):
 
 
 class ClusterShown(msgspec.Struct, frozen=True):
-    node: int  # that sent the reply
+    node: int  # the node that sent this reply
     manager: int | None
     trouble: str | None  # why the state may be outdated
     partitions: PartitionCounts
@@ -117,12 +117,10 @@ class Drain(msgspec.Struct, frozen=True):
     is_draining: bool
     replicas: int
     leaders: int
-    stuck: int  # partitions without another possible node
+    stuck: int  # partitions that no other node can take
 
 
 class ClusterPort(Protocol):
-    """Raises NotFound, Conflict, InvalidRequest and Overloaded."""
-
     async def state(self) -> ClusterShown: ...
 
     async def partitions(
@@ -134,40 +132,40 @@ class ClusterPort(Protocol):
         after: tuple[str, int] | None,
         limit: int,
     ) -> tuple[Sequence[PartitionShown], bool]:
-        """Return partitions after ``after``, by topic id and number, and if there are more."""
+        """Return a page of partitions after ``after``, and whether there are more."""
 
     async def safety(self, node: int | None) -> Safety:
-        """Return the risk of stopping a node; None: of each node."""
+        """Return the risk of stopping ``node``, or of stopping each node if None."""
 
     async def drain(self, node: int) -> Drain:
-        """Move all replicas of this node to other nodes, as far as possible."""
+        """Start to move all replicas of ``node`` to other nodes."""
 
     async def undrain(self, node: int) -> Drain: ...
 
     async def decommission(self, node: int) -> Drain:
-        """Drain a node. Raises Conflict if the drain could not be completed."""
+        """Drain ``node``. Raises Conflict if other nodes cannot take all its replicas."""
 
     async def rebalance(self) -> int:
-        """Make the preferred replica the leader where possible. Returns the number of changes."""
+        """Make preferred replicas the leaders where possible. Returns the number of changes."""
 
     async def place(self, topic_id: str, partition: int, replicas: Sequence[int]) -> None: ...
 
     async def elect_uncleanly(self, topic_id: str, partition: int, node: int) -> None:
-        """Elect a replica that may lack records: these are lost."""
+        """Elect a replica as leader although it may lack records, which are then lost."""
 
     async def upgrade(self, to: int | None, *, is_dry_run: bool) -> Upgrade:
-        """Raise the feature level; None: to the highest that all nodes support."""
+        """Raise the feature level to ``to``, or to the highest that all nodes support if None."""
 
 
 class StartedBackup(msgspec.Struct, frozen=True):
     id: str
-    at_ms: int  # wall clock: every request with an earlier reply is included
+    at_ms: int  # everything acknowledged before this time is included
     version: str
     node: str
     nodes: Sequence[int]  # of the cluster; empty: not a cluster
     account: str
     region: str
-    master_key_id: str  # of the key that decrypts secrets
+    master_key_id: str  # id of the key that decrypts the secrets in the backup
     partitions: int
     definitions: int
     size_bytes: int  # approximate
@@ -187,7 +185,7 @@ class Definition(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A part of one log. Empty if the offset was deleted: continue at ``start_offset``."""
+    """A part of a log. It is empty if the offset was deleted; then continue at ``start_offset``."""
 
     data: bytes
     base_offset: int
@@ -197,14 +195,13 @@ class Piece(msgspec.Struct, frozen=True):
 
 class BackupPort(Protocol):
     async def begin(self) -> StartedBackup:
-        """Raises Throttled if too many backups run, Overloaded if a partition has no leader."""
+        """Start a backup. Raises Throttled if too many backups are running."""
 
     async def partitions(
         self, backup_id: str, *, after: int, limit: int
     ) -> Sequence[PartitionCut]: ...
 
-    async def definitions(self, backup_id: str, *, after: int) -> Sequence[Definition]:
-        """Return one page."""
+    async def definitions(self, backup_id: str, *, after: int) -> Sequence[Definition]: ...
 
     async def read(self, backup_id: str, topic_id: str, partition: int, offset: int) -> Piece: ...
 
@@ -233,7 +230,7 @@ class CoordinatorLog(msgspec.Struct, frozen=True):
 
 class CoordinatorPort(Protocol):
     async def show(self, topic: str, partition: int, offset: int | None) -> CoordinatorLog:
-        """Read the whole log. Raises NotFound for a topic, partition or row that does not exist."""
+        """Read the whole log of a coordinator, to find the first unreadable row."""
 
     async def skip(self, topic: str, partition: int, offset: int) -> CoordinatorLog:
-        """Skip this row for good. Raises Conflict if it is not the unreadable one."""
+        """Skip the first unreadable row from now on. Raises Conflict if it is not at ``offset``."""

@@ -1,9 +1,6 @@
-"""Handlers of ``/api/v1/queues``, ``/metrics`` and ``/metrics/objects``: queues with counts and
-dead-letter queues, why a receive gets no messages, and series for Prometheus.
-
-The key that signs receipts is part of a topic and never leaves the node. Totals over queues are
-summed at the scrape from ``Stats``, which scans nothing. A long list of queues is read in pieces,
-so that a scrape does not delay messages."""
+"""Handlers of ``/api/v1/queues``, ``/metrics`` and ``/metrics/objects``: queues with their message
+counts, explanations why a receive gets no messages, and metrics for Prometheus. Long lists of
+queues are read in pieces, so that a scrape does not delay messages."""
 
 import asyncio
 from collections import Counter
@@ -27,12 +24,12 @@ from penstock.telemetry.exposition import CONTENT_TYPE, Sample
 from penstock.telemetry.families import Family
 from penstock.telemetry.metrics import render_samples
 
-QUEUES_MAX = 1_000  # in one reply; the rest by ``after``
+QUEUES_MAX = 1_000  # in one reply; the parameter ``after`` requests the next page
 QUEUES_AT_ONCE = 32  # about a millisecond of the event loop
 OBJECTS_MAX = 10_000  # queues in one reply: about 100,000 lines
 Counted = tuple[Topic, QueueStats]
 Shown = dict[str, object]
-Sources = dict[str, list[str]]  # of dead-letter queues, by ARN
+Sources = dict[str, list[str]]  # ARNs of source queues, by the ARN of their dead-letter queue
 Samples = Iterator[tuple[Family, Sample]]
 STATES = ("visible", "in_flight", "delayed")
 
@@ -53,7 +50,6 @@ def select(call: Call) -> Sequence[Topic]:
 
 
 async def read_stats(context: Context, topics: Sequence[Topic]) -> AsyncIterator[Counted]:
-    """Yield each queue with its counts, except queues deleted since; several at a time."""
     for start in range(0, len(topics), QUEUES_AT_ONCE):
         page = topics[start : start + QUEUES_AT_ONCE]
         calls = (context.broker.call(Stats(each)) for each in page)
@@ -72,7 +68,7 @@ async def many(call: Call) -> Any:
     if after:
         parts = tuple(after.split("/"))
         if len(parts) != 3:
-            raise InvalidRequest("after must be the value of next in an earlier reply.")
+            raise InvalidRequest("Parameter after must be the value of next in an earlier reply.")
         topics = [topic for topic in topics if _full_name(topic) > parts]
     page = topics[:limit]
     sources = _sources(call.context.catalog.all_topics())
@@ -95,7 +91,6 @@ async def one(call: Call) -> Any:
 
 
 async def rotate_data_key(call: Call) -> Any:
-    """Encrypt with a new data key from now on. Old keys are kept while needed."""
     topic = call.topic(call.context.everything, call.path[3])
     if call.context.sealing is None:
         raise InvalidRequest("Encryption is not configured on this node.")
@@ -120,7 +115,6 @@ def _summary(topic: Topic, stats: QueueStats, sources: Sources, *, now_ms: int) 
 
 
 def _sources(topics: Iterable[Topic]) -> Sources:
-    """Return for each dead-letter queue its source queues, by ARN."""
     sources: Sources = {}
     for topic in sorted(topics, key=lambda topic: topic.arn):
         if topic.settings.redrive is not None:
@@ -132,7 +126,7 @@ def _full_name(topic: Topic) -> tuple[str, ...]:
     return topic.account, topic.region, topic.name
 
 
-# ── Why a receive gets no messages; ``explanation.py`` has the texts ─────────────────────────
+# ── Why a receive gets no messages (see ``explanation.py``) ──────────────────────────────────
 
 
 async def explained(call: Call) -> Any:
@@ -178,7 +172,6 @@ def _denied(call: Call, topic: Topic, consumer: Caller) -> str:
 
 
 def _throttled(context: Context, topic: Topic, consumer: Caller) -> tuple[str, int]:
-    """Return the limit that rejects the next receive, and for how many milliseconds."""
     if context.throttler is None or context.identities is None:
         return "", 0
     tenant = context.identities.tenant(consumer.account)
@@ -219,11 +212,11 @@ async def totals(call: Call) -> HttpReply:
 
 async def objects(call: Call) -> HttpReply:
     if call.text("kind", "queue") != "queue":
-        raise InvalidRequest("kind must be queue.")
+        raise InvalidRequest("Parameter kind must be queue.")
     topics = select(call)
     if len(topics) > OBJECTS_MAX:
-        text = f"{len(topics)} queues match, at most {OBJECTS_MAX} are allowed"
-        raise InvalidRequest(f"{text}: use a longer prefix.")
+        text = f"{len(topics)}, at most {OBJECTS_MAX} are allowed"
+        raise InvalidRequest(f"Too many queues match ({text}): use a longer prefix.")
     now_ms = call.now_ms
     by_family: dict[Family, list[Sample]] = {}
     async for topic, stats in read_stats(call.context, topics):

@@ -1,4 +1,4 @@
-"""Replies of the admin API: JSON in, an HttpReply out; errors in one shape from one table."""
+"""Builds the replies of the admin API from values and errors."""
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -12,7 +12,7 @@ from penstock.net.slices import in_slices
 Headers = tuple[tuple[str, str], ...]
 
 JSON = "application/json"
-# Nothing may be cached: every reply shows a present state.
+# Replies show the current state, so they must not be cached.
 HEADERS = (("cache-control", "no-store"),)
 # A browser may show a reply as data only: not run it, not guess its type, not frame it.
 BROWSER_HEADERS: Final = (
@@ -49,7 +49,7 @@ def json_reply(status: int, value: Any) -> HttpReply:
 
 
 async def rows_reply(name: str, rows: Iterable[object], rest: Mapping[str, object]) -> HttpReply:
-    """Return 200 with ``{name: [rows], **rest}``. Rows may be large: they are encoded in turns."""
+    """Return the reply ``{name: [rows], **rest}``. Other tasks can run during the encoding."""
     pieces = [b"{%b:[" % msgspec.json.encode(name)]
 
     def encode() -> Generator[None, None, None]:
@@ -63,7 +63,6 @@ async def rows_reply(name: str, rows: Iterable[object], rest: Mapping[str, objec
 
 
 def large_reply(pieces: Sequence[bytes], content_type: str, headers: Headers = ()) -> HttpReply:
-    """Return 200 with a body that the listener writes in turns if it is large."""
     if sum(map(len, pieces)) <= TURN_BYTES_MAX:
         return HttpReply(200, b"".join(pieces), content_type, headers)
     return HttpReply(200, b"", content_type, headers, tuple(pieces))
@@ -92,7 +91,6 @@ def forbidden(request: HttpRequest, reason: str) -> HttpReply:
 
 
 def finished(request: HttpRequest, reply: HttpReply) -> HttpReply:
-    """Add the headers that every reply has, and drop the body of a reply to HEAD."""
     if request.method == "HEAD":
         reply.body, reply.pieces = b"", ()
     reply.headers = (*BROWSER_HEADERS, *reply.headers)

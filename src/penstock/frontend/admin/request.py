@@ -1,12 +1,11 @@
-"""One admin request: path, query and body parsed, the parts of the node that handlers use, and the
-rights of the caller. A repeated, unknown or malformed parameter is an error: ignoring a misspelt
-``prefix`` would return the wrong rows.
+"""One admin request: its parsed path, query and body, and the rights of the caller. A repeated or
+unknown parameter is an error, because ignoring a misspelt ``prefix`` would return the wrong rows.
 
-An operator may do everything, for every tenant. Other users are limited to their own tenant, and
-there to what their policies allow: ``admin:Read`` and ``admin:Write`` on ``arn:penstock:admin:
-<region>:<account>:user/<name>`` and similar ARNs. Only an operator may change an operator: with a
-key of an operator, another user would become one. ``admin:Metrics`` allows to scrape series of the
-queues of the own tenant and, in the tenant of the node itself, totals over all tenants."""
+An operator may do everything for every tenant. Other users are limited to their own tenant and to
+what their policies allow: ``admin:Read`` and ``admin:Write`` on ARNs such as
+``arn:penstock:admin:<region>:<account>:user/<name>``. Only an operator may change an operator.
+``admin:Metrics`` allows a user to read metrics of the tenant's queues and, in the node's own
+tenant, totals over all tenants."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -43,7 +42,7 @@ T = TypeVar("T")
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The base of JSON bodies."""
+    """Base class of JSON bodies."""
 
 
 class Info(msgspec.Struct, frozen=True):
@@ -61,8 +60,6 @@ class Info(msgspec.Struct, frozen=True):
 
 
 class ConfigRow(msgspec.Struct, frozen=True):
-    """One setting with its origin; secrets are masked."""
-
     key: str
     value: str
     origin: str
@@ -71,7 +68,7 @@ class ConfigRow(msgspec.Struct, frozen=True):
 class Context(msgspec.Struct, frozen=True, kw_only=True):
     broker: BrokerPort
     catalog: Catalog  # queues only
-    everything: Catalog  # streams as well
+    everything: Catalog  # all topics
     meter: Meter
     health: Health
     clock: Clock
@@ -79,7 +76,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     sleep: Sleep = asyncio.sleep
     config: Sequence[ConfigRow] = ()
     identities: StoredIdentities | None = None
-    decisions: Decisions | None = None  # made from the identities
+    decisions: Decisions | None = None  # set from the identities
     sealing: Sealing | None = None
     callees: Callees | None = None
     quotas: TenantQuotas | None = None  # None: usage and shares are not shown
@@ -133,7 +130,7 @@ class Call(msgspec.Struct, frozen=True):
             return None
         number = whole(text, digits_max=19)
         if number is None or not least <= number <= most:
-            raise InvalidRequest(f"{name} must be a number from {least} to {most}.")
+            raise InvalidRequest(f"Parameter {name} must be a number from {least} to {most}.")
         return number
 
     @property
@@ -147,8 +144,7 @@ class Call(msgspec.Struct, frozen=True):
     def topic(
         self, catalog: Catalog, name: str, account: str | None = None, region: str | None = None
     ) -> Topic:
-        """Return a topic, by default of ``account`` and ``region`` in the query; if empty, of those
-        of the node. Raises TopicNotFound."""
+        """Return a topic; by default of the account and region in the query, else of the node."""
         info = self.context.info
         account = self.text("account") if account is None else account
         region = self.region if region is None else region
@@ -165,7 +161,7 @@ class Call(msgspec.Struct, frozen=True):
     @property
     def identities(self) -> StoredIdentities:
         if self.context.identities is None:
-            raise NotFound("This node has no identities.")
+            raise NotFound("This node stores no users and tenants.")
         return self.context.identities
 
     @property
@@ -178,8 +174,8 @@ class Call(msgspec.Struct, frozen=True):
             raise AccessDenied("Only an operator may do this.")
 
     def account_of(self, named: str = "") -> str:
-        """Return the account: given by its number or the name of its tenant, else that of the
-        caller. The error for another account is the same whether it exists or not."""
+        """Return the account of a tenant given by name or number, by default the caller's own. The
+        error for another tenant is the same whether it exists or not."""
         text = named or self.text("tenant")
         if not text:
             return self.caller.account
@@ -191,7 +187,7 @@ class Call(msgspec.Struct, frozen=True):
         return account
 
     def account_named(self, text: str) -> str | None:
-        """Return an account by its number, existing or not, or its tenant's name."""
+        """Return ``text`` if it is an account number, else the account of the tenant ``text``."""
         identities = self.context.identities
         if is_account(text) or identities is None:
             return text if is_account(text) else None
@@ -199,8 +195,7 @@ class Call(msgspec.Struct, frozen=True):
         return found[0] if len(found) == 1 else None
 
     def may(self, action: str, arn: str) -> None:
-        """Check the caller's own policies. ``arn`` is of the caller's tenant and is not a queue:
-        queues have policies of their own (``may_use_queue``). Raises AccessDenied."""
+        """Raise AccessDenied if the caller's own policies do not allow the action."""
         caller = self.caller
         if caller.is_operator:
             return
@@ -219,7 +214,7 @@ class Call(msgspec.Struct, frozen=True):
         self.may(action, self.admin_arn(account, kind, name))
 
     def may_use_queue(self, action: str, name: str) -> None:
-        """Check the policies that an SQS request is checked against."""
+        """Raise AccessDenied if the policies of caller and queue do not allow an SQS action."""
         caller = self.caller
         if caller.is_operator:
             return
@@ -276,9 +271,9 @@ def parse(context: Context, request: HttpRequest) -> Call:
         parts = request.path.strip("/").split("/")
         segments = tuple(unquote(part, errors="strict") for part in parts)
     except (ValueError, UnicodeDecodeError) as exc:
-        raise InvalidRequest("The path or query is not valid.") from exc
+        raise InvalidRequest("The path or query is not UTF-8 or has too many parameters.") from exc
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise InvalidRequest("A parameter is given twice.")
+        raise InvalidRequest("The query has the same parameter twice.")
     peer, is_tls, request_id = request.peer, request.is_tls, request.request_id
     return Call(context, segments, found, request.body, peer, is_tls, request_id=request_id)

@@ -1,8 +1,7 @@
-"""Every path of the admin API, with its handler and the right that it needs.
+"""Every path of the admin API with its handler and the right that it needs.
 
-Handlers about identities check rights themselves, because they know the user. For the others the
-right is in the table: that of an operator, or an SQS action on queues of the caller's own tenant.
-The policy of a queue in the path is evaluated as for an SQS request."""
+The right is ``OPERATOR`` or an SQS action on queues of the caller's own tenant, which is checked
+against policies as for an SQS request. Handlers about users and keys check rights themselves."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -36,7 +35,7 @@ class Route(NamedTuple):
     resource: Resource
     right: str
     parameters: tuple[str, ...] = ()  # allowed ones; ANY: all
-    noted: Noted | None = None  # in the audit trail; None: the route changes nothing
+    noted: Noted | None = None  # recorded in the audit trail; None: the route changes nothing
 
     def fits(self, path: tuple[str, ...]) -> bool:
         return len(path) == len(self.path) and all(
@@ -46,8 +45,9 @@ class Route(NamedTuple):
 
 
 def _routes(right: str, *rows: tuple[Any, ...]) -> Iterator[Route]:
-    """A row is a pattern as ``GET /queues/*?account&region`` (below ``/api/v1``, except probes and
-    metrics), the handler and, if it is recorded, the action and the kind of its subject."""
+    """Yield the routes of rows such as ``("GET /queues/*?account&region", handler)``. Paths are
+    below ``/api/v1``, except health checks and metrics. A row of a change also has the action and
+    the kind of resource for the audit trail."""
     for pattern, resource, *noted in rows:
         method, _, target = pattern.partition(" ")
         path, _, query = target.partition("?")
@@ -60,7 +60,6 @@ def _routes(right: str, *rows: tuple[Any, ...]) -> Iterator[Route]:
 
 
 def routes(log_in: Resource) -> Sequence[Route]:
-    """Return the routes of one node: ``Messages`` counts the tails that wait on it."""
     return (
         *_routes(
             OPEN,
@@ -96,8 +95,7 @@ def routes(log_in: Resource) -> Sequence[Route]:
     )
 
 
-# Of a backup: a copy of everything gives access to everything. Of coordinators: a row may have data
-# of any tenant, and skipping one affects all tenants.
+# Backups and rows of coordinators contain data of all tenants, so only operators may read them.
 _OPERATIONS = tuple(
     _routes(
         OPERATOR,
@@ -155,7 +153,7 @@ _IDENTITIES = tuple(
 
 
 def let_in(call: Call, route: Route) -> Call:
-    """Return the call for the handler, limited to the caller's own account unless an operator's."""
+    """Check the caller's rights. Calls of non-operators are limited to the caller's account."""
     call = _checked(call, route.right)
     if route.parameters != (ANY,):
         call.only(route.parameters)
@@ -174,7 +172,7 @@ def _checked(call: Call, right: str) -> Call:
         call.may_manage(METRICS, account, "metrics")
         if call.path == ("metrics",):
             if account != call.context.info.account:
-                raise AccessDenied("Totals are of all tenants: use /metrics/objects for your own.")
+                raise AccessDenied("/metrics is for all tenants: use /metrics/objects for yours.")
             return call
     elif len(call.path) > len(_QUEUES):
         call.may_use_queue(right, call.path[len(_QUEUES)])

@@ -1,31 +1,24 @@
-"""The format of encrypted content of messages and records. Pure: ``sealing.py`` chooses keys.
+"""The format of encrypted messages and records. ``sealing.py`` chooses the keys.
 
     ┌─────────┬──────────┬────────┬───────┬──────────────────────┐
     │ version │ topic id │ key id │ nonce │ ciphertext, tag 16 B │   AES-256-GCM
     │ 1 B     │ 16 B     │ 8 B    │ 12 B  │                      │
     └─────────┴──────────┴────────┴───────┴──────────────────────┘
-    authenticated as well: version, topic id, key id │ account │ 0, or 1 and the record's key
+    associated data: version, topic id, key id │ account │ 0, or 1 and the record's key
 
-Encrypted are body and attributes of a message, value and headers of a producer's record
-(``record/message.py`` has the layout). Brokers need the rest in plaintext: key or group, ids and
-times. The key is authenticated: content moved to another key or account cannot be decrypted.
+Of a message, body and attributes are encrypted; of a producer's record, value and headers. Brokers
+need the rest in plaintext: key or group, ids and times. Topic id and key id identify the data key,
+so content can be decrypted in every queue and topic of its account, such as dead-letter queues.
 
-Topic id and key id identify the data key, so content can be decrypted in every queue and topic of
-its account: dead letters and moved messages are copied as they are, without a key. The message id
-is not authenticated, because a moved message gets a new one, nor is the offset, which is unknown
-when a message is encrypted. So with write access to the disk one can read nothing and change no
-content, but can move encrypted messages between queues of a tenant, repeat or drop whole records,
-or add records that were never encrypted. Another layout needs another version.
+The record's key is authenticated. The message id and the offset are not: a moved message gets a new
+id, and the offset is unknown when a message is encrypted. So an attacker with write access to the
+disk can neither read nor change content, but can move encrypted messages between queues of a
+tenant, repeat or drop records, or add records that are not encrypted.
 
-Batches of producers are encrypted record by record. A record keeps key, offset and time; value and
-headers become one encrypted value, and are restored byte for byte on fetch. The batch keeps
-producer id, epoch, sequence and transaction, and is stored uncompressed, because encrypted data
-does not compress. For a broker that leases or compacts the records they are ordinary records. A
-record without value and headers is not encrypted. A record without a value keeps none, so that
-compaction recognizes the tombstone: its encrypted content is in a header.
-
-A batch may have thousands of records, so the work is done by generators that yield None to let
-other tasks run, or the id of a data key that must be loaded first."""
+Batches of producers are encrypted record by record and stored uncompressed; value and headers
+become one encrypted value. In a record without a value the encrypted content is in a header, so
+that compaction recognizes the tombstone. A batch may have thousands of records, so the work is done
+by generators that yield None to let other tasks run, or the id of a data key to load first."""
 
 from collections.abc import Callable, Generator, Iterator
 from typing import Final
@@ -68,12 +61,12 @@ _HEAD_BYTES: Final = len(VERSION) + PLACE_BYTES
 _CIPHERTEXT_AT: Final = _HEAD_BYTES + NONCE_BYTES
 _TAG_BYTES: Final = 16
 SEALED_BYTES_MIN: Final = _CIPHERTEXT_AT + _TAG_BYTES
-UNKNOWN_KEY: Final = "its data key is unknown"
-_LARGE_BYTES: Final = 16_384  # above, a view is cheaper than a copy
+UNKNOWN_KEY: Final = "the data key does not exist"
+_LARGE_BYTES: Final = 16_384  # content above this size is not copied
 
 
 class Unopenable(Exception):
-    """Content cannot be decrypted. The reason is for operators, never for clients."""
+    """Raised if content cannot be decrypted. The reason is for operators, never for clients."""
 
 
 def seal(content: bytes, record_key: bytes | None, key: DataKey, nonce: bytes) -> bytes:
@@ -83,25 +76,25 @@ def seal(content: bytes, record_key: bytes | None, key: DataKey, nonce: bytes) -
 
 
 def place_of(sealed: bytes) -> bytes:
-    """Return topic id and key id of the data key. Raises Unopenable."""
+    """Return the topic id and the key id that identify the data key of encrypted content."""
     if len(sealed) < SEALED_BYTES_MIN:
-        raise Unopenable("too short")
+        raise Unopenable("the content is too short")
     if sealed[: len(VERSION)] != VERSION:
-        raise Unopenable(f"version {sealed[0]} is unknown")
+        raise Unopenable(f"format version {sealed[0]} is not supported")
     return sealed[len(VERSION) : _HEAD_BYTES]
 
 
 def unseal(sealed: bytes, record_key: bytes | None, key: DataKey, owner: bytes) -> bytes:
-    """Decrypt content for the account ``owner``, which must be that of the key."""
+    """Decrypt content. Raises Unopenable if it was changed or belongs to another account."""
     if key.owner != owner:
-        raise Unopenable("encrypted for another account")
+        raise Unopenable("the content was encrypted for another account")
     bound = b"\x00" if record_key is None else b"\x01" + record_key
     data = (sealed if len(sealed) < _LARGE_BYTES else memoryview(sealed))[_CIPHERTEXT_AT:]
     nonce, known = sealed[_HEAD_BYTES:_CIPHERTEXT_AT], sealed[:_HEAD_BYTES] + owner + bound
     try:
         return key.decrypt(nonce, data, known)
     except InvalidTag:
-        raise Unopenable("modified, or moved to another key or account") from None
+        raise Unopenable("the content, its record key or its account was changed") from None
 
 
 def seal_message(message: Message, key: DataKey, nonce: bytes) -> Message:
@@ -114,7 +107,7 @@ def open_message(message: Message, key: DataKey, owner: bytes) -> Message:
     try:
         body, attributes = decode_content(content)
     except MalformedBatch as error:
-        # A record of a producer, in the format of Kafka.
+        # The record was written by a Kafka producer.
         raise Unopenable(str(error)) from None
     return replace(message, body=body, attributes=attributes, is_sealed=False)
 
@@ -126,7 +119,7 @@ def _group(message: Message) -> bytes | None:
 STEP_RECORDS: Final = 128  # about a millisecond
 STEP_BATCHES: Final = 1_024  # headers, about a millisecond
 RECORD_BYTES_MIN: Final = 7  # the length, and six fields of at least a byte each
-Find = Callable[[bytes], DataKey | None]  # by topic id and key id, from memory
+Find = Callable[[bytes], DataKey | None]  # finds a key by topic id and key id, in memory
 Quarantine = list[tuple[int, str]]  # offsets and reasons
 _NOTHING: Final = b"\x01\x00"  # no value, no headers
 _NO_VALUE: Final = b"\x01"
@@ -136,9 +129,8 @@ _ONLY_SEALED: Final = b"\x01\x02" + _SEALED_NAME  # no value, one header, its na
 
 
 def check_count(blob: bytes | memoryview, header: BatchHeader) -> None:
-    """Raise MalformedBatch if the count, which counts uses of a key, is too high."""
     if header.count * RECORD_BYTES_MIN > len(blob):
-        raise MalformedBatch(f"{header.count} records in {len(blob)} bytes")
+        raise MalformedBatch(f"{header.count} records do not fit into {len(blob)} bytes")
 
 
 def seal_records(
@@ -178,15 +170,14 @@ def _framed(fields: bytes) -> bytes:
 
 
 def _bound(key: bytes | None) -> bytes | None:
-    """Return the key as the group of a message has it, such as that of a dead letter."""
     return key if key is None or key.isascii() else group_of(key).encode()
 
 
 def open_batch(
     batch: bytes, find: Find, owner: bytes, quarantine: Quarantine
 ) -> Generator[bytes | None, None, bytes]:
-    """Return the batch as it was produced, uncompressed. Records that cannot be decrypted are left
-    out and added to ``quarantine``. Yields the id of a key that ``find`` does not have."""
+    """Return the decrypted batch, uncompressed. Records that cannot be decrypted are left out and
+    added to ``quarantine``. Yields the id of each key that must be loaded."""
     header = parse_header(batch)
     blob = records_blob(batch, header)
     is_own = is_server_batch(header)
@@ -217,15 +208,15 @@ def open_batch(
         except Unopenable as error:
             quarantine.append((header.base_offset + one.offset_delta, str(error)))
         except UnicodeDecodeError as error:
-            raise MalformedBatch(f"text that is not UTF-8: {error.reason}") from None
+            raise MalformedBatch(f"a text is not UTF-8: {error.reason}") from None
     yield None
     attributes = header.attributes & ~(ATTR_CODEC_MASK | ATTR_SEALED)
     return repacked(header._replace(attributes=attributes), opened)
 
 
 def _sealed_part(blob: bytes, one: RecordSlice, is_own: bool) -> tuple[bytes | None, bool]:
-    """Return the encrypted part of a record (None: plaintext), and whether a producer made the
-    record. ``is_own``: the server wrote the batch, so a record may be a message."""
+    """Return the encrypted part of a record (None if it is not encrypted), and whether a producer
+    wrote the record. ``is_own`` means that the server wrote the batch."""
     size, at = decode_varint(blob, one.value_at)
     if size < 0:
         if not blob.startswith(_ONLY_SEALED, one.value_at):
@@ -239,8 +230,8 @@ def _sealed_part(blob: bytes, one: RecordSlice, is_own: bool) -> tuple[bytes | N
 
 
 def sealed_runs(buffer: bytes | memoryview) -> Iterator[tuple[bool, bytes | memoryview]]:
-    """Split a buffer of whole batches into single encrypted batches and runs of others. Yields an
-    empty piece now and then, to let other tasks run: a buffer may have half a million batches."""
+    """Split a buffer into single encrypted batches (True) and runs of other batches (False). Yields
+    an empty piece now and then, so that other tasks can run."""
     begin = position = count = 0
     end = len(buffer)
     while position < end:

@@ -1,11 +1,10 @@
-"""Encrypts data on the way to brokers and decrypts it on the way back, for topics with encryption:
-by a KMS key or SQS-managed encryption of the queue, or the config ``penstock.encryption`` (the same
-setting), else by ``keys.encrypt_by_default`` of the node. A change applies to later messages:
-encrypted and plain records are side by side in a log, and each is marked.
+"""Encrypts data that frontends send to brokers and decrypts data that brokers return. A topic is
+encrypted if its settings say so (a KMS key, SQS-managed encryption or ``penstock.encryption``),
+else if ``keys.encrypt_by_default`` is set. A change applies to later messages only, so a log may
+have encrypted and plain records.
 
-A message that cannot be decrypted is never delivered. It is counted and logged once, without its
-content. In a queue it stays leased, so that it moves to the dead-letter queue like other messages
-that cannot be processed; a reader by offset sees a gap, as after compaction."""
+A message that cannot be decrypted is never delivered. In a queue it stays leased, so that it moves
+to the dead-letter queue; a Kafka consumer sees a gap in the offsets, as after compaction."""
 
 import asyncio
 import logging
@@ -41,7 +40,7 @@ from penstock.record.compression import TooLarge
 from penstock.record.malformed import MalformedBatch
 from penstock.wire.kafka.batches import BatchInvalid, BatchTooLarge, check_opened_count
 
-# Quarantined messages to remember; a forgotten one may be counted again.
+# Undecryptable messages to remember, so that each is counted and logged once.
 QUARANTINED_MAX: Final = 16_384
 TOPICS_LOGGED_MAX: Final = 1_024
 LOG_INTERVAL_MS: Final = 1_000  # between two log lines about one topic
@@ -78,11 +77,11 @@ class Sealing:
 
     async def rotate(self, topic: Topic) -> None:
         if not self.is_on(topic):
-            raise InvalidRequest(f"{topic.name} is not encrypted.")
+            raise InvalidRequest(f"The queue or topic {topic.name} is not encrypted.")
         await self.keys.rotate(topic)
 
     def sealed(self, topic: Topic, message: Message) -> Message | None:
-        """Encrypt without waiting; None: no key is in memory."""
+        """Encrypt a message, or return None if the key must be loaded first (``seal``)."""
         key = self.keys.take(topic, 1)
         return None if key is None else seal_message(message, key, self.entropy(NONCE_BYTES))
 
@@ -120,7 +119,6 @@ class Sealing:
     async def seal_batches(
         self, topic: Topic, batches: Sequence[tuple[memoryview, BatchHeader]]
     ) -> list[tuple[memoryview, BatchHeader]]:
-        """Raises BatchRefused: malformed, or too large without compression."""
         sealed = []
         for batch, header in batches:
             try:
@@ -133,17 +131,20 @@ class Sealing:
                 key = self.keys.take(topic, count) or await self.keys.reserve(topic, count)
                 done = await self._run(seal_records(bytes(blob), header, key, self.entropy))
             except TooLarge as error:
-                raise BatchTooLarge(f"{error} when decompressed") from None
+                raise BatchTooLarge(f"{error}") from None
             except MalformedBatch as error:
                 raise BatchInvalid(str(error)) from None
             if len(done) > BATCH_BYTES_MAX:
-                text = f"the encrypted batch has {len(done)} bytes"
-                raise BatchTooLarge(f"{text}, {BATCH_BYTES_MAX} are allowed")
+                text = f"{len(done)} bytes"
+                raise BatchTooLarge(
+                    f"the encrypted batch has {text}, {BATCH_BYTES_MAX} are allowed"
+                )
             sealed.append((memoryview(done), parse_header(done)))
         return sealed
 
     def may_hold(self, topic: Topic) -> bool:
-        """Return True if batches may be encrypted: in a queue always, by dead letters of others."""
+        """Return whether the topic may have encrypted records. Every queue may, because encrypted
+        messages of other queues may be moved to it."""
         return topic.is_queue or self.keys.has(topic.topic_id) or self.is_on(topic)
 
     async def opened_fetch(self, topic: Topic, partition: int, fetched: Fetched) -> Fetched:
@@ -157,7 +158,6 @@ class Sealing:
         return replace(fetched, buffers=buffers, record_count=max(count, 0))
 
     async def opened_share(self, share: Topic, partition: int, acquired: Acquired) -> Acquired:
-        """Decrypt. Records that cannot be decrypted are left out and stay leased until expiry."""
         batches, gone = await self._opened_buffers(share, partition, acquired.batches)
         if batches is acquired.batches:
             return acquired
@@ -169,7 +169,7 @@ class Sealing:
     async def _opened_buffers(
         self, topic: Topic, partition: int, buffers: Sequence[Buffer]
     ) -> tuple[Sequence[Buffer], set[int]]:
-        """Return the buffers (if nothing is encrypted, the same) and omitted offsets."""
+        """Return the decrypted buffers, and the offsets of records that could not be decrypted."""
         opened: list[Buffer] = []
         gone: set[int] = set()
         is_sealed = False
@@ -200,7 +200,7 @@ class Sealing:
         return opened
 
     async def _run(self, steps: Generator[bytes | None, None, T]) -> T:
-        """Run a generator to its end; load the keys that it yields, and let other tasks run."""
+        """Run a generator to its end. Loads the keys that it yields, and lets other tasks run."""
         while True:
             try:
                 missing = next(steps)

@@ -1,13 +1,11 @@
-"""The audit trail: who did what, in the topic ``__audit``, in a hash chain that reveals tampering.
+"""The audit trail: records of who did what, in the topic ``__audit``. The records of each node form
+a hash chain, so that changed or removed records can be detected (``wire/facts/audit.py``).
 
-An entry is added after its action and written in the background, in the order of adding. The queue
-between is bounded: callers wait in ``admit`` before the action while it is full, so no entry is
-dropped for lack of room. If the process is killed, entries in the queue are lost; that some may be
-missing is visible, because a start without a stop before it means a crash. A stop writes all.
-
-Denied requests are the exception, because anyone can send millions of them: ``Denials``. Each node
-has its own chain: nodes write to the same partition without waiting for one another.
-``wire/facts/audit.py`` has the format of records and of the chain."""
+An entry is added after its action and written in the background. The queue of unwritten entries is
+bounded: while it is full, callers wait in ``admit`` before the action, so no entry is dropped. If
+the process is killed, unwritten entries are lost; readers can see this, because a ``Started`` entry
+without a ``Stopped`` entry before it means a crash. Anyone can send millions of requests that are
+denied, so only some of these are recorded (``Denials``)."""
 
 import asyncio
 import logging
@@ -33,9 +31,9 @@ BATCH_MAX: Final = 100  # entries of one write: about 5 ms to hash, encode and c
 BATCH_BYTES_MAX: Final = 4 * MIB  # a batch ends after the entry that exceeds this
 DENIED_PER_KIND_MAX: Final = 5  # per minute
 DENIED_MAX: Final = 300  # per minute, of all kinds
-LEFT_OUT_ROWS_MAX: Final = 100  # tenants with a number of left out denials
+LEFT_OUT_ROWS_MAX: Final = 100  # tenants whose unrecorded denials are counted separately
 RETRY_SECONDS: Final = 1.0
-# With no record younger than the retention, the end of the chain would be lost.
+# A node that writes nothing for longer than the retention time would lose the end of its chain.
 QUIET_SECONDS_MAX: Final = 24 * 3_600.0
 
 STARTED: Final = "penstock:Started"
@@ -58,8 +56,8 @@ def make_entry(
     request_id: str = "",
     params: Mapping[str, object] | None = None,
 ) -> wire.AuditEntry:
-    """``action`` is named as in policies; ``params`` have no secret and no message; ``caller``
-    None: unknown; ``code`` is that of the error; ``denials`` are codes of denied requests."""
+    """Return an audit entry. ``action`` is named as in policies, ``code`` is the error code (empty
+    for success), and ``denials`` are the error codes that mean that access was denied."""
     outcome = wire.OK if not code else wire.UNKNOWN if code == CANCELLED else wire.FAILED
     return wire.AuditEntry(
         at_ms=at_ms,
@@ -76,10 +74,9 @@ def make_entry(
 
 
 class Denials:
-    """Records a few denials of each kind per minute and of each tenant its share. Pure."""
+    """Chooses the denied requests to record: a few of each kind and of each tenant per minute."""
 
     def __init__(self, *, own_account: str | None = None) -> None:
-        """``own_account``: the node's own tenant, which has no share; None: no tenant has one."""
         self._minute = -1
         self._recorded: dict[tuple[str, ...], int] = {}
         self._shares = SharedLimit(DENIED_MAX, TENANT_FACTS_PERCENT, own_account=own_account)
@@ -94,7 +91,7 @@ class Denials:
         tenant: str = "",
         address: str = "",
     ) -> bool:
-        """Call ``left_out`` first: it ends the minute. Unknown callers have a share by address."""
+        """Return whether to record a denial. Call ``left_out`` first, which starts a new minute."""
         self._minute = now_ms // MINUTE_MS
         count, holder, shares = self._recorded.get(kind, 0), tenant or address, self._shares
         is_full = shares.is_full() or shares.is_used_up(holder)
@@ -107,7 +104,7 @@ class Denials:
         return True
 
     def left_out(self, *, now_ms: int) -> Mapping[str, int]:
-        """Return how many denials of the last minute were left out, by tenant, once."""
+        """Return how many denials of the last minute were not recorded, by tenant."""
         if now_ms // MINUTE_MS == self._minute:
             return {}
         counts, self.left_out_counts = self.left_out_counts, Counter()
@@ -122,12 +119,12 @@ class AuditTrail:
     _: KW_ONLY
     node: str
     clock: Clock
-    own_account: str | None = None  # the node's own tenant; others have a share of the denials
+    own_account: str | None = None  # the node's own tenant, whose denials have no separate limit
 
     def __post_init__(self) -> None:
         self._queue: deque[wire.AuditEntry] = deque()
-        self._link: wire.Link | None = None  # None: the end of the chain was not read yet
-        self._offered: tuple[int, wire.Link] | None = None  # entries, and the link after them
+        self._link: wire.Link | None = None  # end of the hash chain; None: not read yet
+        self._offered: tuple[int, wire.Link] | None = None  # number of entries, new end of chain
         self._denials = Denials(own_account=self.own_account)
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
@@ -149,24 +146,24 @@ class AuditTrail:
         return len(self._queue)
 
     async def admit(self) -> None:
-        """Wait for room. Raises Draining after the stop: what cannot be recorded is not done."""
+        """Wait until an entry can be added. Raises Draining if the trail is stopping."""
         while not self._has_room and not self._is_stopping:
             self._room.clear()
             await self._room.wait()
         if self._is_stopping:
-            raise Draining("The node is stopping.")
+            raise Draining("The node is stopping and accepts no more requests.")
 
     def add(self, entry: wire.AuditEntry) -> None:
         self._queue.append(entry)
         self._wake.set()
 
     async def note(self, action: str, **facts: Any) -> None:
-        """Wait for room and add an entry; for ``facts`` see ``make_entry``."""
+        """Wait until an entry can be added, and add ``make_entry(action, **facts)``."""
         await self.admit()
         self.add(make_entry(action, at_ms=self.clock.wall_ms(), **facts))
 
     def deny(self, entry: wire.AuditEntry) -> None:
-        """Add the entry of a denied request, unless there were many of its kind."""
+        """Add the entry of a denied request, unless many similar ones were added in this minute."""
         self._add_left_out()
         kind = (entry.principal, entry.source_ip, entry.action, entry.error_code)
         if self._denials.is_recorded(
@@ -178,11 +175,11 @@ class AuditTrail:
         ):
             self.add(entry)
         else:
-            self._wake.set()  # to write the number at the end of the minute
+            self._wake.set()  # the task writes the count at the end of the minute
 
     def _add_left_out(self, *, is_end: bool = False) -> None:
         if not self._has_room:
-            return  # later
+            return  # a later call adds them
         now_ms = self.clock.wall_ms()
         counts = self._denials.left_out(now_ms=now_ms + MINUTE_MS if is_end else now_ms)
         for tenant, count in counts.items():
@@ -198,7 +195,6 @@ class AuditTrail:
         self._task = asyncio.create_task(self._run(), name="audit writer")
 
     async def stop(self, *, seconds_max: float = STOP_SECONDS_MAX) -> None:
-        """Write the rest; no entries should be added any more. Gives up after ``seconds_max``."""
         self._is_stopping = True
         self._room.set()
         if self._task is None:
@@ -207,7 +203,7 @@ class AuditTrail:
         self.add(self._own(STOPPED))
         if await is_cut_off(self._task, seconds_max):
             facts = {"entries": len(self._queue), "reason": self.trouble}
-            log_.error("end of the audit trail lost", extra=facts)
+            log_.error("last entries of the audit trail lost", extra=facts)
 
     async def _run(self) -> None:
         while self._queue or not self._is_stopping:
@@ -219,7 +215,7 @@ class AuditTrail:
                 else:
                     await self._wait()
             except Exception as error:  # a bug; recording and writing continue
-                log_.error("audit trail not written", exc_info=error)
+                log_.error("writing the audit trail failed", exc_info=error)
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _write(self, link: wire.Link) -> None:
@@ -255,14 +251,14 @@ class AuditTrail:
         self._add_left_out()
 
     async def _find_link(self) -> wire.Link:
-        """Return the end of the chain: that of the last record of this node in the log."""
+        """Return the end of this node's hash chain, read from its last record in the topic."""
         while True:
             try:
                 last = await self.log.newest(self.node.encode())
                 self._trouble = None
                 return wire.Link() if last is None else wire.link_of(last.value or b"")
             except (Damaged, wire.AuditUnreadable) as error:
-                log_.error("new audit chain started", extra={"reason": str(error)})
+                log_.error("audit hash chain restarted", extra={"reason": str(error)})
                 self._trouble = None
                 self._queue.appendleft(self._own(CHAIN_RESTARTED, reason=str(error)))
                 return wire.Link()

@@ -1,12 +1,9 @@
-"""An internal topic that this node writes facts to, each write exactly once.
+"""Internal topics to which nodes write audit, usage and telemetry records, each exactly once.
 
-A write is one batch with a producer id, an epoch and a sequence, by which the partition recognizes
-a repeated batch. Until a batch gets a reply, the same bytes are sent again, and nothing else before
-them: no fact is written twice or in part. A new process takes a new producer id, because it does
-not know the unfinished batch of the one before.
-
-All nodes of a cluster write to the same partition, each with its own producer id and key; within a
-node one task calls ``settle``: the audit trail, or a ``FactWriter``."""
+Each write is one batch with a producer id and a sequence number, by which the partition recognizes
+a repeated batch. The same bytes are sent again until the write succeeds. A new process uses a new
+producer id, because it does not know the unfinished batch of the previous process. All nodes of a
+cluster write to the same partition, each with its own producer id and record key."""
 
 import asyncio
 import logging
@@ -33,10 +30,9 @@ log_ = logging.getLogger(__name__)
 
 RETENTION_MS_DEFAULT: Final = 30 * 24 * 3_600_000
 ACKS_ALL: Final = -1
-PARTITION: Final = 0  # all nodes write to the same one
+PARTITION: Final = 0  # all nodes write to this partition
 COMPRESSED_BYTES_MIN: Final = KIB
-# Longer than a commit that waits until a failed follower leaves the in-sync set. After a lost reply
-# the batch is sent again.
+# Long enough for a commit that waits until a failed follower leaves the in-sync set.
 ATTEMPT_SECONDS_MAX: Final = 8.0
 RETRY_SECONDS: Final = 0.05
 RETRY_SECONDS_MAX: Final = 1.0
@@ -47,7 +43,7 @@ STOP_SECONDS_MAX: Final = 5.0  # for all writers of a node together
 INCARNATION_BYTES: Final = 8
 _SEQUENCES: Final = 2**31
 _RETENTION: Final = "retention.ms"
-# The partition does not know the sequence: it has lost committed batches, or the producer id.
+# Errors of a partition that has lost committed batches or the state of the producer id.
 _LOST_TRACK: Final = frozenset(
     (
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -80,12 +76,12 @@ class FactLog:
         self._producer_id = -1
         self._sequence = 0
         self._is_earlier_settled = False
-        # Records without a reply, and their batch as it was sent.
+        # Encoded records that are not committed yet, and their batch.
         self._pending: list[bytes] | None = None
         self._batch = b""
 
     def offer(self, facts: Sequence[Fact]) -> None:
-        """Take facts as one batch, for the next ``settle``. Earlier ones must be settled."""
+        """Set the records that the next ``settle`` writes as one batch."""
         assert self._pending is None, "one batch after the other"
         self._pending = [
             encode_record(offset_delta=index, timestamp_delta=0, **fact._asdict())
@@ -93,7 +89,7 @@ class FactLog:
         ]
 
     async def settle(self) -> None:
-        """Return once the offered facts are committed. If cancelled, call it again."""
+        """Write the records set by ``offer``, with retries until they are committed."""
         if self._pending is None:
             return
         wait_s = RETRY_SECONDS
@@ -103,7 +99,7 @@ class FactLog:
         self._sequence = (self._sequence + len(self._pending)) % _SEQUENCES
         self._pending, self._batch = None, b""
         if self.trouble is not None:
-            log_.info("writing facts resumed", extra={"topic": self.name})
+            log_.info("writing to internal topic resumed", extra={"topic": self.name})
             self.trouble = None
 
     async def _is_appended(self, records: Sequence[bytes]) -> bool:
@@ -118,7 +114,7 @@ class FactLog:
                     AppendBatches(topic, PARTITION, acks=ACKS_ALL, batches=batches)
                 )
         except TimeoutError:
-            return self._note("the log did not reply in time")
+            return self._note("the partition did not reply in time")
         except PenstockError as error:
             code = error.code if isinstance(error, ProducerRefused) else None
             if code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
@@ -150,21 +146,22 @@ class FactLog:
         )
 
     def _note(self, reason: str) -> bool:
-        """Log the first of consecutive failures."""
         if self.trouble is None:
-            log_.warning("writing facts failed", extra={"topic": self.name, "reason": reason})
+            log_.warning(
+                "writing to internal topic failed", extra={"topic": self.name, "reason": reason}
+            )
         self.trouble = f"{self.name}: {reason}"
         return False
 
     async def newest(self, key: bytes) -> RawRecord | None:
-        """Return the last record with this key. Raises PenstockError; a retry may succeed."""
+        """Return the last record with this key. Raises PenstockError if it cannot be read now."""
         topic = await self.find_or_make()
         ends = await self.broker.call(Ends(topic, PARTITION))
         if ends.leader_epoch:  # else there is one replica, and everything is committed
             await self._settle_earlier(topic)
             ends = await self.broker.call(Ends(topic, PARTITION))
         if not ends.is_settled:
-            raise Overloaded(f"{self.name}: a new leader does not know the committed end yet.")
+            raise Overloaded(f"{self.name}: the new leader is not ready for reads yet; retry.")
         end = ends.high_watermark
         while end > ends.start_offset:
             start = max(ends.start_offset, end - LOOK_RECORDS)
@@ -175,8 +172,8 @@ class FactLog:
         return None
 
     async def _settle_earlier(self, topic: Topic) -> None:
-        """Wait, once, until everything that earlier processes of this node appended is committed:
-        everything before a committed marker is. Readers skip markers."""
+        """Wait until batches that earlier processes of this node appended are committed, by
+        appending a marker after them. Readers skip markers."""
         if self._is_earlier_settled:
             return
         await self._take_producer_id()
@@ -190,8 +187,8 @@ class FactLog:
         while offset < end:
             call = Fetch(topic, PARTITION, offset=offset, bytes_max=LOOK_BYTES, is_committed=False)
             fetched = await self.broker.call(call)
-            if fetched.next_offset <= offset:  # a new leader does not know the committed end yet
-                raise Overloaded(f"{self.name} cannot be read to its end now.")
+            if fetched.next_offset <= offset:
+                raise Overloaded(f"{self.name}: the new leader is not ready for reads yet; retry.")
             offset = fetched.next_offset
             for batch in split_batches(fetched.buffers):
                 if not parse_header(batch).is_control:
@@ -237,9 +234,9 @@ def leads_all(_topic: Topic, _partition: int) -> bool:
 
 @dataclass(eq=False)
 class FactWriter(ABC):
-    """Writes numbered records: a turn at intervals, and a last turn at the stop."""
+    """A task that writes records to an internal topic at intervals and when it stops."""
 
-    noun: ClassVar[str]  # in log lines
+    noun: ClassVar[str]  # what is written, for log lines
     table: Any  # a ``UsageTable``
     log: FactLog
     _: KW_ONLY
@@ -263,13 +260,12 @@ class FactWriter(ABC):
         self._task = asyncio.create_task(self._run(), name=f"{self.noun} writer")
 
     async def stop(self, *, seconds_max: float = STOP_SECONDS_MAX) -> None:
-        """Write the rest; counting should have ended. Gives up after ``seconds_max``."""
         self._is_stopping.set()
         if self._task is not None and await is_cut_off(self._task, seconds_max):
             log_.error("%s of the last seconds is lost", self.noun, extra={"reason": self.trouble})
 
     async def _run(self) -> None:
-        is_last = False  # the turn that begins after the end of counting
+        is_last = False
         while not is_last:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._wait_s()):
@@ -278,10 +274,9 @@ class FactWriter(ABC):
             try:
                 await self._turn(is_last=is_last)
             except Exception as error:  # a bug; counting and writing continue
-                log_.error("%s not written", self.noun, exc_info=error)
+                log_.error("writing %s failed", self.noun, exc_info=error)
 
     async def _append(self, wire: Any, kind: Callable[..., Any], **fields: Any) -> None:
-        """Write one record of ``kind``, in the format of the module ``wire``."""
         self._flush += 1
         named = {"node": self.node, "incarnation": self._incarnation, "flush": self._flush}
         value = wire.encode(kind(v=wire.VERSION, **named, **fields))
@@ -292,12 +287,11 @@ class FactWriter(ABC):
     async def _turn(self, *, is_last: bool) -> None: ...
 
     @abstractmethod
-    def _wait_s(self) -> float:
-        """Return the time until the next turn."""
+    def _wait_s(self) -> float: ...
 
 
 async def is_cut_off(task: asyncio.Task[None], seconds_max: float) -> bool:
-    """Wait for a task that ends by itself. Returns True if it was cancelled, after that time."""
+    """Wait for ``task``, and cancel it after ``seconds_max``. Returns True if it was cancelled."""
     _, late = await asyncio.wait((task,), timeout=seconds_max)
     for each in late:
         each.cancel()

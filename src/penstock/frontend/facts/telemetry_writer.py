@@ -1,14 +1,10 @@
-"""Writes the state of the node to ``__telemetry``: every ten seconds one record, with sums of the
-requests since the last one and levels of queues, partitions, groups and the process.
+"""Writes the state of the node to the topic ``__telemetry``, one record every ten seconds: sums of
+the requests since the last record, and numbers of queues, partitions, consumer groups and the
+process. The number of rows is bounded, and a record has the number of rows that were left out.
 
-Requests are counted once, in ``usage.py``; rows taken from there pass through ``CallSums``. Levels
-are numbers that their owners have in memory. Rows of each kind are bounded, and a record has the
-number of levels that were left out. Each record is in the log exactly once (``fact_log.py``); while
-the log takes nothing, no levels are read, and counting continues.
-
-A partition is reported by its leader, a queue as a whole by the leader of its first partition, and
-a group by its coordinator, so all nodes together report every level once. A record ends on a
-multiple of the interval, so that the records of a minute have only counts of that minute."""
+A partition is reported by its leader, a queue by the leader of its first partition, and a consumer
+group by its coordinator, so all nodes together report everything once. A record ends on a multiple
+of the interval, so it never has counts of two minutes."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,7 +30,7 @@ CALL_ROWS_MAX: Final = 5_000
 PARTITION_ROWS_MAX: Final = 10_000  # rows of all kinds fit into one batch of the log
 QUEUE_ROWS_MAX: Final = 5_000
 LAG_ROWS_MAX: Final = 5_000
-READ_AT_ONCE: Final = 100  # levels, then other tasks may run
+READ_AT_ONCE: Final = 100  # partitions, queues or groups read before other tasks may run
 
 
 _SUMMED: Final = ("requests", "messages", "bytes_in", "bytes_out")
@@ -50,12 +46,10 @@ Seen = dict[tuple[str, int], tuple[int, int]]  # end and size of each partition
 
 
 class CallSums:
-    """Sums of requests between two records. The number of rows is bounded. Beyond its share, a
-    tenant is counted in one row with resource and operation ``*``; beyond the bound, in one row for
-    all."""
+    """Sums of the requests between two records. A tenant with too many rows is counted in one row
+    with resource and operation ``*``; if all rows are used, the rest is counted in one row."""
 
     def __init__(self, *, rows_max: int = CALL_ROWS_MAX, own_account: str | None = None) -> None:
-        """``own_account``: the node's own tenant, which may use all rows; None: all may."""
         self._rows = SharedLimit(rows_max, TENANT_FACTS_PERCENT, own_account=own_account)
         self._sums: dict[Key, Counts] = {}
 
@@ -80,7 +74,6 @@ class CallSums:
             durations[bucket] = durations.get(bucket, 0) + count
 
     def take(self, to: wire.TelemetryColumns) -> None:
-        """Add the sums to ``to`` as rows, and start again from zero."""
         taken, self._sums = self._sums, {}
         self._rows.clear()
         for key, sums in taken.items():
@@ -98,13 +91,13 @@ class TelemetryWriter(FactWriter):
     noun = "telemetry"
     table: UsageTable
     _: KW_ONLY
-    account: str  # the node's own
+    account: str  # the node's own tenant
     catalog: Catalog
-    broker: BrokerPort  # partitions of all nodes
+    broker: BrokerPort  # reaches the partitions of all nodes
     vitals: Callable[[], ProcessStats]
-    groups: Coordinators | None = None  # those with a coordinator on this node
+    groups: Coordinators | None = None  # of consumer groups, on this node
     flush_ms: int = FLUSH_MS_DEFAULT
-    is_only_reader: bool = False  # no other writer takes from the table
+    is_only_reader: bool = False  # True: no ``UsageWriter`` takes counts from the table
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,7 +107,7 @@ class TelemetryWriter(FactWriter):
         self._cpu_ms = self.vitals().cpu_ms
         self._seen: Seen = {}
         self._left_out = 0
-        # A call to another node failed. Further ones would wait as long, so they are left out.
+        # True after a call to another node failed: further calls would wait as long.
         self._are_others_silent = False
         self._read = 0
 
@@ -189,7 +182,7 @@ class TelemetryWriter(FactWriter):
             )
 
     async def _add_queue(self, to: wire.TelemetryColumns, topic: Topic) -> bool:
-        """Return False if the levels cannot be read now."""
+        """Add the row of a queue. Returns False if its numbers cannot be read now."""
         is_here = all(self.leads(topic, each) for each in range(1, topic.partition_count))
         if self._are_others_silent and not is_here:
             return False
@@ -247,7 +240,6 @@ class TelemetryWriter(FactWriter):
                 )
 
     async def _log_end(self, topic: Topic, partition: int) -> int | None:
-        """Return the end of a partition, which another node may lead; None if unknown now."""
         seen = self._seen.get((topic.topic_id, partition))
         if seen is not None:
             return seen[0]
@@ -268,7 +260,6 @@ def _is_own(topic: Topic) -> bool:
 
 
 def _appended(last: tuple[int, int] | None, seen: tuple[int, int]) -> tuple[int, int]:
-    """Return records and bytes appended; of a log truncated since, estimated bytes."""
     log_end, size_bytes = seen
     if last is None or log_end <= last[0]:
         return 0, 0

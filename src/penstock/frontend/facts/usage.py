@@ -1,11 +1,9 @@
-"""Usage of tenants in memory: requests, messages and bytes of the current minute by tenant, region,
-queue or topic, and operation (``UsageTable``, pure), and their way to the log (``UsageWriter``).
+"""Usage of tenants: ``UsageTable`` counts requests, messages and bytes of the current minute by
+tenant, region, queue or topic, and operation; ``UsageWriter`` writes the counts to a topic.
 
-Counting is one lookup and a few additions per request, whatever the size of a batch. ``take``
-returns the counts since the last call, so the sum of all that was taken is the sum of all that was
-counted. The number of rows is bounded, and each tenant has a share of it. Beyond that, a tenant is
-counted in one row whose resource and operation are ``*``, and with too many tenants in one row for
-all: details are lost, totals never."""
+The number of rows is bounded, and each tenant may use only a part of them. A tenant with too many
+rows is counted in one row whose resource and operation are ``*``; with too many tenants, the rest
+is counted in one row for all. Totals stay exact."""
 
 import asyncio
 from bisect import bisect_left
@@ -27,23 +25,23 @@ from penstock.model.topic import Topic
 from penstock.wire.facts import usage as wire
 from penstock.wire.facts.telemetry import BOUNDS_SECONDS
 
-Key = tuple[str, str, str, str]  # tenant, region, resource, operation; "": none
+Key = tuple[str, str, str, str]  # tenant, region, resource, operation; "" if there is none
 
 TOPIC: Final = "__usage"
 FLUSH_MS_DEFAULT: Final = 5_000
-SAMPLED_AT_ONCE: Final = 100  # topics, then other tasks may run
+SAMPLED_AT_ONCE: Final = 100  # topics read before other tasks may run
 KEYS_MAX: Final = 10_000  # rows of a minute: a few MB, and ten milliseconds to write
-KEY_CHARS_MAX: Final = 2 * MIB  # of all keys, which are in one batch of the log
+KEY_CHARS_MAX: Final = 2 * MIB  # of all keys together, which are written as one batch
 UNIT_BYTES: Final = 64 * KIB  # a request of more bytes counts as several units
-FOLDED: Final = "*"  # occurs in no name
+FOLDED: Final = "*"  # stands for all names that have no row of their own
 STORED: Final = "storage"
 
 
 class Meter(Protocol):
-    """Counters of a frontend, called per request, never per message."""
+    """Metrics of a frontend. Methods are called once per request, not once per message."""
 
     def request(self, api: str, protocol: str, code: str, seconds: float) -> None:
-        """``code`` is OK or the code of the error."""
+        """Count a request; ``code`` is OK or the error code of the reply."""
 
     def sent(self, count: int, size_bytes: int) -> None: ...
 
@@ -53,14 +51,14 @@ class Meter(Protocol):
 
 
 class Refusal(Enum):
-    """Why a request was not carried out; the value is a field of ``Counts``."""
+    """Why a request was rejected. Each value is the name of a field of ``Counts``."""
 
     THROTTLED = "throttled"
     DENIED = "denied"
     FAILED = "failed"
 
 
-_NUMBERS: Final = wire.NUMBERS[:-1]  # without that of storage
+_NUMBERS: Final = wire.NUMBERS[:-1]  # without the stored bytes
 
 
 class Counts:
@@ -106,7 +104,6 @@ class UsageTable:
         is_timed: bool = False,
         own_account: str | None = None,
     ) -> None:
-        """``own_account``: the node's own tenant, which may use all rows; None: all may."""
         percent = TENANT_FACTS_PERCENT
         self._rows = SharedLimit(keys_max, percent, own_account=own_account)
         self._chars = SharedLimit(KEY_CHARS_MAX, percent, own_account=own_account)
@@ -118,17 +115,16 @@ class UsageTable:
         self.minute_ms = _minute_of(now_ms)  # start of the current minute
         self._counts: dict[Key, Counts] = {}
         self._folded: dict[str, Counts] = {}  # by tenant
-        # A cache for callers, by keys that are cheaper to make; see ``remember``.
+        # A cache for callers, who choose the keys; see ``remember``.
         self.found: dict[tuple[str | None, ...], Counts] = {}
         self._stored: dict[tuple[str, str, str], int] = {}
         self._stored_folded: dict[str, int] = {}
 
     def find(self, key: Key) -> Counts:
-        """Return the counts of a key, valid until the end of the minute."""
         return self._counts.get(key) or self._open(key)
 
     def move(self, key: Key, messages: int, bytes_in: int, bytes_out: int) -> None:
-        """Count messages of a request that is counted elsewhere, because it names many topics."""
+        """Count the messages of one topic in a request about several topics."""
         counts = self.find(key)
         counts.messages += messages
         counts.bytes_in += bytes_in
@@ -136,7 +132,7 @@ class UsageTable:
         counts.units64k += -(-(bytes_in + bytes_out) // UNIT_BYTES)
 
     def request(self, key: Key, seconds: float) -> None:
-        """Count a request whose messages are counted with their topics."""
+        """Count a request about several topics, without its messages."""
         counts = self.find(key)
         counts.requests += 1
         counts.took(seconds)
@@ -164,7 +160,7 @@ class UsageTable:
         self._stored_folded[tenant] = self._stored_folded.get(tenant, 0) + size_bytes
 
     def take(self, *, now_ms: int) -> tuple[int, wire.UsageColumns]:
-        """Return the minute, and the counts since the last call. May begin a new minute."""
+        """Return the current minute and its counts since the last call. May start a new minute."""
         minute_ms = self.minute_ms
         rows: list[tuple[str | int, ...]] = []
         folded = (((each, "", FOLDED, FOLDED), counts) for each, counts in self._folded.items())
@@ -214,13 +210,11 @@ def _minute_of(now_ms: int) -> int:
 
 @dataclass(eq=False)
 class UsageWriter(FactWriter):
-    """Writes the counts to ``__usage``: every few seconds, and at the end of every minute, the
-    counts since the last time as one record, exactly once (``fact_log.py``). If the process is
-    killed, the counts of at most ``flush_ms`` and of a write under way are lost. While the log
-    takes nothing, counting continues in the same bounded table: minutes are merged then, totals
-    stay. Once a minute the sizes of partitions that this node leads are recorded. A record is
-    written every minute even if it is empty: it shows readers that the node has reported
-    everything."""
+    """Writes the counts of a ``UsageTable`` to the topic ``__usage``, one record every few seconds
+    and at the end of every minute, each exactly once. Even a minute without requests gets a record,
+    which shows readers that the node has reported everything. Once a minute, the sizes of the
+    partitions that this node leads are written. If the process is killed, the counts of at most
+    ``flush_ms`` and of an unfinished write are lost."""
 
     noun = "usage"
     table: UsageTable
@@ -270,6 +264,5 @@ class UsageWriter(FactWriter):
             await self.sample()
 
     def _wait_s(self) -> float:
-        """Return the time until the next flush, at the latest the end of the minute."""
         left_ms = MINUTE_MS - self.clock.wall_ms() % MINUTE_MS
         return min(self.flush_ms, left_ms) / 1_000

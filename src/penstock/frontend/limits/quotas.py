@@ -1,12 +1,10 @@
-"""Quotas of a tenant, at all frontends together: queues, partitions, stored bytes, connections and
-waiting long polls. Defaults, and the largest share of each bound, are in ``model/quotas.py``. An
-account without a tenant has no quotas.
+"""Enforces the quotas of tenants: numbers of queues, partitions, stored bytes, connections and
+waiting long polls. ``model/quotas.py`` has the defaults. An account without a tenant has no quotas.
+Stored bytes are summed every few seconds, and each append reduces the bytes that are left until the
+next sum. Bytes and long polls count for the owner of the queue, connections for the caller.
 
-Stored bytes are summed by a job every few seconds, from numbers that the logs have in memory;
-between two sums each append is subtracted from the remaining room. Bytes and long polls count for
-the owner of the queue, who pays for what others are allowed there; connections count for the
-caller. Of connections, long polls and remaining bytes each frontend hands out its share, by the
-number of live frontends, but at least one, so that every frontend serves every tenant."""
+A quota applies to all frontends together: each frontend may hand out the quota divided by the
+number of live frontends, but at least one."""
 
 import asyncio
 import itertools
@@ -31,7 +29,7 @@ log = logging.getLogger(__name__)
 
 REFRESH_SECONDS: Final = 3.0
 LOOK_ROUNDS: Final = 10  # rounds of REFRESH_SECONDS between sums of a tenant far from its quota
-SUMMED_AT_ONCE: Final = 200  # topics, then other tasks may run
+SUMMED_AT_ONCE: Final = 200  # topics summed before other tasks may run
 WAIT_RETRY_MS: Final = 1_000
 CONNECTION_RETRY_MS: Final = 5_000
 
@@ -41,8 +39,8 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class _StoredSum:
     most: int
-    room: int  # the share of this frontend
-    rounds: int = 0  # since then
+    room: int  # bytes that were left for this frontend at the time of the sum
+    rounds: int = 0  # of ``_keep_summing`` since the sum
 
 
 @dataclass(eq=False)
@@ -51,22 +49,26 @@ class TenantQuotas:
     catalog: Catalog
     _: KW_ONLY
     own_account: str = ACCOUNT_DEFAULT
-    # The bounds of this node for all tenants together.
+    # The limits of this node for all tenants together.
     bounds: Mapping[model.Quota, int] = field(default_factory=dict)
     coordinators: CoordinatorUsage = NO_QUOTAS
 
     def __post_init__(self) -> None:
         self.rooms: dict[str, int] = {}  # bytes left, of accounts with a quota of stored bytes
         self.rejected: Counter[tuple[str, str]] = Counter()  # by account and quota
-        self._logged: dict[tuple[str, str], int] = {}  # of these
-        self._sizes: dict[str, int] = {}  # by topic, of accounts with a quota
-        self._stored: dict[str, int] = {}  # by account
-        self._sums: dict[str, _StoredSum] = {}  # by account, of those in ``rooms``
-        self._counts: Counter[tuple[str, model.Quota]] = Counter()  # in the catalog
+        self._logged: dict[tuple[str, str], int] = {}  # rejections that were logged
+        self._sizes: dict[str, int] = {}  # bytes by topic, of accounts with a quota
+        self._stored: dict[str, int] = {}  # bytes by account
+        self._sums: dict[str, _StoredSum] = {}  # by account
+        self._counts: Counter[tuple[str, model.Quota]] = (
+            Counter()
+        )  # topics and partitions in the catalog
         self._reserved: Counter[tuple[str, model.Quota]] = Counter()  # being created now
         self._waits: Counter[str] = Counter()
         self._connections: Counter[str] = Counter()
-        self._accounts_on: dict[Peer, set[str]] = {}  # counted for each connection
+        self._accounts_on: dict[
+            Peer, set[str]
+        ] = {}  # the accounts for which each connection is counted
         self._frontend_count = 1
         self._task: asyncio.Task[None] | None = None
         for topic in self.catalog.all_topics():
@@ -90,7 +92,7 @@ class TenantQuotas:
         return model.most_of(tenant, quota, own_account=self.own_account, bound=bound)
 
     def _here(self, tenant: Tenant | None, quota: model.Quota) -> int:
-        """Return the part of a quota for this frontend. Bounds of this node are not divided."""
+        """Return the part of a tenant's quota that this frontend may hand out."""
         most = model.most_of(tenant, quota, own_account=self.own_account)
         part = max(1, most // self._frontend_count)
         return most if most == model.NO_LIMIT else min(part, self._most(tenant, quota))
@@ -108,7 +110,6 @@ class TenantQuotas:
         return {quota.field: count for quota, count in used.items()}
 
     def shares(self) -> dict[str, int]:
-        """Return the largest share of one tenant by field of the quota, where there is a bound."""
         bounds, quotas = self.bounds, [quota for quota in model.QUOTAS if quota in self.bounds]
         return {each.field: model.share_of(bounds[each], each.percent) for each in quotas}
 
@@ -141,7 +142,7 @@ class TenantQuotas:
                 _add(self._counts, (topic.account, model.PARTITIONS), count)
 
     def take_room(self, account: str, size_bytes: int) -> None:
-        """Subtract an append of an account in ``rooms``. Raises QuotaExceeded."""
+        """Subtract an append from the bytes that an account may store. Raises QuotaExceeded."""
         left = self.rooms[account]
         if size_bytes > left:
             self.rejected[account, model.STORED_BYTES.name] += 1
@@ -156,8 +157,8 @@ class TenantQuotas:
         self.rooms[account] = left - size_bytes
 
     async def refresh(self, broker: BrokerPort, *, is_due: bool = True) -> None:
-        """Sum the stored bytes of accounts with a quota. If not ``is_due``, only of those whose
-        room has shrunk by half since the last sum, or whose last sum is LOOK_ROUNDS rounds old."""
+        """Sum the stored bytes of all accounts with a quota for them. If ``is_due`` is False, skip
+        accounts that have enough room and were summed less than LOOK_ROUNDS rounds ago."""
         tenants = self.identities.tenants()
         most_by_account = {one.account: self._most(one, model.STORED_BYTES) for one in tenants}
         limited = {key: most for key, most in most_by_account.items() if most != model.NO_LIMIT}
@@ -203,7 +204,6 @@ class TenantQuotas:
             await asyncio.sleep(REFRESH_SECONDS)
 
     def _log_rejected(self) -> None:
-        """Log the rejections since the last call: one line per tenant and quota."""
         for (account, name), count in self.all_rejected():
             new = count - self._logged.get((account, name), 0)
             if new:
@@ -213,7 +213,7 @@ class TenantQuotas:
                 log.warning("quota exceeded", extra=facts)
 
     def begin_wait(self, account: str) -> bool:
-        """Return True if the wait is counted: then call ``end_wait``. Raises Throttled."""
+        """Count a waiting long poll. Returns True if ``end_wait`` must be called."""
         most = self._here(self.identities.tenant(account), model.WAITS)
         if most == model.NO_LIMIT:
             return False
@@ -221,9 +221,9 @@ class TenantQuotas:
         if count >= most:
             self.rejected[account, model.WAITS.name] += 1
             raise Throttled(
-                f"Quota exceeded: {count:,} of {most:,} receive calls of this tenant wait at this"
-                " frontend. Retry later, or have an operator raise the quota (penstock quota set"
-                " --waits-max).",
+                f"Quota exceeded: {count:,} of {most:,} allowed long polls of this tenant are"
+                " waiting at this frontend. Retry later, or have an operator raise the quota"
+                " (penstock quota set --waits-max).",
                 retry_after_ms=WAIT_RETRY_MS,
             )
         self._waits[account] = count + 1
@@ -233,8 +233,8 @@ class TenantQuotas:
         _add(self._waits, account, -1)
 
     def claim(self, connection: Peer, tenant: Tenant) -> None:
-        """Count the connection for a tenant that has sent a request on it, once. Raises Throttled
-        if the tenant has too many; then the connection is closed after the reply."""
+        """Count the connection for a tenant that uses it. If the tenant has too many connections,
+        raises Throttled, and the connection is closed after the reply."""
         accounts = self._accounts_on.get(connection, set())
         most = self._here(tenant, model.CONNECTIONS)
         if tenant.account in accounts or most == model.NO_LIMIT:
@@ -262,7 +262,6 @@ class TenantQuotas:
             _add(self._connections, account, -1)
 
     def all_rejected(self) -> Iterator[tuple[tuple[str, str], int]]:
-        """Return rejections by account and quota, including those of the coordinators."""
         yield from self.rejected.items()
         yield from self.coordinators.refused.items()
 
@@ -274,7 +273,6 @@ def _add(counts: Counter[T], key: T, change: int) -> None:
 
 
 async def _stored_bytes(broker: BrokerPort, topic: Topic) -> int | None:
-    """Return the bytes of all partitions of a topic; None if a leader does not reply now."""
     size_bytes = 0
     try:
         for partition in range(topic.partition_count):

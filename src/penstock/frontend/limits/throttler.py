@@ -1,10 +1,9 @@
-"""Rate limits: a leaky bucket for each tenant, user, queue and operation that has a limit.
+"""Rate limits: one leaky bucket for each tenant, user, queue and operation that has a limit.
 
-A request passes all its buckets or none, so a rejected request uses up no limit. Bytes are known
-only when the reply is made; they are charged then, and delay the next request. Limits of a tenant
-apply to all frontends together: each enforces its share, by the number of live frontends. All
-requests of one kind pass the same buckets, so these are determined once (``RequestLimits``) and
-cached until the limits of the tenant change."""
+A request must pass all its buckets; if one rejects it, it uses up none. Bytes are known only when
+the reply is made, so they are charged then and delay the next request. The limits of a tenant apply
+to all frontends together: each enforces the limit divided by the number of live frontends. The
+buckets of a kind of request are cached (``RequestLimits``) until the tenant's limits change."""
 
 from collections.abc import Hashable
 from typing import Final, NamedTuple
@@ -31,21 +30,18 @@ WAIT_MS_MAX: Final = 60_000  # longest reported time to retry; an earlier retry 
 
 
 class LeakyBucket:
-    """Requests raise the level, time lowers it, and a request that would overflow is rejected with
-    a time to retry. The level is stored as the time at which the bucket will be empty, so an idle
-    bucket costs nothing. The hot path reads and moves that time directly (``Throttler.take``)."""
+    """A rate limit. Requests raise the level, time lowers it, and a request that would make the
+    bucket overflow is rejected. The level is stored as the time when the bucket will be empty."""
 
     __slots__ = ("burst_ms", "empty_at_ms", "ms_per_unit", "rate", "room_ms")
 
     def __init__(self, rate: Rate, *, share: float = 1.0) -> None:
-        """``share``: the part of the rate for this frontend, if several share the limit."""
         assert rate.per_s > 0, "a bucket needs a rate"
         self.rate = rate
         self.empty_at_ms = 0.0
         self.take_share(share)
 
     def take_share(self, share: float) -> None:
-        """Change rate and burst alike; the level stays the same in relation to them."""
         assert 0 < share <= 1
         rate = self.rate
         self.ms_per_unit = 1_000.0 / (rate.per_s * share)
@@ -60,7 +56,7 @@ class LeakyBucket:
         return 0 if over_ms <= 0 else min(WAIT_MS_MAX, int(over_ms) + 1)
 
     def add(self, cost: float, *, now_ms: float) -> None:
-        """Add the cost even if it does not fit: a cost known too late delays the next request."""
+        """Add a cost even if the bucket overflows, which delays the next request."""
         empty_at_ms = self.empty_at_ms
         if empty_at_ms < now_ms:
             empty_at_ms = now_ms
@@ -71,18 +67,17 @@ class LeakyBucket:
 
 
 class RequestLimits(NamedTuple):
-    generation: int  # of the buckets, which may be replaced
+    generation: int  # of the throttler when this was made
     account: str
     limits: Limits
     names: tuple[str, ...]  # the limit of each bucket
     buckets: tuple[LeakyBucket, ...]
     bytes_bucket: LeakyBucket | None  # charged after the reply
-    is_empty: bool  # nothing is limited
+    is_empty: bool  # there are no limits
 
 
 class Throttler:
     def __init__(self, *, own_account: str = ACCOUNT_DEFAULT) -> None:
-        """``own_account``: the node's own tenant, which has no limits by default."""
         self._own_account = own_account
         self._share = 1.0  # of every limit
         self._generation = 0  # changes when buckets are dropped
@@ -94,7 +89,6 @@ class Throttler:
         self._late_count = 0
 
     def share_among(self, frontend_count: int) -> None:
-        """Set the number of live frontends. Buckets keep their level: no new burst."""
         self._share = 1.0 / max(1, frontend_count)
         for bucket in self._buckets.values():
             bucket.take_share(self._share)
@@ -102,7 +96,8 @@ class Throttler:
     def check(
         self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
     ) -> LeakyBucket | None:
-        """Raises Throttled. Returns the bucket for the bytes, if bytes are limited."""
+        """Count a request, or raise Throttled. Returns the bucket to charge for its bytes, if
+        any."""
         if tenant is None:
             return None
         return self.take(self.limits_of(tenant, caller, action, arn, now_ms=now_ms), now_ms=now_ms)
@@ -110,7 +105,7 @@ class Throttler:
     def wait(
         self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
     ) -> tuple[int, str]:
-        """Return for how long ``check`` rejects, and by which limit. Uses up no limit."""
+        """Return for how many milliseconds ``check`` would reject a request, and by which limit."""
         if tenant is None:
             return 0, ""
         limits = self.limits_of(tenant, caller, action, arn, now_ms=now_ms)
@@ -126,11 +121,10 @@ class Throttler:
         return found
 
     def is_current(self, limits: RequestLimits) -> bool:
-        """Return True if the buckets are still in use; the tenant must be the same object."""
         return limits.generation == self._generation
 
     def take(self, limits: RequestLimits, *, now_ms: float) -> LeakyBucket | None:
-        """Do ``check`` with limits that the caller has kept."""
+        """Do the same as ``check``, with limits that ``limits_of`` returned before."""
         for bucket in limits.buckets:
             if bucket.empty_at_ms - now_ms > bucket.room_ms:
                 self._reject(limits, now_ms)
@@ -166,8 +160,8 @@ class Throttler:
         now_ms: float,
         requests: int = 1,
     ) -> int:
-        """Charge a request that was carried out, even beyond the limit: for protocols that reply
-        first and pause the client afterwards. Returns the pause in milliseconds."""
+        """Count a request that was already carried out, even beyond its limits. Returns for how
+        many milliseconds the client must pause."""
         if tenant is None:
             return 0
         limits = self.limits_of(tenant, caller, action, None, now_ms=now_ms)
@@ -181,14 +175,13 @@ class Throttler:
         return wait_ms
 
     def count_rejected(self, account: str, limit: str) -> None:
-        """Count a request that was rejected, or whose sender must pause."""
         self.rejected[account, limit] = self.rejected.get((account, limit), 0) + 1
 
     def _reject(self, limits: RequestLimits, now_ms: float) -> None:
         wait_ms, limit = _longest_wait(limits, now_ms)
         limit = limit or BYTES  # the wait may have been rounded to zero
         self.count_rejected(limits.account, limit)
-        text = f"The rate of requests is above the limit ({limit})."
+        text = f"The rate of requests is above the {limit} limit."
         held_ms = self._held_ms(limits.account, now_ms)
         raise Throttled(text, retry_after_ms=max(1, wait_ms), held_ms=held_ms)
 
@@ -243,13 +236,13 @@ class Throttler:
     def _drop_idle(self, now_ms: float) -> None:
         self._buckets = {k: b for k, b in self._buckets.items() if not b.is_idle(now_ms=now_ms)}
         if len(self._buckets) >= BUCKETS_MAX:
-            self._buckets.clear()  # all are busy: this allows each one more burst
+            self._buckets.clear()  # none is idle; each limit allows one more burst
         self._generation += 1
         self._cached.clear()
 
 
 def _longest_wait(limits: RequestLimits, now_ms: float) -> tuple[int, str]:
-    """Return the time until one more request passes, and the limit that causes it."""
+    """Return the milliseconds until a request passes all limits, and the limit that causes it."""
     named = zip(limits.names, limits.buckets, strict=True)
     waits = [(bucket.wait_ms(1, now_ms=now_ms), name) for name, bucket in named]
     if limits.bytes_bucket is not None:

@@ -1,16 +1,10 @@
-"""What a request uses up, and what is recorded of it: rate limits before the action, usage and
-entries of the audit trail after it.
+"""Rate limits, usage and audit entries of SQS requests.
 
-``throttle``, the fifth stage, follows authorization, so that a denied request does not use up the
-limit of a queue. An account without a tenant, as usual while authentication is off, has no limits.
-
-Actions report the number and size of messages to the meter. ``Metering`` keeps them until the
-pipeline counts the request, in the same turn of the event loop: an action awaits nothing after its
-report. A successful request counts for the owner of its queue, who pays for what others are allowed
-to do there. A rejected one counts for the caller, and under the name of the queue only if it
-exists, so that invented names create no rows.
-
-Changes of queues and denied requests are audited, without messages, receipts and secrets."""
+``throttle`` follows authorization, so that a denied request does not use up the limit of a queue.
+An account without a tenant has no limits. A successful request counts for the owner of its queue,
+even if another tenant sent it. A rejected request counts for the caller, and under the name of the
+queue only if the queue exists, so that invented names create no rows. Changes of queues and denied
+requests are audited, without messages, receipts and secrets."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +28,7 @@ from penstock.wire.facts.audit import AuditEntry
 
 Samples = Iterator[tuple[Family, Sample]]
 NONE: Final = ""  # no tenant, region, resource or operation
-# Codes of callers that are unknown or not allowed.
+# Error codes for callers that are unknown or have no permission.
 DENIALS: Final = frozenset(
     (
         "AccessDenied",
@@ -81,7 +75,7 @@ def throttle(context: Context, call: Call) -> None:
 def _arn(call: Call, tenant: Tenant) -> str | None:
     if call.arn or not tenant.limits.queue_requests.per_s > 0:
         return call.arn or None
-    # A trusted caller: authorize has not set the ARN.
+    # ``authorize`` sets no ARN for a trusted caller.
     queue = call.queue() if isinstance(call.request, QueueRequest) else None
     if queue is None:
         return None
@@ -89,7 +83,6 @@ def _arn(call: Call, tenant: Tenant) -> str | None:
 
 
 def samples_of(throttler: Throttler, quotas: TenantQuotas | None, own_account: str) -> Samples:
-    """Yield how often each limit was reached; not by tenant: there may be thousands."""
     counts: Counter[tuple[str, str]] = Counter()
     rejected = dict(throttler.rejected)
     if quotas is not None:
@@ -101,8 +94,8 @@ def samples_of(throttler: Throttler, quotas: TenantQuotas | None, own_account: s
 
 
 class Metering:
-    """A ``Meter`` for actions that adds up the messages of one request, and forwards to ``meter``.
-    Requests are counted in the table, if there is one."""
+    """A ``Meter`` that also adds up the messages of one request for the usage table. Requests do
+    not mix, because an action awaits nothing after it reports its messages."""
 
     __slots__ = ("_meter", "_table", "bytes_in", "bytes_out", "messages", "request")
 
@@ -130,7 +123,6 @@ class Metering:
         self._meter.deleted(count)
 
     def answered(self, call: Call, seconds: float) -> None:
-        """Count a successful request."""
         table, grant = self._table, call.grant
         if table is None:
             self.clear()
@@ -161,7 +153,7 @@ class Metering:
         if url is not None and call.scope is None:
             region = queue.region or region
         counts = table.find((queue.account or call.account, region, queue.name, action.permission))
-        if url is not None and queue.region is None:  # else it depends on the signature
+        if url is not None and queue.region is None:  # else the key depends on the signature
             table.remember((url, action.name, call.account, region), counts)
         return counts
 
@@ -197,7 +189,7 @@ def _attributes(request: Any) -> Mapping[str, object]:
     return params
 
 
-# By action: the recorded parameters, besides the queue.
+# The parameters to record of each audited action, besides the queue.
 _PARAMS: Final[Mapping[str, Callable[[Any], Mapping[str, object]]]] = {
     "AddPermission": lambda request: {
         "label": request.label,
@@ -221,7 +213,6 @@ AUDITED: Final = frozenset(_PARAMS)
 
 
 def entry_of(context: Context, call: Call, code: str, *, is_denial: bool = False) -> AuditEntry:
-    """Return the entry of an audited or denied request. ``code``: empty for success."""
     http, action, scope = call.http, call.action, call.scope
     params: Mapping[str, object] = {}
     if not is_denial:

@@ -1,12 +1,9 @@
-"""The fourth stage: may the caller do this with this queue?
+"""The stage that checks whether the caller may do an action on a queue.
 
-Most actions need one permission on one queue; ``_RULES`` are for the others. For example, an action
-that makes messages go from one queue to another needs a permission on each of them. A trusted
-caller (authentication is off) may do everything.
-
-If a queue of another account gives the caller no right at all, the error is the same as for a queue
-that does not exist, so that errors do not reveal queues. For the same reason the caller's own
-policies are checked first, without that of the queue: what they deny is denied for any queue."""
+Most actions need one permission on one queue; ``_RULES`` has the others. For example, an action
+that makes messages go from one queue to another needs a permission on both queues. A trusted caller
+(authentication is off) may do everything. If the policy of another account's queue gives the caller
+no right at all, the error is the same as for a queue that does not exist."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -28,7 +25,7 @@ from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
 
 SEND: Final = "sqs:SendMessage"
 RECEIVE: Final = "sqs:ReceiveMessage"
-# Permissions on the source of a move task.
+# Permissions needed on the source queue of a move task.
 _MOVING: Final = (RECEIVE, "sqs:DeleteMessage", "sqs:GetQueueAttributes")
 
 
@@ -38,10 +35,10 @@ class Target(msgspec.Struct, frozen=True, gc=False):
     account: str
     arn: str
     topic: Topic | None
-    absent: Exception  # the error if it does not exist
+    absent: Exception  # the error to raise if the queue does not exist
 
 
-Needs = Iterator[tuple[str, Target]]  # permissions, each with its queue
+Needs = Iterator[tuple[str, Target]]  # the needed permissions, each with its queue
 
 
 def authorize(context: Context, call: Call) -> None:
@@ -60,7 +57,6 @@ def authorize(context: Context, call: Call) -> None:
 
 
 def _on_queue(context: Context, call: Call, request: Any) -> None:
-    """Check a ``QueueRequest``, which is the hot path: see ``Grants``."""
     url = request.queue_url
     if not url:
         raise missing("QueueUrl")
@@ -170,11 +166,10 @@ def _move_source(context: Context, call: Call, request: Any) -> Target:
 
 
 def _dead_letters(context: Context, attributes: Mapping[str, str] | None) -> Needs:
-    """A queue sends its dead letters to their target."""
     try:
         redrive = queue_policies.parse_redrive((attributes or {}).get("RedrivePolicy") or "")
     except Fault:
-        return  # the action rejects it, in the order in which it checks the attributes
+        return  # the action rejects the policy
     if redrive is not None:
         shown = queue_policies.redrive_text(redrive)
         absent = invalid_value(shown, "RedrivePolicy", "Dead letter target does not exist.")
@@ -228,7 +223,7 @@ def _require(context: Context, call: Call, permission: str, target: Target) -> N
         if not decision.is_allowed:
             raise _denied(call, permission, arn, decision)
         return
-    # The caller's own policies, as if the queue were its own: the same if there is no such queue.
+    # First the caller's own policies, without that of the queue, which may not exist.
     decision = decisions.decide(
         caller, permission, arn=arn, owner=caller.account, policy=None, circumstances=circumstances
     )

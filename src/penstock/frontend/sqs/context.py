@@ -1,8 +1,6 @@
-"""What every stage and action may use (``Context``), and one request on its way through the stages,
-each of which adds its results (``Call``).
-
-A ``Context`` lives as long as the frontend, a ``Call`` for one request. The only state here is
-small and bounded and may be lost: caches, and guards of rules that the broker checks as well."""
+"""``Context`` has what every stage and action of SQS requests may use, and lives as long as the
+frontend. ``Call`` is one request on its way through the stages, each of which adds its results.
+State in this module is small and may be lost."""
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -29,7 +27,7 @@ from penstock.wire.aws.shapes import QueueRequest, Request
 from penstock.wire.aws.sigv4 import CredentialScope, SigningKey
 
 PURGES_MAX: Final = 10_000  # queues to remember; for a forgotten one the broker still checks
-ROTATIONS_MAX: Final = 10_000  # topics to remember; a forgotten one starts at partition 0 again
+ROTATIONS_MAX: Final = 10_000  # topics to remember
 GRANTS_MAX: Final = 20_000  # about 500 bytes each; the cache is cleared when it is full
 SIGNERS_MAX: Final = 10_000  # of each cache; about 1 KiB each
 _NO_SECRET: Final = b"0" * 40
@@ -39,11 +37,10 @@ AdminUrl = str | Callable[[], str | None] | None
 
 
 # ── Grants: authorized requests ──────────────────────────────────────────────────────────────
-# Most requests repeat an earlier one: same caller, action and queue URL. For these, one lookup
-# gives the queue, the tenant, its limits and the counters of its usage. A grant is kept only if the
-# request was allowed and the decision did not depend on the address, the transport or the time. Any
-# change of identities clears the cache. A grant is valid only for the topic object it was made for;
-# callers look that up in the catalog each time, because the catalog does not report every change.
+# Most requests repeat an earlier one with the same caller, action and queue URL. For these, one
+# lookup returns the queue, the tenant, its limits and its usage counters. A grant is kept only if
+# the decision did not depend on the address, the transport or the time. Any change of identities
+# clears the cache. A grant is valid only while the catalog has the same topic object.
 
 GrantKey = tuple[str, str, str, str, str]  # account, user, permission, URL as given, region
 
@@ -72,7 +69,7 @@ class Grants:
         return self._grants.get(key)
 
     def add(self, key: GrantKey, topic: Topic) -> Grant:
-        """Add a grant, without an await since ``find``."""
+        """Cache an authorization. ``find`` must be called before, without an await in between."""
         assert self._epoch == self._identities.epoch, "find() was called first"
         if len(self._grants) >= GRANTS_MAX:
             self._grants.clear()
@@ -81,19 +78,18 @@ class Grants:
 
 
 # ── Signers: access keys prepared for verification ───────────────────────────────────────────
-# Deriving a signing key takes four rounds of HMAC and decrypting the secret, so both are cached
-# until the identities change. An unknown access key gets a signing key as well, made from a
-# constant, so that rejecting it takes as long as rejecting a wrong signature. Unknown keys have a
-# cache of their own: a flood of them does not evict real ones.
+# Signing keys are slow to derive, so they are cached until the identities change. An unknown access
+# key gets a signing key as well, so that rejecting it takes as long as rejecting a wrong signature.
+# Unknown keys have their own cache, so that a flood of them does not evict real ones.
 
 
-@dataclass(slots=True, eq=False, repr=False)  # never shown
+@dataclass(slots=True, eq=False, repr=False)  # no repr, because it has a secret
 class Signer:
     caller: Caller
     key: AccessKey | None
     signing_key: SigningKey
     sender: str  # SenderId of messages
-    is_known: bool = False  # exists and is active
+    is_known: bool = False  # the access key exists and is active
     is_suspended: bool = False
     is_usable: bool = False
     noted_at_ms: int = 0
@@ -159,7 +155,7 @@ class Signers:
 @dataclass(frozen=True, slots=True)
 class FrontendConfig:
     account: str = ACCOUNT_DEFAULT
-    region: str = REGION_DEFAULT  # for requests whose signature and host name no region
+    region: str = REGION_DEFAULT  # for requests without a region in the signature or host name
     external_url: str | None = None  # scheme://host[:port] in queue URLs
     is_dev: bool = True  # allows a reset, if authentication is off
     is_auth_on: bool = False  # off: any credentials are accepted, or none
@@ -175,7 +171,7 @@ class FrontendConfig:
 
 
 class Rotation:
-    """Round robin over the partitions of each standard queue, one step per request: a batch goes to
+    """Selects the partitions of each standard queue in turn, one for each request: a batch goes to
     one partition, so it needs one append and one sync."""
 
     def __init__(self) -> None:
@@ -195,13 +191,11 @@ class Rotation:
 
 
 class PurgeGuard:
-    """Allows one purge of a queue per minute; the broker checks only while it runs."""
-
     def __init__(self) -> None:
-        self._purged_at_ms: dict[str, int] = {}  # in the order of time
+        self._purged_at_ms: dict[str, int] = {}  # oldest first
 
     def begin(self, topic_id: str, *, name: str, now_ms: int) -> None:
-        """Start the minute of a purge; ``now_ms`` is monotonic. Raises PurgeInProgress."""
+        """Record a purge. Raises PurgeInProgress if the last one was less than a minute ago."""
         entries = self._purged_at_ms
         purged_at_ms = entries.get(topic_id)
         if purged_at_ms is not None and now_ms - purged_at_ms < PURGE_INTERVAL_MS:
@@ -230,7 +224,7 @@ class Context:
     config: FrontendConfig
     meter: Meter
     entropy: Callable[[int], bytes]
-    everything: Catalog  # streams as well
+    everything: Catalog  # all topics
     identities: Identities
     sealing: Sealing | None = None  # None: no key ring, so no encryption
     throttler: Throttler = field(default_factory=Throttler)
@@ -251,14 +245,12 @@ class Context:
 
 
 class Action:
-    """One operation of a service: from its typed request to its typed reply."""
-
     __slots__ = ("name", "permission", "run")
 
     def __init__(self, name: str, run: "Run", *, service: str = "sqs") -> None:
         self.name = name
         self.run = run
-        # As policies, limits and usage name the action: a batch counts as its single form.
+        # The name in policies, limits and usage, which is the same for a batch.
         self.permission = f"{service}:{name.removesuffix('Batch')}" if service else ""
 
 
@@ -269,31 +261,31 @@ UNKNOWN_ACTION: Final = Action("unknown", cast(Any, None), service="")  # never 
 class Call:
     http: HttpRequest
     codec: Codec  # encodes the reply; known before anything can fail
-    # identify: the unverified signature
+    # set by identify: the unverified signature
     scope: CredentialScope | None = None
     scope_fault: Fault | None = None  # why the signature cannot be parsed
     body_hash: str = ""  # SHA-256 of a large body, which is hashed in pieces
-    # decode; identify sets the action if a header names it
+    # set by decode, the action also by identify
     action: Action = UNKNOWN_ACTION
     request: Request | None = None
-    # authenticate: the caller, the namespace of queue names, and the SenderId of messages
+    # set by authenticate: the caller, its account and region, and the SenderId of messages
     caller: Caller = UNKNOWN_CALLER
     account: str = ""
     region: str = ""
     sender: str = ""
-    # authorize: action and queue as policies and limits name them. Empty for a trusted caller;
-    # ``arn`` also for an action that is not about one queue.
+    # set by authorize: action and queue as in policies. Empty for a trusted caller; ``arn`` is also
+    # empty for an action that is not about one queue.
     permission: str = ""
     arn: str = ""
-    grant: Grant | None = None  # authorized from the cache
-    origin_arns: tuple[str, ...] = ()  # StartMessageMoveTask: queues it may send to
-    topic: Topic | None = None  # the queue, if found without an await since
-    # throttle: where the bytes of messages are charged once their size is known
+    grant: Grant | None = None  # the cached authorization
+    origin_arns: tuple[str, ...] = ()  # queues to which StartMessageMoveTask may send
+    topic: Topic | None = None  # the queue, if it was found and nothing was awaited since
+    # set by throttle: the bucket for the bytes of messages, once their size is known
     bytes_bucket: LeakyBucket | None = None
     charged_at_ms: int = 0  # when the request came or, if it waited, when its wait ended
 
     def queue(self) -> QueueAddress | None:
-        """Return the queue that the request names, existing or not; None if there is none."""
+        """Return the queue that the request names, existing or not; None if it names none."""
         request = self.request
         if isinstance(request, QueueRequest):
             try:

@@ -1,5 +1,5 @@
-"""Requests by path instead of action: health, information about the node, and a reset for test
-suites. JSON, without signature; no reply shows messages."""
+"""Paths of the SQS port besides actions: health, information about the node, and a reset that
+deletes all queues, for test suites. Replies are JSON; no signature is needed."""
 
 from contextlib import suppress
 from typing import Any
@@ -56,12 +56,12 @@ async def _reset(context: Context, http: HttpRequest) -> HttpReply:
     if not context.config.is_dev or context.config.is_auth_on:
         return _json(403, error="Reset is available in development mode only.")
     if http.method != "POST":
-        return _json(405, error="Reset needs a POST.")
+        return _json(405, error="Reset needs the method POST.")
     if "origin" in http.headers:
-        return _json(403, error="Reset rejects requests by web pages (header Origin).")
+        return _json(403, error="Reset rejects requests of web pages (header Origin).")
     if kind in _FORMS:
         return _json(
-            415, error=f"Reset rejects content type {kind}: send no body, as curl -X POST."
+            415, error=f"Reset rejects content type {kind}: send no body, as with curl -X POST."
         )
     now_ms = context.clock.wall_ms()
     count = 0

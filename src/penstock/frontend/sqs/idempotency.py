@@ -1,17 +1,14 @@
-"""The sixth stage: a repeated request gets the reply of the first one, or waits for it.
+"""A repeated request gets the reply of the first one, or waits for it, so that it is not executed
+twice: a client whose connection breaks does not know whether its message was sent, and retries.
 
-A client whose connection breaks does not know whether its message was sent, and sends it again. In
-SDKs ``amz-sdk-invocation-id`` is the same for all attempts of a call, and ``amz-sdk-request``
-counts them; other clients may set ``x-penstock-request-token``. The first attempt is completed even
-if its client has disconnected (``outlives``). Only actions that must not be done twice are covered:
-a standard queue would have two messages, a deleted queue cannot be deleted again. FIFO queues have
-their own deduplication. A repeated receive leases other messages, and the first lease expires.
+AWS SDKs send the header ``amz-sdk-invocation-id``, which is the same for all attempts of a call;
+other clients may set ``x-penstock-request-token``. Only actions that must not be done twice are
+covered (``REPEATABLE``). FIFO queues have their own deduplication. The first attempt is completed
+even if its client has disconnected (``outlives``).
 
-Every send passes here, so it is cheap: a first attempt is stored without a lookup, and of the
-content only a checksum is kept. It is compared when the token is repeated: the same token with
-other content, or of another caller, is another request. Replies are stored in small pages that
-expire as a whole; a lookup, which is rare, searches all pages. The memory is bounded (at full load
-it covers seconds, not minutes) and lost with the process."""
+Replies are kept with a checksum of the request, because the same token with other content or from
+another caller is a different request. They are stored in pages that expire as a whole. The memory
+is bounded, so at full load it covers seconds, not minutes, and it is lost with the process."""
 
 import asyncio
 from collections import deque
@@ -34,7 +31,7 @@ WINDOW_SECONDS: Final = 300.0
 MESSAGES_MAX: Final = 50_000  # replies, and messages in replies to batches; 500 bytes each
 PAGES: Final = 250
 PAGE_SECONDS: Final = 10.0  # longest time for which a page takes replies
-EXPIRED_AT_ONCE: Final = 2  # pages; more than are filled at once, so all old pages are removed
+EXPIRED_AT_ONCE: Final = 2  # expired pages to remove for each new page
 
 _BATCH: Final = "SendMessageBatch"
 _SENDS: Final = frozenset(("SendMessage", _BATCH))
@@ -47,10 +44,9 @@ REPEATABLE: Final = _SENDS | {
     "StartMessageMoveTask",
 }
 
-# The token of an SDK is unique. One that a person has chosen is valid only together with the
-# account, the user and the content.
+# The token of an SDK is unique. Other tokens are combined with account, user and content.
 Key = str | tuple[str, str, str, int]
-Token = tuple[Key, bool]  # the key, and whether the client says that this is the first attempt
+Token = tuple[Key, bool]  # the key, and whether this is the first attempt according to the client
 
 
 class _Stored(msgspec.Struct, frozen=True, gc=False):
@@ -72,7 +68,7 @@ class _Stored(msgspec.Struct, frozen=True, gc=False):
 
 
 def token_of(call: Call, action: str) -> Token | None:
-    """Return the token of a ``REPEATABLE`` request; None if the request has none, or needs none."""
+    """Return the idempotency token of a request, or None if it has or needs none."""
     headers = call.http.headers
     token = headers.get(HEADER_SDK)
     own = headers.get(HEADER_OWN)
@@ -94,7 +90,6 @@ def token_of(call: Call, action: str) -> Token | None:
 
 
 def outlives(http: HttpRequest) -> bool:
-    """Return True if the request is completed even if its client disconnects."""
     target = http.headers.get("x-amz-target")
     if target is not None:
         return target.rpartition(".")[2] in REPEATABLE
@@ -112,7 +107,7 @@ class _Page:
 class Replies:
     def __init__(self, *, messages_max: int = MESSAGES_MAX) -> None:
         self._page_max = max(1, messages_max // PAGES)
-        # Without the page that is being filled, which may be exceeded by one batch.
+        # Without the page that is being filled.
         self._filled_max = messages_max - self._page_max
         self._under_way: dict[Key, asyncio.Future[None] | None] = {}  # a future if others wait
         self._page = _Page(0.0)
@@ -124,7 +119,7 @@ class Replies:
         return sum(len(page.replies) for page in (self._page, *self._filled))
 
     async def once(self, context: Context, call: Call, token: Token, now_s: float) -> Any:
-        """Run the action, unless it was done before. ``now_s``: when the request came."""
+        """Run the action and store its reply, or return the reply of an earlier attempt."""
         action = call.action
         key, is_first = token
         if not is_first:
@@ -158,7 +153,7 @@ class Replies:
             waiting.set_result(None)
 
     async def _find(self, key: Key) -> _Stored | None:
-        """Return the newest reply, after the end of a request under way."""
+        """Return the newest reply with this key, after waiting for a request in progress."""
         under_way = self._under_way
         while key in under_way:
             waiting = under_way[key]
@@ -184,7 +179,6 @@ class Replies:
 
 
 def _content_of(http: HttpRequest) -> int:
-    """Return a checksum of the body, path and query, which may have a queue or a form, too."""
     content = crc32c(http.body)
     if http.path == "/" and not http.query:
         return content
@@ -192,6 +186,6 @@ def _content_of(http: HttpRequest) -> int:
 
 
 def _is_first(attempt: str) -> bool:
-    """Parse ``attempt=1; max=3`` or ``ttl=…; attempt=2; max=3``. No number: maybe repeated."""
+    """Return True for a header such as ``attempt=1; max=3``."""
     _, _, rest = attempt.partition("attempt=")
     return rest.partition(";")[0].strip() == "1"

@@ -1,14 +1,12 @@
-"""The first three stages: ``identify`` parses the signature and reads only the head of a request,
-``authenticate`` finds who is calling, in which account and region, and ``decode`` reads the body:
-with authentication on, the body of an unsigned request is never decoded.
+"""The first three stages of an SQS request: ``identify`` parses the signature and the headers,
+``authenticate`` determines the caller, account and region, and ``decode`` parses the body. With
+authentication on, the body of an unsigned request is never decoded.
 
-The service is determined by the X-Amz-Target header, else by the service in the signature, else by
-the Action parameter. A request about a queue may be sent to the path of the queue instead.
-
-With authentication off every caller is trusted, and an invalid signature counts as none. The
-signature still selects the region, else the host name does. A key of twelve digits also selects the
-account, so that test suites can act as several accounts. With authentication on, the region is that
-of the signature; a host name with another region is an error."""
+The service (SQS or STS) is determined by the X-Amz-Target header, else by the signature, else by
+the Action parameter. With authentication off every caller is trusted, and the signature only
+selects the region; an access key of twelve digits also selects the account, so that tests can use
+several accounts. With authentication on, a region in the host name must be that of the
+signature."""
 
 from collections.abc import Generator
 from functools import lru_cache
@@ -29,7 +27,7 @@ from penstock.wire.aws.faults import Fault, fault
 from penstock.wire.aws.queue_urls import region_in_host
 from penstock.wire.aws.shapes import OPERATIONS, QueueRequest
 
-# Not about one queue, so rejected in a form sent to the path of a queue.
+# Actions that are rejected in a form that is sent to the path of a queue.
 _NOT_AT_A_QUEUE = frozenset(("CreateQueue", "ListQueues"))
 
 _TARGETS = {json10.TARGET_PREFIX + name: action for name, action in ACTIONS.items()}
@@ -67,7 +65,7 @@ def decode(_context: Context, call: Call) -> None:
 
 
 def decode_in_steps(context: Context, call: Call) -> Generator[None, None, None]:
-    """``decode`` for a large body, which yields after every few milliseconds of work."""
+    """Do the same as ``decode`` for a large body, and yield now and then."""
     http = call.http
     if call.codec is JSON:
         operation = OPERATIONS[call.action.name]
@@ -80,13 +78,13 @@ def decode_in_steps(context: Context, call: Call) -> Generator[None, None, None]
 
 
 def name_action(call: Call) -> None:
-    """Set the action of a request rejected before ``decode``, for audit and metrics."""
+    """Set the action of a request that was rejected before ``decode``, for audit and metrics."""
     name = query.action_in(call.http.query, call.http.body)
     call.action = ACTIONS.get(name, UNKNOWN_ACTION)
 
 
 def has_action(http: HttpRequest) -> bool:
-    """Return False for requests without any action, as browsers and probes send them."""
+    """Return False for requests without an SQS action, as browsers and health checks send them."""
     if "x-amz-target" in http.headers or http.method not in ("GET", "HEAD"):
         return True
     return "Action=" in http.query
@@ -103,7 +101,7 @@ def _read_form(call: Call, fields: dict[str, str]) -> None:
     if service == "sts" or (service != "sqs" and fields.get("Action") == sts.ACTION):
         call.codec = STS_QUERY
         if fields.get("Action") != sts.ACTION:
-            raise fault("InvalidAction", f"The only action of STS served here is {sts.ACTION}.")
+            raise fault("InvalidAction", f"The only supported STS action is {sts.ACTION}.")
         call.action = GET_CALLER_IDENTITY
         return
     operation = query.operation_of(fields)
@@ -121,8 +119,8 @@ def _is_queue_path(path: str) -> bool:
 
 
 def _parse_signature(context: Context, call: Call, fields: dict[str, str]) -> None:
-    """Set ``call.scope``. The part of the header before the signature is the same all day for
-    similar requests, so the parsed result is cached by it: parsing took a fifth of a send."""
+    """Set ``call.scope`` from the signature. The result is cached, because the requests of a client
+    have the same header except for the signature itself."""
     authorization = call.http.headers.get("authorization")
     scopes = context.scopes
     try:
@@ -153,7 +151,7 @@ def _parse_signature(context: Context, call: Call, fields: dict[str, str]) -> No
                 scopes.clear()
             scopes[key] = scope
     except Fault as error:
-        call.scope_fault = error  # authenticate raises it if authentication is on
+        call.scope_fault = error  # raised by ``authenticate`` if authentication is on
 
 
 TRUSTED_MAX: Final = 1_000  # callers to cache; a few hundred bytes each
@@ -169,8 +167,8 @@ def authenticate(context: Context, call: Call) -> None:
 
 
 def authenticate_again(context: Context, call: Call) -> None:
-    """Check a caller that has waited, but not the signature."""
-    assert call.scope is not None, "it was verified"
+    """Check after a long poll that the caller's access key is still valid."""
+    assert call.scope is not None, "the signature was verified"
     context.signers.of(call.scope).check(is_genuine=True)
 
 

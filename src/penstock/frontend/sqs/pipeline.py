@@ -1,8 +1,8 @@
 """The path of an SQS request through its stages. Start reading here.
 
-A stage adds its results to the call, or raises. After the last one the action runs. Every exception
-becomes an error in the protocol of the client: errors of ``model.errors`` by a table in ``wire``,
-any other as InternalFailure, logged here with its traceback. Nothing is logged per request."""
+Each stage adds its results to the call or raises an error; after the last stage the action runs.
+Every exception becomes an error reply in the protocol of the client; an unexpected exception
+becomes InternalFailure and is logged."""
 
 import asyncio
 import logging
@@ -60,8 +60,7 @@ log = logging.getLogger("penstock.frontend")
 Stage = Callable[[Context, Call], None]
 
 # The order matters: a body is decoded only for a verified caller, and only an authorized caller
-# learns from the action whether the request is valid. The idempotency check is last, because it may
-# wait.
+# learns whether the request is valid.
 STAGES: Final[tuple[Stage, ...]] = (identify, authenticate, decode, authorize, throttle)
 # Actions that wait for messages: the caller is checked again afterwards.
 WAITING: Final = frozenset(("ReceiveMessage",))
@@ -115,7 +114,6 @@ class Frontend:
         yield families.FRONTEND_REPEATED, ((), self._replies.repeated_count)
 
     async def handle(self, http: HttpRequest) -> HttpReply:
-        """Return the reply. Raises nothing but CancelledError, when the client has disconnected."""
         if http.path.startswith(endpoints.PREFIXES) or not has_action(http):
             return await self._handle_path(http)
         started = self.perf()
@@ -183,7 +181,7 @@ class Frontend:
         return reply
 
     def forbid(self, http: HttpRequest, reason: str) -> HttpReply:
-        """Return the reply to a request that the listener's browser guard rejects."""
+        """Return the reply to a request that was rejected because it came from a web page."""
         refusal = fault("AccessDenied", reason)
         codec = codec_of(http)
         self.meter.request(UNKNOWN_ACTION.name, codec.name, refusal.code, 0.0)
@@ -192,7 +190,7 @@ class Frontend:
     async def _hold(self, account: str, held_ms: int) -> None:
         held = self._held
         if not (held.is_full() or held.is_used_up(account)):
-            with held.holding(account, "replies held back"):
+            with held.holding(account, "delayed replies"):
                 await asyncio.sleep(held_ms / 1_000)
 
     def _record(self, call: Call, code: str, audit: AuditTrail | None, seconds: float) -> None:
@@ -221,14 +219,13 @@ class Frontend:
         code = OK if reply.status < 400 else str(reply.status)
         self.meter.request(OWN_API, "http", code, self.perf() - started)
         if http.method == "POST" and reply.status == 200 and self.audit is not None:
-            # A reset, by an unknown caller.
+            # A reset needs no authentication, so the caller is unknown.
             facts = {"source_ip": http.peer, "request_id": http.request_id}
             await self.audit.note(RESET, caller=None, **facts)
         return reply
 
 
 async def _admit_large(context: Context, call: Call) -> None:
-    """Run the stages for a large body, which is hashed and decoded in steps."""
     identify(context, call)
     if context.config.is_auth_on and call.scope is not None:
         call.body_hash = await in_slices(hash_in_steps(call.http.body))
@@ -239,7 +236,6 @@ async def _admit_large(context: Context, call: Call) -> None:
 
 
 async def _authorize_in_thread(context: Context, call: Call, postponed: Postponed) -> None:
-    """Authorize a request with large policies: evaluate each of its decisions in a thread first."""
     decisions = context.decisions
     evaluated: set[Question] = set()
     while postponed.question not in evaluated:

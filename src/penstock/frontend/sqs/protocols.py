@@ -1,4 +1,4 @@
-"""Encoders of replies, one for each request style. The encoder is chosen before anything can fail,
+"""Encoders of replies for each protocol of SQS. The encoder is chosen before the request is parsed,
 so that every error has the format of its client."""
 
 from typing import Any
@@ -15,11 +15,11 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class Codec:
-    """AWS JSON 1.0."""
+    """The protocol AWS JSON 1.0."""
 
     name = "json"  # in metrics
     content_type = json10.CONTENT_TYPE
-    # The text before the messages of a receive, after them, and between two.
+    # The text before the messages of a ReceiveMessage reply, after them, and between two of them.
     around_messages = (b'{"Messages":[', b"]}", b",")
 
     def text(self, text: str) -> bytes:
@@ -95,7 +95,6 @@ STS_JSON = _StsJson()
 
 
 def codec_of(http: HttpRequest) -> Codec:
-    """Choose by the headers alone: a request with an invalid body needs a reply, too."""
     headers = http.headers
     if "x-amz-target" in headers:
         return JSON

@@ -91,7 +91,7 @@ def test_what_is_no_backup_is_refused_in_words(cli: Cli, tmp_path: Path) -> None
     assert cli("backup", "verify", str(empty)).code == ExitCode.UNHEALTHY
     missing = cli("backup", "list", str(tmp_path / "none"))
     assert missing.code == ExitCode.FAILED
-    assert "no such folder" in missing.err
+    assert "the folder does not exist" in missing.err
     data = tmp_path / "data"
     refused = cli("backup", "restore", str(empty), "--data", str(data))
     assert refused.code == ExitCode.FAILED

@@ -306,7 +306,7 @@ def test_values_cannot_change_places() -> None:
 def test_what_another_tenant_sealed_is_left_out() -> None:
     sealed = sealed_batch(batch_of([(None, b"x", [])]))
     _, quarantine = opened_batch(sealed, owner=b"000000000002")
-    assert quarantine == [(1_000, "encrypted for another account")]
+    assert quarantine == [(1_000, "the content was encrypted for another account")]
 
 
 def test_a_missing_key_is_asked_for_once_and_then_given_up() -> None:

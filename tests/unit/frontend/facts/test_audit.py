@@ -293,7 +293,7 @@ async def test_a_trail_whose_end_cannot_be_read_begins_anew_and_says_so(
             "penstock:Started",
             "penstock:Stopped",
         ]
-        assert "new audit chain started" in caplog.messages
+        assert "audit hash chain restarted" in caplog.messages
 
 
 def test_of_each_sort_of_denial_a_few_are_noted_and_the_rest_counted() -> None:

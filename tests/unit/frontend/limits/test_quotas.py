@@ -184,7 +184,7 @@ async def test_long_polls_beyond_the_quota_are_refused_and_those_who_leave_make_
         request = LeaseRequest(wait_ms=20_000)
         waiting = [asyncio.create_task(world.backend.call(Lease(topic, request))) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(Throttled, match="2 of 2 receive calls"):
+        with pytest.raises(Throttled, match="2 of 2 allowed long polls"):
             await world.backend.call(Lease(topic, request))
         assert not await world.backend.call(Lease(topic, LeaseRequest())), (
             "who does not wait may ask"
@@ -208,7 +208,7 @@ async def test_frontends_divide_what_is_not_counted_in_the_catalog(tmp_path: Pat
         request = LeaseRequest(wait_ms=20_000)
         waiting = asyncio.create_task(world.backend.call(Lease(topic, request)))
         await asyncio.sleep(0)
-        with pytest.raises(Throttled, match="1 of 1 receive calls"):
+        with pytest.raises(Throttled, match="1 of 1 allowed long polls"):
             await world.backend.call(Lease(topic, request))
         await world.create("second")
         await world.create("third")

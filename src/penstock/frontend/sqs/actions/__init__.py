@@ -1,5 +1,4 @@
-"""The SQS actions by name, and GetCallerIdentity of STS. Modules of this package do not import one
-another."""
+"""The SQS actions by name, and GetCallerIdentity of STS."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -40,7 +39,7 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(_BY_NAME)
 
 async def _get_caller_identity(_context: Context, call: Call, _request: None) -> CallerIdentity:
     caller, account = call.caller, call.account
-    if caller.is_trusted:  # authentication is off: the account itself
+    if caller.is_trusted:  # authentication is off
         return CallerIdentity(arn=f"arn:aws:iam::{account}:root", user_id=account, account=account)
     return CallerIdentity(arn=caller.arn, user_id=call.sender, account=account)
 

@@ -1,7 +1,7 @@
 """StartMessageMoveTask, CancelMessageMoveTask and ListMessageMoveTasks: tasks that move messages
-from a dead-letter queue to their source queues, or all to one queue.
+from a dead-letter queue back to their source queues, or to one other queue.
 
-A task handle is the base64 text of a small JSON object, because some clients parse it."""
+A task handle is base64 of a small JSON object, as in AWS, because some clients parse it."""
 
 import base64
 import binascii
@@ -74,7 +74,6 @@ def _check_destination(source: Topic, destination: Topic) -> None:
 async def cancel_message_move_task(
     context: Context, _call: Call, request: aws.CancelMessageMoveTaskRequest
 ) -> aws.CancelMessageMoveTaskReply:
-    """Stop a task. Messages already moved stay in their destination."""
     if not request.task_handle:
         raise missing("TaskHandle")
     task_id, source_arn = decode_handle(request.task_handle)

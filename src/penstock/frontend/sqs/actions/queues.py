@@ -1,9 +1,8 @@
-"""Queues, their attributes, permissions and tags.
+"""Actions that create, list, change and delete queues, their permissions and tags.
 
-A repeated CreateQueue succeeds if no given attribute differs; tags are not compared. If
-``recreate_guard_ms`` is set, the name of a deleted queue cannot be used for that time, because URLs
-of the old queue would reach the new one. Lists have pages, sorted by name. A token holds the last
-name of its page, so any frontend can continue, and new queues do not shift the pages."""
+A repeated CreateQueue succeeds if no given attribute differs. If ``recreate_guard_ms`` is set, the
+name of a deleted queue cannot be used for that time, because URLs of the old queue would reach the
+new one. A page token contains the last name of its page, so any frontend can continue the list."""
 
 import base64
 import binascii
@@ -31,7 +30,7 @@ PAGE_MAX: Final = 1_000
 RECEIPT_KEY_BYTES: Final = 32
 START: Final = "PenstockStart"
 _STARTS: Final[Mapping[str, int]] = {"earliest": EARLIEST, "latest": LATEST}
-# Attributes of a log, which a share does not have.
+# Attributes that a share does not have, because it has no messages of its own.
 _NOT_OF_SHARES: Final = (
     "FifoQueue",
     "PenstockPartitions",
@@ -42,7 +41,7 @@ _NOT_OF_SHARES: Final = (
 )
 _PAGE_VERSION: Final = "1:"
 T = TypeVar("T")
-Page = tuple[list[T], str | None]  # and the token of the next page
+Page = tuple[list[T], str | None]  # the rows, and the token of the next page
 Tags = dict[str, str]
 Topics = Sequence[Topic]
 
@@ -76,7 +75,7 @@ async def create_queue(context: Context, call: Call, request: aws.CreateQueueReq
         except TopicExists:  # another request was faster
             topic = context.catalog.find(account, region, name)
             if topic is None:
-                text = "The name belongs to a topic that is not a queue."
+                text = "A topic with this name exists, but it is not a queue."
                 raise fault("QueueNameExists", text) from None
     _check_same(given, topic)
     if queue_attributes.is_encryption_new(given, topic):
@@ -118,7 +117,7 @@ def _check_not_just_deleted(context: Context, account: str, region: str, name: s
     guard_ms = min(context.config.recreate_guard_ms, now_ms - context.reset_at_ms)
     if guard_ms <= 0:
         return
-    # The catalog guards names for DELETED_NAME_MS; for a shorter time, ask as of a later moment.
+    # The catalog guards names for DELETED_NAME_MS. Pass a later time to shorten this.
     as_of_ms = now_ms + max(0, DELETED_NAME_MS - guard_ms)
     if context.catalog.recently_deleted(account, region, name, now_ms=as_of_ms):
         raise TopicDeletedRecently(
@@ -128,11 +127,11 @@ def _check_not_just_deleted(context: Context, account: str, region: str, name: s
 
 
 async def _create_share(context: Context, call: Call, request: Any, name: str) -> aws.Reply:
-    """Create ``topic:group``, by default from the latest message on."""
+    """Create the share ``topic:group``, a queue that delivers the messages of a topic."""
     given = dict(request.attributes or {})
     start = given.pop(START, "latest")
     if start not in _STARTS:
-        raise queue_attributes.invalid_attribute(START, "Must be earliest or latest.")
+        raise queue_attributes.invalid_attribute(START, "The value must be earliest or latest.")
     for attribute in _NOT_OF_SHARES:
         if attribute in given:
             text = f"{attribute} is an attribute of the source topic, not of the share {name}."
@@ -159,7 +158,6 @@ async def _create_share(context: Context, call: Call, request: Any, name: str) -
 
 
 async def delete_queue(context: Context, call: Call, request: aws.DeleteQueueRequest) -> None:
-    """Delete the topic from the catalog; brokers then remove its log and end waiting receives."""
     topic = topic_of(context, call, request.queue_url)
     now_ms = context.clock.wall_ms()
     await context.catalog.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
@@ -171,7 +169,7 @@ async def purge_queue(context: Context, call: Call, request: aws.PurgeQueueReque
     try:
         await context.broker.call(Purge(topic))
     except PurgeInProgress:
-        raise  # begun through another frontend: the minute counts
+        raise  # another frontend started a purge, so the minute is not cancelled
     except BaseException:
         context.purges.cancel(topic.topic_id)
         raise
@@ -209,7 +207,7 @@ def _page_of_urls(context: Context, call: Call, topics: Topics, request: Any) ->
 
 
 def page(topics: Topics, next_token: str | None, max_results: int | None) -> Page[Topic]:
-    """Return one page, and the token of the next if the request has ``max_results``."""
+    """Return one page and, if the request has ``max_results``, the token of the next page."""
     if max_results is not None and not 1 <= max_results <= PAGE_MAX:
         reason = f"MaxResults must be between 1 and {PAGE_MAX}, if provided."
         raise invalid_value(max_results, "MaxResults", reason)
@@ -240,7 +238,6 @@ async def _change(context: Context, topic: Topic, change: Callable[[Topic], Topi
 async def get_queue_attributes(
     context: Context, call: Call, request: aws.GetQueueAttributesRequest
 ) -> aws.GetQueueAttributesReply:
-    """Return the attributes that the request names; without names, none."""
     topic = topic_of(context, call, request.queue_url)
     rows = requested(request.attribute_names or (), is_fifo=topic.is_fifo)
     stats = QueueStats()
@@ -320,7 +317,6 @@ async def tag_queue(context: Context, call: Call, request: aws.TagQueueRequest) 
 
 
 async def untag_queue(context: Context, call: Call, request: aws.UntagQueueRequest) -> None:
-    """Remove tags by key. A key that the queue does not have is not an error."""
     topic = topic_of(context, call, request.queue_url)
     if request.tag_keys is None:
         raise missing("TagKeys")

@@ -1,9 +1,7 @@
-"""ReceiveMessage: lease up to ten messages, and wait for the first one if requested.
-DeleteMessage and ChangeMessageVisibility, single and in batches, name messages by their receipts.
+"""ReceiveMessage, DeleteMessage and ChangeMessageVisibility, single and in batches.
 
-Hashing and encoding ten messages of 1 MiB takes 60 ms, and escaped they may be six times as large.
-So a large reply is encoded message by message, its long texts in pieces; the listener writes the
-pieces without joining them."""
+Hashing and encoding ten messages of 1 MiB takes 60 ms, so a large reply is encoded in pieces,
+between which other requests are served; the listener writes the pieces without joining them."""
 
 import asyncio
 import re
@@ -35,13 +33,13 @@ from penstock.wire.aws import shapes as aws
 from penstock.wire.aws.attributes import md5_of_attributes, md5_of_body, select, write_attributes
 from penstock.wire.aws.faults import Fault, fault_of, invalid_value, missing
 
-LARGE_BYTES: Final = 256 * KIB  # of bodies in one reply, or of the attributes of a message
+LARGE_BYTES: Final = 256 * KIB  # size of a large reply, or of large attributes of a message
 PIECE_CHARS: Final = 64 * KIB
 TOKEN_BYTES: Final = 16
 
 Show = Callable[[Delivery, Topic], str | None]
 
-# The nine system attributes. None: not shown.
+# The nine system attributes. An attribute whose function returns None is not shown.
 SYSTEM_ATTRIBUTES: Final[Mapping[str, Show]] = {
     "SenderId": lambda delivery, _: delivery.record.message.sender or None,
     "SentTimestamp": lambda delivery, _: str(delivery.record.sent_at_ms),
@@ -103,14 +101,12 @@ def _lease_request(request: aws.ReceiveMessageRequest, topic: Topic) -> LeaseReq
     attempt_id = request.receive_request_attempt_id
     if attempt_id is not None:
         check_id(attempt_id, "ReceiveRequestAttemptId")
-    # Only a FIFO queue repeats the reply to an attempt; elsewhere the id has no meaning.
+    # Standard queues ignore ReceiveRequestAttemptId.
     return LeaseRequest(count, lease_ms, wait_ms, attempt_id if topic.is_fifo else None)
 
 
 @dataclass(slots=True)
 class View:
-    """How the messages of one reply are shown: with a receipt, and the requested attributes."""
-
     topic: Topic
     system: tuple[tuple[str, Show], ...]
     names: Sequence[str]
@@ -124,7 +120,7 @@ class View:
             text = body.decode()
         except UnicodeDecodeError:  # a Kafka producer may append any bytes
             text = body.decode(errors="replace")
-            body = text.encode()  # the digest must be that of the shown text
+            body = text.encode()  # the MD5 must match the shown text
         claim = Claim(delivery.partition, record.offset, delivery.lease_seq)
         shown = aws.ReceivedMessage(
             message_id=uuid_text(message.message_id),
@@ -159,11 +155,11 @@ def _is_large(deliveries: Sequence[Delivery], body_bytes: int) -> bool:
 async def _encode_large(
     codec: Codec, view: View, deliveries: Sequence[Delivery], request_id: str, token: str
 ) -> HttpReply:
-    """``token`` is random text that replaces long texts until they are encoded."""
+    """Encode a reply in pieces. ``token`` is a random placeholder for long texts."""
     opening, closing, separator = codec.around_messages
     pieces: list[bytes] = []
     for number, delivery in enumerate(deliveries):
-        shown = await asyncio.to_thread(view.show, delivery)  # which hashes it
+        shown = await asyncio.to_thread(view.show, delivery)  # hashing takes long
         texts = _take_long_texts(shown, token)
         reply = codec.reply("ReceiveMessage", aws.ReceiveMessageReply(messages=[shown]), request_id)
         # All replies begin and end alike: keep the beginning of the first, the end of the last.
@@ -224,7 +220,7 @@ async def delete_message(context: Context, call: Call, request: aws.DeleteMessag
 async def change_message_visibility(
     context: Context, call: Call, request: aws.ChangeMessageVisibilityRequest
 ) -> None:
-    """Extend a lease, or release the message if the timeout is zero."""
+    """Set a new visibility timeout of a received message; zero makes it visible at once."""
     topic = topic_of(context, call, request.queue_url)
     lease_ms = _lease_ms(request.visibility_timeout)
     claim = _claim(request.receipt_handle, topic)
@@ -274,7 +270,8 @@ async def _each(
     prepare: Callable[[E, Claim], T],
     call_of: Callable[[int, Sequence[T]], BrokerCall[Results]],
 ) -> tuple[list[str], list[aws.BatchResultErrorEntry] | None]:
-    """Return the ids of the entries that succeeded, and the failures; None if there are none."""
+    """Make the broker calls for all entries of a batch request. Returns the ids of the entries that
+    succeeded, and the failures, or None if there are none."""
     check_entries(entries, entry_name=entry_name)
     failures: list[aws.BatchResultErrorEntry] = []
     parts: dict[int, list[tuple[int, T]]] = {}
@@ -314,7 +311,6 @@ def _lease_ms(seconds: int | None) -> int:
 
 
 def _fault_of(error: Exception, entry: Any) -> Fault:
-    """Return the fault for an error about one claim. Other exceptions are bugs."""
     if not isinstance(error, PenstockError):
         raise error
     seconds = getattr(entry, "visibility_timeout", None)

@@ -1,5 +1,4 @@
-"""SendMessage and SendMessageBatch. ``prepare`` checks one message, with the rules in the order in
-which SQS checks them, and computes the digests for the reply."""
+"""SendMessage and SendMessageBatch."""
 
 from collections.abc import Callable
 from hashlib import sha256
@@ -141,7 +140,8 @@ async def send_message_batch(
 def _parts(
     context: Context, topic: Topic, prepared: dict[int, Prepared]
 ) -> dict[int, list[tuple[int, Message]]]:
-    """Keep a standard batch in one partition; split a FIFO batch by group, in entry order."""
+    """Return the messages by partition. A batch for a standard queue goes to one partition; a batch
+    for a FIFO queue is split by message group."""
     if not topic.is_fifo:
         messages = [(index, ready.message) for index, ready in prepared.items()]
         return {context.rotation.next(topic): messages}
@@ -161,8 +161,8 @@ def prepare(
     trace_id: str | None = None,
     in_batch: bool = False,
 ) -> Prepared:
-    """Return the message to store. Raises the fault of the first broken rule. ``trace_id`` is that
-    of the HTTP request; a trace header of the message itself has precedence."""
+    """Check one message in the order in which SQS does, and return it with the digests for the
+    reply. Raises Fault for the first broken rule. ``trace_id`` is used if the message has none."""
     body = body_bytes(request.message_body)
     attributes = read_attributes(request.message_attributes) if request.message_attributes else None
     size_bytes = message_bytes(body, attributes)
@@ -215,14 +215,12 @@ def prepare(
 
 
 def check_total(size_bytes: int) -> None:
-    """Check the size of a whole batch, which does not depend on the limit of the queue."""
     if size_bytes > MESSAGE_BYTES_MAX:
         text = f"Batch requests cannot be longer than {MESSAGE_BYTES_MAX} bytes. "
         raise fault("BatchRequestTooLong", f"{text}You have sent {size_bytes} bytes.")
 
 
 def size_of(request: Sendable) -> int:
-    """Return the size of an unchecked entry, for the total of its batch."""
     texts, size = [request.message_body], 0
     for name, value in (request.message_attributes or {}).items():
         texts += (name, value.string_value, value.data_type)
@@ -231,7 +229,8 @@ def size_of(request: Sendable) -> int:
 
 
 def check_ordered(request: Sendable, topic: Topic) -> None:
-    """Check what each entry of a FIFO batch needs before any is sent: order cannot have gaps."""
+    """Check that an entry of a FIFO batch has a message group and a deduplication id. All entries
+    are checked before any is sent, so that the order has no gaps."""
     if not request.message_group_id:
         raise invalid("The request must contain the parameter MessageGroupId.")
     if not request.message_deduplication_id and not topic.settings.is_content_dedup:
@@ -239,7 +238,6 @@ def check_ordered(request: Sendable, topic: Topic) -> None:
 
 
 def _delay_ms(delay_seconds: int | None, topic: Topic) -> int | None:
-    """Return the delay; by default that of the queue now, whatever changes later."""
     queue_delay_ms = topic.settings.delay_ms
     if delay_seconds is None:
         return queue_delay_ms or None

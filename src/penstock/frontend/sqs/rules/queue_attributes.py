@@ -1,7 +1,7 @@
-"""The attributes of a queue: one table, used to parse, check, show and compare values.
+"""The attributes of a queue in one table, which is used to parse, check, show and compare values.
 
-Values are strings on the wire. Two attributes are ours, PenstockPartitions and PenstockFsync:
-``All`` does not include them, because clients may fail on attributes that AWS does not document."""
+``All`` does not include our own attributes PenstockPartitions and PenstockFsync, because clients
+may fail on attributes that AWS does not document."""
 
 import json
 import operator
@@ -22,11 +22,11 @@ ALL: Final = "All"
 @dataclass(frozen=True, slots=True)
 class QueueAttribute:
     name: str
-    field: str  # of the topic, ``settings.`` of its settings, or ``stats.`` of its counts
-    # Parses the value; ValueError: invalid. None: the attribute cannot be set.
+    field: str  # ``name`` of a topic's field, ``settings.name`` or ``stats.name``
+    # Parses the value or raises ValueError. None: the attribute cannot be set.
     read: Callable[[str], object] | None = None
-    text: Callable[[Any], str | None] = str  # None: not shown
-    same: Callable[[Any, Any], bool] = operator.eq  # of two values
+    text: Callable[[Any], str | None] = str  # returns None if the attribute is not shown
+    same: Callable[[Any, Any], bool] = operator.eq  # compares two values
     is_fifo_only: bool = False
     is_create_only: bool = False
     is_ours: bool = False
@@ -103,7 +103,7 @@ def _as_seconds(value_ms: int) -> str:
 
 
 def _flag(value: object) -> str:
-    """Show a value that was never set (encryption) as true, as SQS does."""
+    """Return ``false`` or ``true``. SQS shows encryption that was never set as true."""
     return "false" if value is False else "true"
 
 
@@ -112,7 +112,7 @@ def _optional(value: str | None) -> str | None:
 
 
 def _seconds(low: int, high: int) -> tuple[Callable[[str], int], Callable[[int], str]]:
-    """Return ``read`` and ``text`` of a field in milliseconds."""
+    """Return the functions ``read`` and ``text`` of a field that is stored in milliseconds."""
     return _whole(low, high, 1_000), _as_seconds
 
 
@@ -174,7 +174,6 @@ TABLE: Final[Mapping[str, QueueAttribute]] = {row.name: row for row in _ROWS}
 
 
 def requested(names: Sequence[str], *, is_fifo: bool) -> list[QueueAttribute]:
-    """Return the rows that a request names. Raises InvalidAttributeName for an unknown name."""
     rows: dict[str, QueueAttribute] = {}
     for name in names:
         if name == ALL:
@@ -201,7 +200,7 @@ class NewQueue(msgspec.Struct, frozen=True):
 def _read(
     given: Mapping[str, str], current: QueueSettings, *, is_fifo: bool
 ) -> tuple[QueueSettings, dict[str, Any]]:
-    """Return the settings with the given values, and values that are not settings, by name."""
+    """Return the changed settings, and by name the given attributes that are not settings."""
     changes: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, text in given.items():
@@ -229,13 +228,12 @@ def _read(
     settings: QueueSettings = msgspec.structs.replace(current, **changes)
     is_per_group = settings.throughput_limit == "perMessageGroupId"
     if is_per_group and settings.dedup_scope is not DedupScope.GROUP:
-        reason = "it needs DeduplicationScope to be messageGroup."
+        reason = "It needs DeduplicationScope messageGroup."
         raise invalid_value("perMessageGroupId", "FifoThroughputLimit", reason)
     return settings, others
 
 
 def _kind_of_new(name: str, given: Mapping[str, str]) -> Kind:
-    """A FIFO queue needs both the suffix of its name and the attribute FifoQueue."""
     text = given.get("FifoQueue")
     if text is not None and not TABLE["FifoQueue"].value(text):
         raise _unknown("FifoQueue")
@@ -254,10 +252,10 @@ def read_new(name: str, given: Mapping[str, str]) -> NewQueue:
     settings, others = _read(given, QueueSettings(), is_fifo=kind is Kind.FIFO)
     partition_count = others.get("PenstockPartitions")
     if kind is Kind.FIFO and settings.dedup_scope is DedupScope.QUEUE:
-        # A duplicate may have another group, so another partition, than its first: deduplication
-        # over the whole queue needs a single partition, whatever the default is.
+        # Duplicates with different groups may go to different partitions, so deduplication over the
+        # whole queue needs a single partition.
         if partition_count not in (None, 1):
-            reason = "A FIFO queue of several partitions needs DeduplicationScope messageGroup."
+            reason = "A FIFO queue with several partitions needs DeduplicationScope messageGroup."
             raise invalid_attribute("PenstockPartitions", reason)
         partition_count = 1
     return NewQueue(kind, settings, others.get("PenstockFsync"), partition_count)
@@ -272,13 +270,12 @@ def first_difference(given: Mapping[str, str], topic: Topic) -> str | None:
 
 
 def is_encryption_new(given: Mapping[str, str], topic: Topic) -> bool:
-    """Return True if encryption is requested explicitly for the first time."""
+    """Return True if SqsManagedSseEnabled is set to true for the first time."""
     text = given.get("SqsManagedSseEnabled")
     return text is not None and text.lower() == "true" and topic.settings.is_sse_managed is None
 
 
 def changed(topic: Topic, given: Mapping[str, str], *, now_ms: int) -> Topic:
-    """Return the topic with the given attributes. ``Topic.dedup_scope`` stays as created."""
     for name, text in given.items():
         row = TABLE.get(name)
         if name == "FifoQueue" and topic.is_fifo:

@@ -1,5 +1,4 @@
-"""What belongs to a queue besides its attributes: the access policy and the two redrive policies,
-which are JSON, which queues may use which dead-letter queue, and tags."""
+"""The access policy, redrive policies and tags of a queue."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ TAG_KEY_MAX = 128  # characters
 TAG_VALUE_MAX = 256
 STATEMENTS_MAX = evaluation.STATEMENTS_MAX[evaluation.Kind.RESOURCE]
 
-# Actions that a policy cannot grant: SQS does not allow them for another account.
+# Actions that SQS does not allow a policy to grant to another account.
 OWNER_ONLY = frozenset(
     (
         "AddPermission",
@@ -81,7 +80,6 @@ def add_permission(
 
 
 def remove_permission(policy: str | None, *, label: str) -> str | None:
-    """Return the policy without the statement ``label``; None if no statement is left."""
     document = _json_object(policy) if policy else None
     if document is None:
         raise invalid_value(label, "Label", "can't find label.")
@@ -117,7 +115,6 @@ def _check_grant(label: str, accounts: Sequence[str], actions: Sequence[str]) ->
 
 
 def _statements(document: dict[str, Any]) -> list[Any]:
-    """Return the statements; a single statement may be given without a list."""
     statement = document.get("Statement", [])
     return statement if isinstance(statement, list) else [statement]
 
@@ -131,7 +128,7 @@ def _one_or_many(values: list[str]) -> str | list[str]:
 
 
 def parse_redrive(text: str) -> Redrive | None:
-    """Parse a RedrivePolicy; return None for the empty text, which removes the policy."""
+    """Parse a RedrivePolicy. Returns None for an empty text, which removes the policy."""
     if not text:
         return None
     redrive = _redrive(_json_object(text))
@@ -159,13 +156,12 @@ def _redrive(document: dict[str, Any] | None) -> Redrive | str:
 
 
 def redrive_text(redrive: Redrive) -> str:
-    """Return the text for GetQueueAttributes, always with the count as a number."""
     target, count = redrive.target_arn, redrive.attempts_max
     return _text({"deadLetterTargetArn": target, "maxReceiveCount": count})
 
 
 class RedriveAllow(msgspec.Struct, frozen=True):
-    """The queues that may use this queue as their dead-letter queue."""
+    """The queues that may use a queue as their dead-letter queue."""
 
     permission: str  # allowAll, denyAll or byQueue
     source_arns: tuple[str, ...] = ()
@@ -177,7 +173,7 @@ class RedriveAllow(msgspec.Struct, frozen=True):
 
 
 def parse_redrive_allow(text: str) -> RedriveAllow | None:
-    """Parse a RedriveAllowPolicy; return None for the empty text, which removes the policy."""
+    """Parse a RedriveAllowPolicy. Returns None for an empty text, which removes the policy."""
     if not text:
         return None
     allow = _redrive_allow(_json_object(text))
@@ -257,7 +253,6 @@ def checked_tags(given: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def check_tag_keys(keys: Sequence[str]) -> None:
-    """Raise InvalidParameterValue for a bad key; an empty list counts as one empty key."""
     if not all(1 <= len(key) <= TAG_KEY_MAX for key in keys or ("",)):
         text = f"Tag keys must be between 1 and {TAG_KEY_MAX} characters in length."
         raise fault("InvalidParameterValue", text)

@@ -1,11 +1,9 @@
-"""Queue URLs, ids and sequence numbers in requests and replies, and entries of a batch.
+"""Queue URLs, sequence numbers and batch entries of SQS requests.
 
-The host of a queue URL is not used to find the queue, because proxies and containers give this node
-names that it does not know. Account and name come from the path; the region comes from the
-signature, else from the URL, else from the settings. A sequence number has 17 digits for the offset
-in the partition, then 3 for the partition: the numbers of a message group, which has one partition,
-rise. Of a batch, too few or many entries, invalid or repeated ids, and for sends too many bytes
-reject the whole call; any other fault rejects one entry, in ``Failed``."""
+Only the path of a queue URL is used, because proxies and containers give this node host names that
+it does not know. The region comes from the signature, else from the URL, else from the settings. A
+sequence number has 17 digits for the offset and 3 for the partition, so the numbers of a message
+group, which has one partition, increase."""
 
 import asyncio
 import re
@@ -44,7 +42,7 @@ def read_only(topic: Topic) -> Fault:
 
 
 def url_of(context: Context, call: Call, topic: Topic) -> str:
-    """Return the URL as the client reached us: some connect to the URL that they are given."""
+    """Return the URL of a queue, with the host name that the client used for this request."""
     base_url = context.config.external_url
     if base_url is None:
         scheme = "https" if call.http.is_tls else "http"
@@ -109,9 +107,8 @@ async def call_partitions(
     parts: Parts[T],
     call_of: Callable[[int, Sequence[T]], BrokerCall[Sequence[R]]],
 ) -> dict[int, R | PenstockError]:
-    """Make one call per partition, all at the same time; return the results by index of the entry.
-    If a partition fails, its error is the result of its entries; if all fail, one error is raised,
-    so that the client retries the whole request."""
+    """Call all partitions concurrently, and return the results by index of the batch entry. If a
+    partition fails, its error is the result of its entries; if all fail, one error is raised."""
     results: dict[int, R | PenstockError] = {}
     failures: list[PenstockError] = []
 
