@@ -1,5 +1,3 @@
-"""Timers: an alarm on the node's clock, the interval of a periodic job, the end of tasks."""
-
 import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,7 +6,7 @@ from penstock.model.ports import Clock
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
-    """Cancel tasks, and return when they have ended."""
+    """Cancel tasks, and wait until they have ended."""
     begun = [task for task in tasks if task is not None]
     for task in begun:
         task.cancel()
@@ -16,7 +14,7 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
 
 
 class Alarm:
-    """One timer on the node's clock. It may ring early: the callback looks, and sets it again."""
+    """A timer on the node's clock. It may ring early; the callback must check the time."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self._clock = clock
@@ -26,7 +24,7 @@ class Alarm:
         self._at_ms = 0
 
     def set(self, at_ms: int | None) -> None:
-        """Ring at this time, unless the alarm is set to an earlier one."""
+        """Ring at this time, unless the alarm is already set to an earlier time."""
         if at_ms is None:
             return
         if self._timer is not None:
@@ -48,7 +46,7 @@ class Alarm:
 
 
 class Interval:
-    """The interval of a periodic job. A change of its length applies at once."""
+    """The interval of a periodic job. A new length applies at once, also to a wait in progress."""
 
     def __init__(self, ms: int) -> None:
         self._ms = ms
