@@ -202,7 +202,7 @@ class Node:
                 )
                 await self._security.data_keys.sweep()
             except PenstockError as error:  # for example a full disk: retried
-                log_.warning("tombstones not removed", extra={"reason": str(error)})
+                log_.warning("removing old tombstones failed", extra={"reason": str(error)})
 
     def _report(self) -> None:
         # At most one trouble of the metadata: all copies are of the same store.

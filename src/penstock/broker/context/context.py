@@ -176,12 +176,12 @@ def open_log(topic: Topic, index: int, topics: Path, context: BrokerContext) -> 
     fields = {"topic": topic.name, "partition": index}
     if report.truncated_bytes:
         truncated = {"bytes": report.truncated_bytes, "reason": report.reason}
-        log_.warning("torn tail truncated", extra=fields | truncated)
+        log_.warning("incomplete write at the end of the log removed", extra=fields | truncated)
     if report.is_low_watermark_damaged:
         log_.error(
-            "low watermark damaged: deleted records of kept segments are readable again",
+            "low watermark file damaged: some deleted records are readable again",
             extra=fields | {"folder": str(folder)},
         )
     for damage in report.damage:
-        log_.error("damage found", extra=fields | {"reason": str(damage)})
+        log_.error("damage found in log", extra=fields | {"reason": str(damage)})
     return log

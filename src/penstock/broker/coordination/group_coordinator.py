@@ -232,7 +232,7 @@ class GroupCoordinator(CoordinatorRuntime):
         try:
             decision = self._decide(decide)
         except Exception:
-            log_.exception("group decision failed", extra={"coordinator": self._label})
+            log_.exception("coordinator decision failed", extra={"coordinator": self._label})
         else:
             self._carry_out(decision, is_divisible=is_divisible)
 

@@ -189,7 +189,7 @@ class CoordinatorRuntime(ABC):
             return
         if not self.is_standing_by:
             fields = {"coordinator": self._label, "reason": reason}
-            log_.warning("coordinator discarded its memory and reads its log again", extra=fields)
+            log_.warning("coordinator state discarded, reading its log again", extra=fields)
         self._log = None
         self.trouble = f"{self._label}: {reason}"
         dropped, self._next = self._next, _Append()

@@ -178,7 +178,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         try:
             outcome = self._attempt(decide)
         except Exception:
-            log_.exception("transaction decision failed", extra={"coordinator": self._label})
+            log_.exception("coordinator decision failed", extra={"coordinator": self._label})
         else:
             self._carry_out(outcome, is_divisible=is_divisible)
 

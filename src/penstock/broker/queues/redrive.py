@@ -89,7 +89,7 @@ class Redriver:
                 await self.broker.call(Append(target, _partition_for(letter, target), [letter]))
             except PenstockError as error:
                 fields = {"topic": topic.name, "reason": str(error)}
-                log_.warning("message could not be moved to the dead-letter queue", extra=fields)
+                log_.warning("message not moved to its dead-letter queue", extra=fields)
                 continue
             moved.append(pick)
         return moved

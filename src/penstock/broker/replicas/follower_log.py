@@ -106,7 +106,7 @@ class FollowerLog:
         try:
             self._apply(reply, news.start_offset, news.low_watermark)
         except Exception as error:
-            log_.exception("replica fetch reply failed", extra={"partition": str(self._key)})
+            log_.exception("leader's reply not applied", extra={"partition": str(self._key)})
             self._owner.halt(f"{type(error).__name__}: {error}")
 
     def _apply(self, reply: Reply[bytes], leader_start: int, low_watermark: int) -> None:

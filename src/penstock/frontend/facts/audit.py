@@ -207,7 +207,7 @@ class AuditTrail:
         self.add(self._own(STOPPED))
         if await is_cut_off(self._task, seconds_max):
             facts = {"entries": len(self._queue), "reason": self.trouble}
-            log_.error("end of the audit trail lost", extra=facts)
+            log_.error("last audit records lost at shutdown", extra=facts)
 
     async def _run(self) -> None:
         while self._queue or not self._is_stopping:
@@ -219,7 +219,7 @@ class AuditTrail:
                 else:
                     await self._wait()
             except Exception as error:  # a bug; recording and writing continue
-                log_.error("audit trail not written", exc_info=error)
+                log_.error("writing the audit trail failed", exc_info=error)
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _write(self, link: wire.Link) -> None:

@@ -142,11 +142,11 @@ class KafkaFrontend:
             raise
         except PenstockError as error:
             # No field of the reply can report it.
-            log.warning("request rejected", extra=_about(name, connection, error))
+            log.warning("Kafka request rejected", extra=_about(name, connection, error))
             raise HangUp(str(error)) from error
         except Exception as error:
             code = FAILED
-            log.error("request failed", exc_info=error, extra=_about(name, connection, error))
+            log.error("Kafka request failed", exc_info=error, extra=_about(name, connection, error))
             raise HangUp("the server failed") from error
         else:
             return buffers
@@ -267,7 +267,10 @@ def _rejected(call: KafkaCall, codec: Codec, error: TooManyEntries) -> Sequence[
     if response is not None:
         return _encoded(call, codec, response)
     about = _about(call.api.name, call.connection, error)
-    log.warning("too many entries", extra={**about, "count": error.count, "bound": error.bound})
+    log.warning(
+        "request rejected: too many entries",
+        extra={**about, "count": error.count, "bound": error.bound},
+    )
     raise HangUp(str(error))
 
 
