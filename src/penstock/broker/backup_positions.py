@@ -65,7 +65,6 @@ class BackupPositions:
         return self._hold.hold_crossings(request.holder, request.crossings_ms)
 
     async def open(self, topics: Sequence[Topic]) -> None:
-        """Open the given topics that are not open yet. Used on a node without a cluster."""
         for topic in topics:
             if not topic.is_share and self._partitions.find(topic) is None:
                 with contextlib.suppress(TopicNotFound):

@@ -120,7 +120,6 @@ class Broker:
         return found
 
     def _opened(self, call: PartitionCall[R]) -> Partition | None:
-        """Return the partition if it is open. Saves frequent calls a coroutine."""
         queue = self.partitions.find(call.topic)
         return None if queue is None else queue.partitions.get(call.partition)
 

@@ -56,7 +56,7 @@ def compact_batch(
     batch: bytes, *, is_wanted: Wanted, tombstone_ms: int, now_ms: int, is_gone_kept: bool = False
 ) -> bytes:
     """Return the batch without its unwanted records, or the same object if nothing changes.
-    Tombstones are kept until their horizon has passed, or always with ``is_gone_kept``."""
+    Tombstones are kept until their time is over, or always with ``is_gone_kept``."""
     header = parse_header(batch)
     if header.is_control or not header.count:
         return batch

@@ -23,7 +23,6 @@ class OpenedBatch:
     __slots__ = ("_blob", "_malformed", "_offsets", "_places", "header", "largest", "origin")
 
     def __init__(self, header: BatchHeader, blob: bytes | memoryview, *, origin: bytes) -> None:
-        """``blob`` has the decompressed records; ids of messages are derived from ``origin``."""
         self.header = header
         self.origin = origin
         self.largest = 0  # size of the largest record, set by ``index``

@@ -12,30 +12,30 @@ from penstock.replication.messages import B, Behind, Data, Fenced, Fetch, NotYet
 
 
 class Append(NamedTuple, Generic[B]):
-    """Append these batches, then call ``Replica.appended`` and ``Replica.followed``."""
+    """The caller must append these batches, then call ``Replica.appended`` and ``followed``."""
 
     batches: Sequence[B]
     high_watermark: int  # of the leader
 
 
 class Truncate(NamedTuple):
-    """Truncate the log at this offset, and fetch again."""
+    """The caller must truncate the log at this offset, and fetch again."""
 
     to: int
 
 
 class Restart(NamedTuple):
-    """Clear the log and begin at this offset, because the leader has nothing before it."""
+    """The caller must clear the log and begin at this offset, where the leader's log starts."""
 
     at: int
 
 
 class Refresh(NamedTuple):
-    """Read the row again, because there is a newer epoch."""
+    """The caller must read the partition's row again, because there is a newer epoch."""
 
 
 class Halt(NamedTuple):
-    """Stop the replica, because the replication rules were violated."""
+    """The replica must stop, because a rule of replication was violated."""
 
     reason: str
 

@@ -194,7 +194,7 @@ class Leader:
             self._pending.remove(change)
 
     def doubted(self, change: Change) -> None:
-        """Note a change that may have been applied, or may be later (R2)."""
+        """Note a change of the in-sync set whose outcome is unknown (R2)."""
         if change in self._pending and change not in self._doubted:
             self._doubted.append(change)
 

@@ -26,8 +26,8 @@ class Data(NamedTuple, Generic[B]):
 
 
 class Diverge(NamedTuple):
-    """The follower has records that the leader lacks. ``epoch`` is the leader's last epoch that is
-    not after the follower's, and ``end_offset`` is its end."""
+    """The leader lacks records of the follower. The logs can only be equal up to ``end_offset``,
+    where the leader's ``epoch`` ends."""
 
     fetch: Fetch
     epoch: int

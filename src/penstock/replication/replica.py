@@ -38,8 +38,6 @@ class Replica:
         high_watermark: int,
         low_watermark: int = 0,
     ) -> None:
-        """``registered_at`` is the store's revision at this node's registration; earlier rows may
-        refer to an earlier process (R4). After a loss, ``high_watermark`` is the log's start."""
         self.node = node
         self.incarnation = incarnation
         self.role = Role.WAITING
@@ -54,10 +52,10 @@ class Replica:
         self.leader: Leader | None = None
         self.follower: Follower | None = None
         self.view: View | None = None
-        self._registered_at = registered_at
+        self._registered_at = registered_at  # earlier rows may be about an earlier process (R4)
 
     def see(self, view: View, *, now_ms: int) -> Seen:
-        """Apply a row as read from the store, unless a newer one was applied before."""
+        """Apply the partition's state from the store, unless it is older than the last one."""
         row = view.row
         before = self.view
         if (

@@ -43,7 +43,7 @@ class View(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A new row, applied if the old row has this version and the nodes have these incarnations."""
+    """A new row. It is applied if the version and the nodes' registrations still match."""
 
     version: int
     row: PartitionRow

@@ -41,7 +41,6 @@ class BackupHold:
         self._released: asyncio.Event | None = None  # None: no crossing is held
 
     def keep_segments(self, for_ms: int, *, now_ms: int) -> None:
-        """Keep all segments for at least this time. An earlier, longer hold stays in force."""
         until_ms = now_ms + min(for_ms, SEGMENTS_MS_MAX)
         self._segments_until_ms = max(self._segments_until_ms, until_ms)
 
@@ -49,12 +48,12 @@ class BackupHold:
         return now_ms < self._segments_until_ms
 
     async def crossing(self) -> None:
-        """Wait while crossings are held. Call this before the second step of a crossing."""
+        """Wait while a backup delays moves between logs. Call this before the ack of a move."""
         if self._released is not None:
             await self._released.wait()
 
     def hold_crossings(self, holder: str, for_ms: int) -> bool:
-        """Hold crossings for a time, or until released. Returns False if too many are held."""
+        """Delay moves between logs for a time. Returns False if there are too many holders."""
         if holder not in self._holders and len(self._holders) >= HOLDERS_MAX:
             return False
         self.release_crossings(holder)
@@ -116,7 +115,7 @@ class OpenedBatches:
 
 
 class BrokerMeter(Protocol):
-    """The counters of a broker. None is called once per message."""
+    """The metrics counters of a broker. None is called once per message."""
 
     def dedup_hit(self) -> None: ...
     def dead_lettered(self, count: int) -> None: ...

@@ -16,7 +16,7 @@ CHECK_INTERVAL_MS = 1_000
 
 
 def reserve_of(size_bytes: int, configured_bytes: int) -> int:
-    """Return the reserve of a disk. ``configured_bytes`` is 0 if it is not configured."""
+    """Return the number of bytes to keep free. ``configured_bytes`` 0 means the default."""
     small = int(size_bytes * limits.DISK_RESERVE_SHARE)
     return configured_bytes or min(limits.DISK_RESERVE_BYTES, small)
 
@@ -36,7 +36,7 @@ class DiskBudget:
         self._measure()
 
     def admits(self, append_bytes: int) -> bool:
-        """Return whether so many bytes of messages may be appended. If so, count them as used."""
+        """Return whether these bytes of messages may be appended. If so, count them as used."""
         self._left_bytes -= append_bytes
         if self._left_bytes < 0 or self._clock.mono_ms() >= self._next_check_ms:
             self._measure()

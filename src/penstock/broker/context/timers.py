@@ -6,7 +6,6 @@ from penstock.model.ports import Clock
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
-    """Cancel tasks, and wait until they have ended."""
     begun = [task for task in tasks if task is not None]
     for task in begun:
         task.cancel()
@@ -46,7 +45,7 @@ class Alarm:
 
 
 class Interval:
-    """The interval of a periodic job. A new length applies at once, also to a wait in progress."""
+    """The interval of a periodic job. A changed length also applies to a wait in progress."""
 
     def __init__(self, ms: int) -> None:
         self._ms = ms

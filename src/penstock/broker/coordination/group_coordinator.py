@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class GroupConfigs:
-    """Group configs in the metadata store. Below feature level 3 they are rows in the coordinator's
-    log; from that level on the coordinator moves them to the store."""
+    """Group configs in the metadata store. Below feature level 3 they are in the coordinator's log,
+    from which the coordinator moves them when the level is raised."""
 
     configs: ResourceConfigs
     usage: CoordinatorUsage
@@ -50,7 +50,7 @@ class GroupConfigs:
         return self.configs.get(self._resource(group_id))
 
     async def change(self, group_id: str, changes: Mapping[str, str | None]) -> Reply:
-        """Change checked configs of a group. None resets a config to its default."""
+        """Change validated configs of a group. None resets a config to its default."""
         resource = self._resource(group_id)
         is_new = any(text is not None for text in changes.values()) and not self.of(group_id)
         if is_new and not self._has_room(resource.account):
@@ -66,7 +66,7 @@ class GroupConfigs:
         return Reply()
 
     async def take_over(self, group_id: str, configs: Configs) -> None:
-        """Store configs that were rows of the log, except those that the store already has."""
+        """Store configs that were in the log, except those that the store already has."""
         await self.configs.add_missing(self._resource(group_id), configs)
 
     def _has_room(self, account: str) -> bool:
@@ -99,7 +99,6 @@ class GroupCoordinator(CoordinatorRuntime):
         settings: GroupSettings,
         configs: GroupConfigs | None,
     ) -> None:
-        """``configs`` is None if group configs stay rows of the log."""
         super().__init__(open_log, setup, label)
         self._configs = configs
         self._move: asyncio.Task[None] | None = None  # moves configs to the store
@@ -141,7 +140,7 @@ class GroupCoordinator(CoordinatorRuntime):
         self._fail_all()
 
     def move_configs(self) -> None:
-        """Start to move configs from rows to the metadata store, if the feature level allows it."""
+        """Start to move configs from the log to the metadata store, if the level allows it."""
         if self._configs is None or not self._configs.is_in_force or self._move is not None:
             return
         if self.ready() and self._groups.configs_rows():
@@ -161,8 +160,8 @@ class GroupCoordinator(CoordinatorRuntime):
             self.move_configs()  # the log was read again in the meantime
 
     async def _move_all(self, configs: GroupConfigs, groups: Groups) -> None:
-        """Copy the configs of rows to the store, then delete the rows. After a crash the remaining
-        rows are moved again. ``groups`` is the state that has the rows."""
+        """Copy the configs in the log to the store, then delete them from the log. Those that
+        remain after a crash are moved again."""
         # A former leader may have outdated rows. It cannot commit, so it stops here.
         self.note(Groups.repeat_configs, is_divisible=True)
         if not await self.committed():
@@ -207,7 +206,7 @@ class GroupCoordinator(CoordinatorRuntime):
             del self._waiters[ticket]
 
     def peek(self, unready: ReplyT, read: Callable[[Groups], ReplyT]) -> ReplyT:
-        """Read from memory, including decisions that are not committed yet."""
+        """Read from memory, including changes that are not committed yet."""
         return read(self._groups) if self.ready() else unready
 
     async def read(self, failed: ReplyT, read: Callable[[Groups], ReplyT]) -> ReplyT:
@@ -217,7 +216,7 @@ class GroupCoordinator(CoordinatorRuntime):
         return found if await self.committed() else self._unready(failed)
 
     def _unready(self, failed: ReplyT) -> ReplyT:
-        """Return the failed reply, with code NOT_COORDINATOR if another node is the coordinator."""
+        """Return the error reply, with code NOT_COORDINATOR if another node coordinates."""
         if not self.is_standing_by:
             return failed
         if isinstance(failed, tuple):
@@ -226,7 +225,7 @@ class GroupCoordinator(CoordinatorRuntime):
         return msgspec.structs.replace(failed, code=ErrorCode.NOT_COORDINATOR)
 
     def note(self, decide: Decide, *, is_divisible: bool = False) -> None:
-        """Make a decision that no request waits for."""
+        """Change groups without a request that waits for the result."""
         if not self.ready():
             return
         try:
@@ -242,7 +241,7 @@ class GroupCoordinator(CoordinatorRuntime):
         self._forget(frozenset((topic_id,)))
 
     def _forget(self, topic_ids: frozenset[str]) -> None:
-        """Delete the offsets of topics. The ids are kept until this is committed."""
+        """Delete the offsets of deleted topics. Their ids are kept until this is committed."""
         self.note(lambda now, decision: now.forget_topics(topic_ids, decision), is_divisible=True)
         self.when_committed(
             lambda is_done: self._forgotten.difference_update(topic_ids) if is_done else None

@@ -244,9 +244,8 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         return await self._decide(msgspec.structs.replace(call, visibility=visibility))
 
     async def _matched(self, call: calls.BeatConsumer) -> TopicVisibility | None:
-        """Match the group's topic patterns and check which topics the member may see. This happens
-        before the decision, which must not block the event loop, in steps of about a millisecond.
-        Returns a ``TopicVisibility`` that has the results in memory."""
+        """Match topic patterns and check which topics the member may see, in steps of about a
+        millisecond, because the decision itself cannot be interrupted."""
         coordinator, visibility = self._at(call.group_id), call.visibility
         seen: dict[str, bool] = {}
         has_waited = True
@@ -303,7 +302,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
 
     @property
     def _stored(self) -> GroupConfigs | None:
-        """The configs in the metadata store, or None while they are rows of the log."""
+        """The configs in the metadata store, or None while they are still in the log."""
         return self._configs if self._configs is not None and self._configs.is_in_force else None
 
     @property
@@ -324,9 +323,8 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         return await self._decide(call)
 
     async def _fetch_offsets(self, call: calls.FetchOffsets) -> FetchReply:
-        """Return committed offsets, fetched from another node if that node is the coordinator. Some
-        clients (librdkafka 2.16) fetch offsets only once and would stop reading if this failed
-        while the coordinator moves."""
+        """Return committed offsets, even if the coordinator moves to another node meanwhile. Some
+        clients (librdkafka 2.16) fetch them only once, and would not read after an error."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._settings.fetch_ms_max / 1_000
         pause_s = PAUSE_SECONDS_MIN

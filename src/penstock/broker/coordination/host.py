@@ -66,8 +66,7 @@ class CoordinatorHost(ABC, Generic[C]):
     def _new_coordinator(self, label: str, open_log: Callable[[], Awaitable[RowLog]]) -> C: ...
 
     @abstractmethod
-    def expire(self) -> None:
-        """Delete expired state."""
+    def expire(self) -> None: ...
 
     def call(self, call: CoordinatorCall[R]) -> Coroutine[Any, Any, R]:
         return self.handlers[type(call)](call)
@@ -109,7 +108,7 @@ class CoordinatorHost(ABC, Generic[C]):
         return [c.trouble for c in self._coordinators if c.trouble is not None and not c.unreadable]
 
     def unreadable_rows(self) -> Sequence[RowUnreadable]:
-        """Return the rows that stop a coordinator until an operator skips them."""
+        """Return the log records that stop a coordinator until an operator skips them."""
         return [each.unreadable for each in self._coordinators if each.unreadable is not None]
 
     async def _expire_forever(self) -> None:
@@ -118,7 +117,6 @@ class CoordinatorHost(ABC, Generic[C]):
             self.expire()
 
     def tick(self) -> None:
-        """Run due timers now instead of waiting for them."""
         for coordinator in self._coordinators:
             coordinator.tick()
 

@@ -45,7 +45,7 @@ class RemoteCoordinators:
     wait_changed: Callable[[float], Awaitable[None]]
 
     def node_of(self, topic: str, key: str) -> int | None:
-        """Return the node that coordinates a key, or None if it is this node or unknown."""
+        """Return the other node that coordinates a group or transactional id, if known."""
         node = self.leader(topic, key)
         return None if node is None or node == self.own_node else node
 

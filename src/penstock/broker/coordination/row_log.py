@@ -39,7 +39,7 @@ COMPRESSED_BYTES_MIN = 16 * KIB
 
 
 class RowsTooLarge(PenstockError):
-    """The rows of one decision do not fit into a batch, e.g. for thousands of members."""
+    """The records of one change do not fit into a batch, e.g. with thousands of members."""
 
 
 class RowsMissing(PenstockError):
@@ -47,12 +47,11 @@ class RowsMissing(PenstockError):
 
 
 class RowUnreadable(PenstockError):
-    """A coordinator cannot apply a row. No later row is read until an operator skips this one."""
+    """A coordinator cannot read a record of its log, and stops until an operator skips it."""
 
     def __init__(
         self, topic: str, partition: int, offset: int, row: Row | None, reason: str
     ) -> None:
-        """``row`` is None if the batch cannot be decoded, so that no single row can be skipped."""
         super().__init__(f"{topic}/{partition}: the row at offset {offset} is unreadable: {reason}")
         self.topic, self.partition, self.offset = topic, partition, offset
         self.row, self.reason = row, reason

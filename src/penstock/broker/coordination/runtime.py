@@ -75,8 +75,7 @@ class CoordinatorRuntime(ABC):
         self._changed: asyncio.Future[None] | None = None  # wakes ``wait_ready``
 
     @abstractmethod
-    def reset(self) -> None:
-        """Clear the memory before the log is read."""
+    def reset(self) -> None: ...
 
     @abstractmethod
     def replay(self, row: Row) -> None:
@@ -91,8 +90,7 @@ class CoordinatorRuntime(ABC):
         """Called when memory no longer matches the log. No decisions are made until ``loaded``."""
 
     @abstractmethod
-    def tick(self) -> None:
-        """Run due timers."""
+    def tick(self) -> None: ...
 
     async def start(self) -> None:
         self._start_load()
@@ -100,7 +98,7 @@ class CoordinatorRuntime(ABC):
             await asyncio.shield(self._loader)
 
     async def stop(self) -> None:
-        """Finish appends in progress, and fail the requests that still wait after a few seconds."""
+        """Wait some seconds for appends in progress, then fail the requests that still wait."""
         self._is_stopping = True
         self._reload_alarm.clear()
         self._notify_changed()
@@ -160,8 +158,8 @@ class CoordinatorRuntime(ABC):
         return self._log is not None
 
     def append(self, rows: Sequence[Row], *, is_divisible: bool = False) -> None:
-        """Append the rows of one decision, which is already applied in memory. ``is_divisible``
-        rows may be split into several batches, of which a crash may leave only the first."""
+        """Append log records of a change that is already made in memory. If ``is_divisible``, they
+        may be split into several batches, of which a crash may leave only the first."""
         assert self._log is not None, "decisions are made once the log was read"
         if not rows:
             return
@@ -206,7 +204,6 @@ class CoordinatorRuntime(ABC):
             self._appender.add_done_callback(self._appender_ended)
 
     async def _append_all(self) -> None:
-        """Append until no rows are left. Decisions made in one turn of the loop share a batch."""
         while self._log is not None and self._next.decisions:
             await self._append_next(self._log)
 
@@ -267,7 +264,6 @@ class CoordinatorRuntime(ABC):
             self._not_loaded(error, type(error).__name__)
 
     def _load_ended(self, _: asyncio.Task[None]) -> None:
-        """Start the next load. Also called if the task was cancelled before its first step."""
         self._loader = None
         self._start_load()
 

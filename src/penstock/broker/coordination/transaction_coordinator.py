@@ -48,7 +48,6 @@ class TransactionCoordinator(CoordinatorRuntime):
         write_marker: Callable[[Marker], Awaitable[None]],
         next_producer_id: Callable[[], Awaitable[int]],
     ) -> None:
-        """``write_marker`` raises an exception if the marker must be retried."""
         super().__init__(open_log, setup, label)
         self._write_marker = write_marker
         self._next_producer_id = next_producer_id
@@ -97,7 +96,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         *,
         needs_id: bool,
     ) -> TxnReply:
-        """Decide, again once the previous transaction is completed; reply once committed."""
+        """Return the committed reply. Waits for the previous transaction of the id if needed."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while True:
             if needs_id and not await self._has_spare_id():
@@ -128,7 +127,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         return outcome.reply
 
     async def _has_spare_id(self) -> bool:
-        """Make sure that ``_spare_id`` is set. It stays set until the next await."""
+        """Fetch an unused producer id if there is none. Returns False if that fails."""
         while self._spare_id is None:
             try:
                 found = await self._next_producer_id()
@@ -142,7 +141,7 @@ class TransactionCoordinator(CoordinatorRuntime):
     async def verify(
         self, transactional_id: str, check: Callable[[Transactions], ErrorCode]
     ) -> ErrorCode:
-        """Return the result of ``check``. NONE stays true until the caller's next await."""
+        """Return the result of ``check``, once the state that was checked is committed."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while self.ready():
             code = check(self._txns)
@@ -157,7 +156,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         return self._unready
 
     async def read(self, read: Callable[[Transactions], T]) -> tuple[ErrorCode, T | None]:
-        """Read from memory, and return once what was read is committed."""
+        """Return what ``read`` finds in memory, once it is committed."""
         if self.ready():
             found = read(self._txns)
             if await self.committed():
@@ -174,7 +173,6 @@ class TransactionCoordinator(CoordinatorRuntime):
     def _note(
         self, decide: Callable[[Transactions], TxnOutcome], *, is_divisible: bool = False
     ) -> None:
-        """Make a decision that no call waits for. ``is_divisible`` is explained at ``append``."""
         try:
             outcome = self._attempt(decide)
         except Exception:

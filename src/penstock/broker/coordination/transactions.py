@@ -59,7 +59,6 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         markers: BrokerPort | None = None,
         hold: BackupHold | None = None,
     ) -> None:
-        """Start it after the group coordinators and stop it before them."""
         super().__init__(TOPIC_NAME, setup, expire_ms=EXPIRE_INTERVAL_MS)
         self._markers = markers or setup.broker
         self._hold = hold or BackupHold()
@@ -201,7 +200,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         return code, replace(found, partitions=shown)
 
     def _shown(self, partition: TopicPartition) -> TopicPartition:
-        """Return the partition of ``__groups`` for a group, other partitions unchanged."""
+        """Return a group's partition of ``__groups``; other partitions are returned unchanged."""
         topic_id, _ = partition
         groups = self._catalog.find(*self._namespace, GROUPS)
         if groups is None or not topic_id.startswith(GROUP_PREFIX):

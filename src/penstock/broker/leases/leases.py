@@ -100,7 +100,7 @@ class Leases:
             self._fresh_count += len(messages)
 
     def batch_appended(self, header: BatchHeader) -> None:
-        """Count a producer's batch. It is not decoded, so its delays are not known yet."""
+        """Add a producer's batch to the cursor. Its delays are not known yet."""
         self.cursor.appended(
             header.base_offset,
             header.count,
@@ -127,9 +127,8 @@ class Leases:
     def lease(
         self, request: LeaseRequest, *, attempts_max: int | None, in_flight_max: int
     ) -> LeaseResult:
-        """Lease up to ``request.count`` records now. If ``result.late`` is not empty, the caller
-        awaits ``finish``; it replies once ``flush`` is durable enough. One call reads a limited
-        part of the log; if there is more to read, ``is_cut`` is set."""
+        """Lease up to ``request.count`` records. Before the reply, the caller awaits ``flush`` and,
+        if set, ``finish`` of the result. ``is_cut`` means that more of the log can be read."""
         queue_delay_ms = self.topic.settings.delay_ms
         retention_ms = self.retention_ms
         now_ms = self._clock.mono_ms()
@@ -189,7 +188,7 @@ class Leases:
         return found if found < up_to else None
 
     def _read_picks(self, result: LeaseResult, picks: Sequence[Pick], again_bytes: int) -> int:
-        """Read the picked records. Returns ``again_bytes`` plus the bytes read from the log."""
+        """Read the leased records. Returns ``again_bytes`` plus the bytes read from the log."""
         for pick in picks:
             record: Record | Reading | None = pick.record
             if record is None:
@@ -225,7 +224,7 @@ class Leases:
         )
 
     def _feed(self, now_ms: int, wall_ms: int, *, up_to: int = OFFSET_MAX) -> int:
-        """Feed the cursor with more records. Returns their approximate number."""
+        """Pass more records of the log to the cursor. Returns their approximate number."""
         cursor = self.cursor
         scan_from = cursor.scan_from
         high_watermark = self._journal.high_watermark
@@ -330,7 +329,7 @@ class Leases:
         )
 
     def wake(self) -> None:
-        """Serve parked receives, and wake again when the next lease or delay ends."""
+        """Serve waiting receives, and set the timer for the next end of a lease or delay."""
         if self._listeners:
             for listener in tuple(self._listeners):
                 listener()
@@ -362,7 +361,7 @@ class Leases:
         return lambda: self._listeners.discard(listener)
 
     def arm(self) -> None:
-        """Wake again when the next lease or delay ends, if there are waits or listeners."""
+        """Set the timer for the next end of a lease or delay, if any client waits."""
         if self.waits or self._listeners:
             self._alarm.set(self.cursor.next_wake_ms())
 

@@ -45,7 +45,7 @@ class Reading(Enum):
 
 @dataclass
 class Place:
-    """One partition, as the readers and cursors on it see it."""
+    """The log of one partition, and what is needed to read messages from it."""
 
     index: int
     log: Log
@@ -133,7 +133,6 @@ class RecordReader:
             self.ahead_end = piece[-1].offset + 1
 
     def _decode_batches(self, scan_from: int) -> bool:
-        """Decode small batches, or begin the next large one. Returns False if it did nothing."""
         is_read = False
         ahead, batches = self.ahead, self._batches
         while batches and len(ahead) < limits.WINDOW_RECORDS_MAX:
@@ -205,7 +204,7 @@ class RecordReader:
             yield [Record(offset, LONG_AGO_MS, _UNREADABLE) for offset in range(first, last)]
 
     def read(self, offset: int) -> Record | Reading | None:
-        """Read one record again. Returns None if it is damaged, LATER to use ``read_late``."""
+        """Return one record, None if it is damaged, or LATER if ``read_late`` must be used."""
         opened = self._opened.find(self, offset) if self._opened.kept else None
         if opened is None:
             if self._openings and any(start <= offset < end for start, end in self._openings):
@@ -298,7 +297,7 @@ class RecordReader:
     def peek_first(
         self, start: int, end: int, peeked: Callable[[Record], Peeked | None]
     ) -> Peeked | None:
-        """Return the first result, or None if there is none or its batch is still being opened."""
+        """Return the first record, or None if there is none or its batch is not opened yet."""
         steps = self._peek(start, end, 1, PEEK_FIRST_BYTES, peeked)
         while True:
             try:

@@ -52,7 +52,7 @@ class Waits:
         self._live_count += 1
 
     def leave(self, wait: Wait) -> None:
-        """End a wait. Ended waits stay in the list until they are the majority."""
+        """Remove a receive. Ended receives stay in the list until they are the majority."""
         self._live_count -= 1
         wait.result.cancel()
         if len(self._parked) > 64 and len(self._parked) > 2 * self._live_count:
@@ -72,7 +72,7 @@ class Waits:
         return True
 
     def end(self, error: PenstockError | None = None) -> None:
-        """End all parked receives, with an error or with an empty reply."""
+        """End all waiting receives, with an error or with an empty reply."""
         for wait in self._parked:
             if not wait.result.done():
                 if error is None:

@@ -245,8 +245,7 @@ class Partition:
         return self.start_offset
 
     async def begin_share(self, share: Topic, start: int) -> None:
-        """Add a share to this partition. Its start is in the log before the share is in the
-        catalog. A share without a start in the log starts at the log's start."""
+        """Add a share, and write its start to the log, before the share is in the catalog."""
         cursor = open_cursor(is_fifo=False)
         end = self.log.end_offset
         cursor.appended(end, 0, next_offset=end, now_ms=self._clock.mono_ms())
@@ -303,7 +302,7 @@ class Partition:
         return self.journal.appended_bytes - self._checkpoint_bytes >= CHECKPOINT_BYTES
 
     async def checkpoint(self) -> None:
-        """Write the cursors to disk once everything that they applied is committed."""
+        """Write the state of the lease cursors to disk, once it is committed."""
         self.journal.flush()
         if self.journal.appended_bytes == self._checkpoint_bytes:
             return

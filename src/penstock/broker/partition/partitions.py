@@ -200,7 +200,7 @@ class Partitions:
         self._queues.clear()
 
     def end_waits(self) -> None:
-        """End all parked receives with an empty reply, because the node is draining."""
+        """End all waiting receives with an empty reply, because the node is draining."""
         for queue in self._queues.values():
             queue.waits.end()
 
@@ -283,7 +283,6 @@ class Partitions:
                     self.spawn(self.grow(queue), f"grow {after.topic_id}")
 
     def _reconfigure_logs(self, queue: Queue) -> None:
-        """Apply the topic's current configs to its logs."""
         if self._is_clustered or queue.topic.is_share:
             return  # in a cluster the replicators do it; a share has no logs
         config = log_config(queue.topic, self._context)

@@ -51,7 +51,7 @@ REPLAY_READ_BYTES = 4 * limits.MIB
 
 
 class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
-    """The state of the cursors after all batches below ``offset``."""
+    """The state of the lease cursors after all batches below ``offset``, as stored on disk."""
 
     version: int
     offset: int
@@ -168,7 +168,8 @@ class Replay:
         return frozenset(share.topic_id for share, _ in self.shares)
 
     def advance(self, up_to: int, *, bytes_max: int | None = None) -> bool:
-        """Read up to an offset or ``bytes_max`` bytes. Returns False if there is more to read."""
+        """Read the log up to an offset or for ``bytes_max`` bytes. Returns False if more is
+        left."""
         read = 0
         while self.offset < up_to and self.damage is None:
             try:
@@ -222,7 +223,7 @@ class Replay:
                 target.apply(event, offset=offset, now_ms=now_ms, elapsed_ms=elapsed_ms)
 
     def clip(self, low_watermark: int) -> None:
-        """Drop records below the low watermark. Streams have no Trim event for them."""
+        """Drop records below the low watermark from the lease cursors."""
         if low_watermark <= self._low_watermark:
             return
         self._low_watermark = low_watermark
@@ -248,15 +249,14 @@ class Replay:
         return max(0, cursor.unseen - left)
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the offset before the first open transaction, among the records read so far."""
+        """Return the last stable offset, as far as the log has been read."""
         return self.producers.last_stable_offset(min(high_watermark, self.offset))
 
     def aborted_below(self, offset: int) -> list[Aborted]:
         return aborted_between(self.producers, self._log.start_offset, offset)
 
     def _clip(self, cursor: LeaseCursor, event: Event) -> Event:
-        """Limit an event to records that this replay has read. The first event that moves a
-        cursor's head counts messages from an unknown offset on, so they are counted here again."""
+        """Limit an event to the records that this replay has read, and correct its count."""
         start = max(self.begun_at, self._low_watermark)
         if not start:
             return event
@@ -294,7 +294,7 @@ class Replay:
         )
 
     def finish(self) -> None:
-        """Read from the records what events do not contain. Then the cursors can be used."""
+        """Read from the log what the events lack. Afterwards the cursors can be used."""
         log, context = self._log, self._context
         self.clip(log.stored_low_watermark)
         origin = origin_of(self.topic, self.index)

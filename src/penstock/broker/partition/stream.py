@@ -122,7 +122,7 @@ class Stream:
         )
 
     def fetch(self, call: Fetch, ends: StreamEnds) -> Fetched:
-        """Read from an offset that is between ``ends.start_offset`` and the high watermark."""
+        """Return batches from an offset on, up to the size and isolation level of the call."""
         offset, is_committed = call.offset, call.is_committed
         up_to = ends.last_stable_offset if is_committed else ends.high_watermark
         if offset >= up_to:
@@ -137,9 +137,8 @@ class Stream:
         return Fetched(ends, found.buffers, found.next_offset, found.record_count, aborted)
 
     def _read(self, offset: int, *, bytes_max: int, up_to: int, as_slice: bool) -> BatchBuffers:
-        """Skip batches emptied by compaction, because some clients give up after a few replies
-        without records. If all are empty, return the last one, so that the reader makes
-        progress."""
+        """Read batches, but skip those emptied by compaction: some clients give up after a few
+        replies without records. If all are empty, return the last one."""
         found = self._log.read_buffers(offset, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice)
         for _ in range(EMPTY_READS_MAX - 1):
             if not found.is_all_empty or found.next_offset >= up_to:
@@ -262,12 +261,12 @@ class LowWatermark:
         return is_file and self.replication is not None
 
     async def rest(self) -> None:
-        """Wait until no thread writes the file. The journal has failed, so no new write begins."""
+        """Wait until no thread writes the file."""
         if self._storing is not None:
             await asyncio.wait([self._storing])
 
     async def _store(self, offset: int) -> None:
-        """Write the file, one write at a time, even if a caller is cancelled."""
+        """Store the offset in the file, one write at a time."""
         self._requested = max(self._requested, offset)
         while self.log.stored_low_watermark < offset:
             if self.journal.failure is not None:
@@ -287,7 +286,7 @@ class LowWatermark:
             self.replication.stored_low_watermark(offset)
 
     async def _passed(self, leases: Leases, offset: int) -> int:
-        """Count the messages between a cursor's head and ``offset``."""
+        """Count the messages below ``offset`` that a cursor has not delivered yet."""
         while True:
             head = leases.cursor.head
             passed = await self.count(head, offset)

@@ -51,7 +51,7 @@ async def open_replica(
     *,
     may_be_new: bool,
 ) -> OpenedLog | None:
-    """Open a replica's log, and declare possible loss unless it ``may_be_new``."""
+    """Open a replica's log. Declares possible data loss unless the log ``may_be_new``."""
     topic = context.catalog.find_id(key.topic_id)
     if topic is None:
         return None
@@ -125,7 +125,7 @@ class DamagedReplicas:
         return view is not None and election.is_spare(view.row, self.node)
 
     def _view_of(self, replicator: Replicator) -> View | None:
-        """Return the partition's row; None if this node does not hold the replica any more."""
+        """Return the partition's state in the store; None if the replica is not here any more."""
         key = replicator.key
         view = self.view.rows.get(key)
         is_open = self.replicas.get(key) is replicator

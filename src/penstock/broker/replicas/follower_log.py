@@ -69,7 +69,7 @@ class FollowerLog:
         return self._owner.topic
 
     async def producers(self) -> Sequence[ProducerSeen] | None:
-        """Return the producers in the committed part of the log, or None if it is unreadable."""
+        """Return the producers of committed records, or None if they cannot be read now."""
         up_to = self._owner.replica.high_watermark
         if self.replay is None and self._work is None:
             self._continue()  # otherwise the log is replayed after the leader's next reply
@@ -196,7 +196,7 @@ class FollowerLog:
             self._owner.fetch_soon(after_ms=after_ms)
 
     async def rest(self) -> None:
-        """Wait until no task uses the log. No new one may begin (``is_changing_role``)."""
+        """Wait until no task uses the log."""
         if self._work is not None:
             await asyncio.wait([self._work])
         await self._compactor.stop()

@@ -59,7 +59,7 @@ class Leadership:
         return self._replicator.home.level()
 
     def stored_low_watermark(self, offset: int) -> None:
-        """Report the stored low watermark. Also valid after the end of the epoch."""
+        """Report the low watermark that this node has stored, even after the epoch."""
         self._replicator.replica.stored_low_watermark(offset)
         self._replicator.wake()
 
@@ -95,7 +95,7 @@ class Leadership:
             self._replicator.damaged(damage)
 
     def synced(self, durable_offset: int) -> int:
-        """Count synced records, and return the high watermark. Ignored once ``is_over``."""
+        """Update the durable offset, and return the high watermark. Ignored once ``is_over``."""
         if self.is_over:
             return self._replica.high_watermark
         return self._replica.synced(min(durable_offset, self._replica.end_offset))

@@ -87,7 +87,7 @@ class Replicator:
 
     @property
     def durable_offset(self) -> int:
-        """The end of the records that count as durable. Only ``always`` waits for fsync."""
+        """The end offset of durable records. Unless fsync is ``always``, all records count."""
         return self.log.durable_offset if self.fsync is Fsync.ALWAYS else self.log.end_offset
 
     @property
@@ -123,7 +123,7 @@ class Replicator:
         self._change_role()
 
     def _change_role(self) -> None:
-        """End everything of the old epoch at once, and start the new role."""
+        """End the old role at once, and start the new one."""
         self._end_leadership()
         self.follower_log.cancel_fetch()
         self.wake()
@@ -145,7 +145,7 @@ class Replicator:
         self._wake_low_watermark_waits()
 
     def committed(self) -> None:
-        """Confirm appends from the time when this node led that are committed by now."""
+        """Reply to appends from this node's time as leader that are committed now."""
         high_watermark = self.replica.high_watermark
         while self._pending and self._pending[0].end_offset <= high_watermark:
             self._pending.popleft().settle()
@@ -162,7 +162,7 @@ class Replicator:
             flush.settle(self.outcome_unknown())
 
     async def settle(self) -> None:
-        """Wait for the outcome of all appends from the time when this node led."""
+        """Wait for the outcome of all appends from this node's time as leader."""
         waiting = [flush.committed.wait() for flush in self._pending]
         await asyncio.gather(*waiting, return_exceptions=True)
 
@@ -268,7 +268,7 @@ class Replicator:
                 self._wake_low_watermark_waits()
 
     async def low_watermark_moved(self) -> None:
-        """Wait for a change of the low watermarks that replicas have stored, or of the replicas."""
+        """Wait until the low watermark of a replica, or the set of replicas, changes."""
         moved = self._loop.create_future()
         self._low_watermark_waits.append(moved)
         await moved
@@ -306,7 +306,7 @@ class Replicator:
             self._apply_watermark()
 
     def change_unknown(self, change: Change) -> None:
-        """Note that the outcome of a change is unknown: the store may have applied it."""
+        """Note that the outcome of a change of the in-sync set is unknown."""
         if self.replica.leader is not None:
             self.replica.leader.doubted(change)
 

@@ -100,7 +100,7 @@ class Replicators:
         return self._membership.is_good
 
     async def lead(self, replicator: Replicator, leadership: Leadership) -> Partition:
-        """Start to lead. Raises NotLeader if the log is damaged."""
+        """Start to lead a partition. Raises NotLeader if its log is damaged."""
         key = replicator.key
         restored = await replicator.restored(self.context.catalog.shares_of(key.topic_id))
         if restored.damage is not None and self.damaged(replicator, restored.damage):
@@ -112,7 +112,7 @@ class Replicators:
         return self._damaged.found(replicator, str(damage))
 
     def _reopen(self, replicator: Replicator, is_emptied: bool) -> None:
-        """Close a damaged replica. ``_spawn`` opens it again afterwards."""
+        """Close a damaged replica, which is opened again afterwards."""
         key = replicator.key
 
         async def close() -> None:
@@ -139,7 +139,7 @@ class Replicators:
         self._jobs = [asyncio.create_task(self._in_sync_sets.run(), name="in-sync sets")]
 
     async def _refresh_rows(self) -> None:
-        """Pass the current rows to all replicas. The watch reports only changes."""
+        """Apply the current state of all partitions. The watch reports only changes."""
         await self._view.refresh_rows()
         for key, view in tuple(self._view.rows.items()):
             if self.node in view.row.replicas:
@@ -158,7 +158,7 @@ class Replicators:
                 await self._remove(folder)
 
     async def _register(self) -> None:
-        """Replace this node's registration by a new one, in the order of R4."""
+        """Register this node again, in the order that rule R4 requires."""
         self._is_registering = True
         try:
             await self._open_and_register()
@@ -338,7 +338,7 @@ class Replicators:
             self._registering_again = asyncio.create_task(work, name="register again")
 
     async def _register_again(self) -> None:
-        """Retry until this node is registered with a valid lease and has read its rows."""
+        """Retry until this node is registered and has read the state of its partitions."""
         try:
             while True:
                 try:

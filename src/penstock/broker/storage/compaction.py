@@ -106,7 +106,6 @@ class Compactor:
         *,
         wait_unread: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """``wait_unread`` waits until no other thread reads the log; None if none ever does."""
         self._wait_unread = wait_unread
         self._log = log
         self._clock = context.clock
@@ -171,7 +170,7 @@ class Compactor:
         return freed_bytes
 
     async def _drive(self, work: Compaction | AbortedScan) -> int:
-        """Run all steps. Returns the bytes freed. After ``stop``, that method closes the files."""
+        """Run all steps of a compaction or a scan. Returns the number of bytes freed."""
         self._round = work
         freed_bytes = 0
         try:

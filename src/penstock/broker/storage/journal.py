@@ -189,7 +189,7 @@ class Journal:
         return None
 
     def join(self) -> Flush:
-        """Return the flush at the end of this turn of the event loop."""
+        """Return the flush that will run at the end of this turn of the event loop."""
         if self.failure is not None:
             raise self.failure
         flush = self._flush
