@@ -64,7 +64,7 @@ class BatchHeader(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int  # type: ignore[assignment]  # type: ignore[assignment] # hides tuple.count
+    count: int  # type: ignore[assignment]  # hides tuple.count
 
     @property
     def total_bytes(self) -> int:

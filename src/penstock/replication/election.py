@@ -4,7 +4,7 @@ applies or rejects, so decisions with outdated information are safe. The functio
 
 The repair of a damaged replica:
 
-    quarantined ──► marked lost ──► another node leads ──► emptied, and filled again (R5)
+    quarantined ──► marked lost ──► another node leads ──► emptied, and filled again (rule R5)
              └──► no other node has all records any more ──► opened again as it is
 
 A quarantined replica sends no fetches, and is marked lost in a newer epoch than any in which it
@@ -38,7 +38,7 @@ class Found(NamedTuple):
 
 
 def loss_of(row: PartitionRow, found: Found) -> str | None:
-    """Return why an in-sync replica may lack committed records, or None if it cannot (R5)."""
+    """Return why an in-sync replica may lack committed records, or None if it cannot (rule R5)."""
     if not found.is_there:
         return "the log is missing"
     if not found.is_whole:
@@ -53,7 +53,7 @@ def loss_of(row: PartitionRow, found: Found) -> str | None:
 
 
 def declare_loss(view: View, node: int) -> Change | None:
-    """Mark that the node may lack records, before it registers and can be elected (R4, R5)."""
+    """Mark that the node may lack records, before it registers and can be elected (rule R5)."""
     row = view.row
     if node not in row.whole:
         return None
@@ -90,7 +90,7 @@ def recover(
     view: View, incarnations: Mapping[int, int], standings: Mapping[int, Standing]
 ) -> Change | None:
     """Elect the replica with the longest log if all in-sync replicas may have lost records and all
-    have reported their logs (R6). Returns None while a report is missing."""
+    have reported their logs (rule R6). Returns None while a report is missing."""
     row = view.row
     if row.whole or not all(node in incarnations and node in standings for node in row.in_sync):
         return None
@@ -127,8 +127,8 @@ def _led_by(
 
 
 def place(view: View, replicas: Sequence[int]) -> Change | None:
-    """Return the next step of moving a partition to other nodes (R23): add the new replicas; once
-    all of them are in sync and one leads, remove the old ones. Returns None to wait."""
+    """Return the next step of moving a partition to other nodes (rule R23): add the new replicas;
+    once all are in sync and one leads, remove the old ones. Returns None to wait."""
     row = view.row
     target = tuple(replicas)
     assert target, "a partition needs at least one replica"

@@ -1,6 +1,6 @@
 """The epochs of a log: which offsets were written in which leader's epoch. Every batch contains its
 epoch, so the history can be rebuilt from the log. Two logs with the same epoch at the same offset
-are equal up to there, so comparing epochs is enough to find where two logs diverge (R15, R17)."""
+are equal up to there, so comparing epochs shows where two logs diverge (rules R15, R17)."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
 """The follower's side of replication, for one epoch: fetch the next batches, append them, and
 truncate what the leader's log does not contain. Without I/O.
 
-A reply counts only if it belongs to the latest fetch and the log has not changed since (R16).
+A reply counts only if it belongs to the latest fetch and the log has not changed since (rule R16).
 Otherwise a duplicate or late reply could truncate records that were committed in the meantime."""
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The leader's side of replication, for one epoch: which offsets the followers have on disk, what
 is committed, and which followers are in sync. Without I/O. Offsets of an earlier epoch do not
-count, because a follower may have truncated its log since (R8). A record is committed when all
+count, because a follower may have truncated its log since (rule R8). A record is committed when all
 members of the in-sync set have it on disk; while the set is being changed, also all members of the
-new set (R12). The same applies to a low watermark (R25)."""
+new set (rule R12). The same applies to a low watermark (rule R25)."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class Leader:
 
     @property
     def is_settled(self) -> bool:
-        """True if all records that an earlier leader may have confirmed are committed (R19)."""
+        """True if all records that an earlier leader may have confirmed are committed."""
         return self.high_watermark >= self.epoch_start
 
     def saw(self, view: View) -> None:
@@ -83,7 +83,7 @@ class Leader:
         end_offset: int,
         now_ms: int,
     ) -> Serve | Diverge | Behind | Fenced | NotYet:
-        """Return the reply to a fetch. A follower with a diverged log does not count (R15)."""
+        """Return the reply to a fetch. A follower with a diverged log does not count (rule R15)."""
         if fetch.epoch < self.epoch:
             return Fenced(fetch, self.epoch)
         if fetch.epoch > self.epoch or fetch.node not in self.row.replicas:
@@ -111,8 +111,9 @@ class Leader:
     def _compare(
         self, fetch: Fetch, history: EpochHistory, *, start_offset: int, end_offset: int
     ) -> Diverge | Behind | None:
-        """Return None if this log contains the follower's log (R15). A follower whose last epoch is
-        older than all epochs here may have diverged before the start, so it starts over."""
+        """Return None if this log contains the follower's log (rule R15). A follower whose last
+        epoch is older than all epochs here may have diverged before the start, so it starts
+        over."""
         if fetch.offset < start_offset:
             return Behind(fetch, start_offset)
         if fetch.last_epoch == NO_EPOCH and fetch.offset <= end_offset:
@@ -125,7 +126,7 @@ class Leader:
         return Diverge(fetch, epoch, end)
 
     def advance(self, durable_offset: int) -> int:
-        """Return the new high watermark, given the offset that this node has on disk (R13)."""
+        """Return the new high watermark, given the offset that this node has on disk (rule R13)."""
         committed = self._least(durable_offset, self._counted())
         self.high_watermark = max(self.high_watermark, committed)
         return self.high_watermark
@@ -140,7 +141,7 @@ class Leader:
 
     @property
     def low_watermark_held(self) -> int:
-        """The low watermark that all replicas that may be elected have stored on disk (R25)."""
+        """The low watermark that all replicas that may be elected have stored (rule R25)."""
         held = self.low_watermark
         for member in self._counted():
             if member != self.node:
@@ -149,7 +150,7 @@ class Leader:
         return held
 
     def _counted(self) -> frozenset[int]:
-        """Return the in-sync nodes, including those of changes that may have been applied (R12)."""
+        """Return the in-sync nodes, including those of changes with an unknown outcome."""
         counted = self.row.in_sync
         for change in self._pending:
             counted |= change.row.in_sync
@@ -159,7 +160,7 @@ class Leader:
         self, *, now_ms: int, lag_ms_max: int = LAG_MS_MAX, gone: Collection[int] = ()
     ) -> Change | None:
         """Return the next due change of the in-sync set, or None. ``gone`` nodes are removed
-        without waiting (R9). Repeating a change is safe, and resolves a lost reply."""
+        without waiting (rule R9). Repeating a change is safe, and resolves a lost reply."""
         if len(self._pending) >= PENDING_MAX:
             return None
         row = self.row
@@ -194,7 +195,7 @@ class Leader:
             self._pending.remove(change)
 
     def doubted(self, change: Change) -> None:
-        """Note a change of the in-sync set whose outcome is unknown (R2)."""
+        """Note a change of the in-sync set whose outcome is unknown (rule R2)."""
         if change in self._pending and change not in self._doubted:
             self._doubted.append(change)
 
@@ -212,7 +213,7 @@ class Leader:
 
     def adding(self, member: int) -> Change | None:
         """Return the change that adds a member, or None unless it has, in this epoch and
-        registration, all records that may be committed (R11) and the low watermark (R25)."""
+        registration, all records that may be committed (rule R11) and the low watermark."""
         peer = self._peers.get(member)
         if (
             peer is None

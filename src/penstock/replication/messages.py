@@ -1,6 +1,5 @@
 """Requests and replies between the replicas of a partition. A follower sends a fetch, and the
-leader replies. Every reply contains its fetch, so late and duplicate replies are recognised
-(R16)."""
+leader replies. Every reply contains its fetch, so late and duplicate replies are recognised."""
 
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar

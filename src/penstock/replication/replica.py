@@ -65,7 +65,9 @@ class Replica:
         ):
             return Seen(False, self.high_watermark)
         if row.epoch < max(self.epoch, self.history.last):
-            self.halt(f"the store is at epoch {row.epoch}, the log at {self.history.last}")  # R4b
+            self.halt(
+                f"the store's epoch {row.epoch} is older than the log's: {self.history.last}"
+            )  # R4b
             return Seen(False, self.high_watermark)
         self.view = view
         is_new = row.epoch > self.epoch
@@ -204,7 +206,7 @@ class Replica:
         return step
 
     def followed(self, leader_watermark: int) -> int:
-        """Advance the high watermark to the leader's, but not beyond the end of this log (R18)."""
+        """Advance the high watermark to the leader's, but not beyond the end of this log."""
         self.high_watermark = max(self.high_watermark, min(leader_watermark, self.end_offset))
         return self.high_watermark
 

@@ -1,6 +1,6 @@
 """A partition's row in the metadata store: its replicas, its in-sync set and its leader. A row is
-changed only by compare-and-swap on its version (R1), so any number of nodes may propose changes at
-any time. A ``View`` is a row as a node has read it, which may be outdated."""
+changed only by compare-and-swap on its version, so any number of nodes may propose changes at any
+time. A ``View`` is a row as a node has read it. The rules R1 to R25 are in docs/replication.md."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

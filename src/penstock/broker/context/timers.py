@@ -1,3 +1,5 @@
+"""Timers on the node's clock, and the intervals of periodic jobs."""
+
 import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -95,7 +95,9 @@ def _encode(records: list[bytes], size: int, wall_ms: int) -> bytes:
         attributes=Codec.ZSTD if size >= COMPRESSED_BYTES_MIN else Codec.NONE,
     )
     if len(batch) > BATCH_BYTES_MAX:
-        raise RowsTooLarge(f"{len(records)} rows make a batch of {len(batch)} bytes")
+        raise RowsTooLarge(
+            f"{len(records)} rows need a batch of {len(batch)} bytes, which is too large"
+        )
     return batch
 
 
@@ -113,7 +115,7 @@ class RowLog:
         }
 
     async def ends(self) -> tuple[int, int]:
-        """Return the start offset and the high watermark, once a new leader knows it (R19)."""
+        """Return the start offset and the high watermark, once a new leader knows it (rule R19)."""
         ends = await self._broker.call(Ends(self._topic, self.partition))
         while not ends.is_settled:
             moved = asyncio.Event()
@@ -155,7 +157,9 @@ class RowLog:
                     rows.extend(placed for placed in found if before <= placed.offset < end)
                 offset = header.next_offset
             if offset <= before:
-                raise RowsMissing(f"{self._topic.name}/{self.partition}: no rows at {before}")
+                raise RowsMissing(
+                    f"{self._topic.name}/{self.partition}: no rows at offset {before}"
+                )
             yield rows
             await asyncio.sleep(0)  # reads from memory do not suspend, so let other tasks run
 

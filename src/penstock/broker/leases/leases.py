@@ -1,5 +1,5 @@
-"""The leases of a queue or a share on one partition: it feeds the lease cursor with records, serves
-parked receives and counts messages. In the log, events of a share carry the share's id.
+"""The leases of a queue or a share on one partition. ``Leases`` passes records to the lease cursor,
+serves waiting receives and counts messages. In the log, events of a share carry the share's id.
 
 Every call has three steps. The cursor decides in memory. The journal appends the resulting event in
 the same turn of the event loop. The caller replies when the event is durable enough: a lease of a

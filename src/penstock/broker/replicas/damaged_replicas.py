@@ -1,11 +1,10 @@
 """Opens the logs of replicas. If a log may have lost records, this is declared in the partition's
-row in the metadata store before this node can be elected (R4, R5). Repairs replicas found damaged
-later.
+row in the metadata store before this node can be elected. Repairs replicas found damaged later.
 
 A damaged log may lack events, so as a leader it would deliver messages that were deleted long ago.
 Following does not repair it, because a follower fetches only records after its end. If other
 replicas have all records, the damaged replica is quarantined and rebuilt. Otherwise it stays in use
-until another replica has them."""
+until another replica has them (rules R4 and R5 in docs/replication.md)."""
 
 import asyncio
 import contextlib

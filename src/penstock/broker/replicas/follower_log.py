@@ -96,7 +96,7 @@ class FollowerLog:
             self._owner.fetch_soon(after_ms=after_ms)
 
     def apply_reply(self, reply: Reply[bytes], news: PartitionReply) -> None:
-        """Apply a reply to the fetch in progress (R16). ``news`` is its encoded form."""
+        """Apply a reply to the fetch in progress (rule R16). ``news`` is its encoded form."""
         if reply.fetch is not self._fetch:
             return
         self._fetch = None

@@ -38,7 +38,7 @@ class Leadership:
 
     @property
     def is_awaited(self) -> bool:
-        """True if replies wait for commits. Always true if this node may count as dead (R20)."""
+        """True if replies wait for commits. Always true if this node may count as dead."""
         return not self._is_async or not self._replicator.home.is_registered
 
     @property

@@ -96,7 +96,7 @@ class Replicators:
 
     @property
     def is_registered(self) -> bool:
-        """True if no other node can consider this node dead (R20)."""
+        """True if no other node can consider this node dead (rule R20)."""
         return self._membership.is_good
 
     async def lead(self, replicator: Replicator, leadership: Leadership) -> Partition:
@@ -286,7 +286,7 @@ class Replicators:
 
     async def _drop(self, key: PartitionKey, view: View | None) -> None:
         """Close a replica. Its files are removed only if the topic was deleted or the partition's
-        leader confirms that this node is no longer a replica (R22)."""
+        leader confirms that this node is no longer a replica (rule R22)."""
         replicator = self._replicas.pop(key)
         await replicator.close(is_clean=True)
         if view is None:
