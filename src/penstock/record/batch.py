@@ -93,9 +93,8 @@ class BatchHeader(NamedTuple):
 
 def is_server_batch(header: BatchHeader) -> bool:
     """Return whether the server wrote this batch of messages, so that its ``penstock`` record
-    headers can be trusted. The other checks detect producers' batches from before ATTR_PRODUCED
-    existed: the server's batches are not compressed and have no producer id and only one
-    timestamp."""
+    headers can be trusted. Producers' batches from before ATTR_PRODUCED existed are recognized by
+    their codec, producer id or different timestamps."""
     return (
         header.attributes & ~ATTR_SEALED == ATTR_APPEND_TIME
         and header.producer_id == NO_PRODUCER

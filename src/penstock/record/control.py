@@ -55,7 +55,6 @@ def encode_marker_batch(
     producer_epoch: int,
     timestamp: int,
 ) -> bytes:
-    """Return the marker that ends a transaction, as Kafka clients read it."""
     kind = TYPE_COMMIT if is_commit else TYPE_ABORT
     record = encode_record(
         offset_delta=0,

@@ -325,7 +325,6 @@ def encode_content(message: Message) -> bytes:
 
 
 def decode_content(content: bytes) -> tuple[bytes, Mapping[str, Attribute] | None]:
-    """Return the body and attributes of decrypted content."""
     end = len(content)
     try:
         body, position = take_field(content, 1, end)

@@ -74,7 +74,6 @@ class OpenedBatch:
         self.largest = largest
 
     def pieces(self, from_offset: int) -> Iterator[list[Record]]:
-        """Yield the records from an offset on, a few at a time."""
         number, position = self._place_before(from_offset)
         while number < self.header.count:
             records, done, position = self._decode(number, position, from_offset)
@@ -140,7 +139,6 @@ def bad_records(
     earliest_ms: int,
     latest_ms: int,
 ) -> Generator[None, None, list[BadRecord]]:
-    """Return the records that lack a key or have a timestamp out of bounds."""
     bad: list[BadRecord] = []
     base_ms = header.base_timestamp
     for number, (delta, delta_ms, _, _, _, key_at, _) in enumerate(heads_of(blob, header), 1):

@@ -36,7 +36,6 @@ def _encode(value: int) -> bytes:
 
 
 def decode_varint(buffer: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Return the varint at ``position``, and the position after it."""
     try:
         byte = buffer[position]
         if byte < 0x80:

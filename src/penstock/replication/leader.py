@@ -111,9 +111,8 @@ class Leader:
     def _compare(
         self, fetch: Fetch, history: EpochHistory, *, start_offset: int, end_offset: int
     ) -> Diverge | Behind | None:
-        """Return None if this log contains the follower's log (rule R15). A follower whose last
-        epoch is older than all epochs here may have diverged before the start, so it starts
-        over."""
+        """Return None if this log contains the follower's log (rule R15). A follower whose last epoch
+        is older than all epochs here must start over."""
         if fetch.offset < start_offset:
             return Behind(fetch, start_offset)
         if fetch.last_epoch == NO_EPOCH and fetch.offset <= end_offset:
@@ -132,7 +131,6 @@ class Leader:
         return self.high_watermark
 
     def _least(self, durable_offset: int, nodes: Iterable[int]) -> int:
-        """Return the lowest offset that this node and ``nodes`` have on disk."""
         for node in nodes:
             if node != self.node:
                 peer = self._peers.get(node)
@@ -173,7 +171,7 @@ class Leader:
             for member in sorted(row.in_sync)
             if member != self.node and (member in gone or self._lag_ms(member, now_ms) > lag_ms_max)
         ]
-        if late and len(row.in_sync) > row.in_sync_min:  # R10
+        if late and len(row.in_sync) > row.in_sync_min:  # rule R10
             return self._proposed(self.without(late[0]))
         for member in row.replicas:
             if member != self.node and member not in row.whole and member not in gone:

@@ -110,7 +110,6 @@ class Replica:
         return fresh
 
     def halt(self, reason: str) -> None:
-        """Stop this replica permanently."""
         self.role = Role.HALTED
         self.halt_reason = reason
         self.leader = None
@@ -140,7 +139,6 @@ class Replica:
         self.history.truncate(to)
 
     def restarted(self, at: int) -> None:
-        """Record that the log was cleared and begins at this offset."""
         self.start_offset = self.end_offset = self.durable_offset = at
         self.high_watermark = at
         self.low_watermark = min(self.low_watermark, at)
@@ -166,7 +164,6 @@ class Replica:
         return 0 if self.leader is None else self.leader.held_offset(self.durable_offset)
 
     def fetched(self, fetch: Fetch, *, now_ms: int) -> Serve | Diverge | Behind | Fenced | NotYet:
-        """Return the reply to a follower's fetch. May advance the high watermark."""
         leader = self.leader
         if leader is None:
             return Fenced(fetch, self.epoch) if fetch.epoch < self.epoch else NotYet(fetch)

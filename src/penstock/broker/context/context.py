@@ -95,7 +95,6 @@ class OpenedBatches:
         return None
 
     def add(self, owner: object, opened: OpenedBatch) -> None:
-        """Add a batch, and drop the least recently used ones above the limits."""
         key = (owner, opened.header.base_offset)
         self._drop(key)
         self.kept[key] = opened

@@ -2,8 +2,8 @@
 the reserve. Leases and acks may use it, so that consumers can drain a full disk. A statvfs per send
 would cost more than the append, so one result is counted down for up to a second.
 
-The disk counts as full from the first rejected append until an append of that size would fit and
-leave 1 % of the reserve. Otherwise the state would alternate with the size of messages."""
+The disk counts as full from the first rejected append until an append of that size would fit with
+space to spare (1 % of the reserve). Otherwise the state would alternate with message sizes."""
 
 import os
 from pathlib import Path

@@ -181,7 +181,6 @@ class GroupCoordinator(CoordinatorRuntime):
             log_.info("group configs moved to the metadata store", extra=done)
 
     async def _store_configs(self, configs: GroupConfigs, group_id: str, row: Configs) -> None:
-        """Store the configs of a group, and retry until the store is reachable."""
         while True:
             try:
                 return await configs.take_over(group_id, row)
@@ -206,7 +205,6 @@ class GroupCoordinator(CoordinatorRuntime):
             del self._waiters[ticket]
 
     def peek(self, unready: ReplyT, read: Callable[[Groups], ReplyT]) -> ReplyT:
-        """Read from memory, including changes that are not committed yet."""
         return read(self._groups) if self.ready() else unready
 
     async def read(self, failed: ReplyT, read: Callable[[Groups], ReplyT]) -> ReplyT:

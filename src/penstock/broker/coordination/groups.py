@@ -107,7 +107,6 @@ class TaskAssignments:
     def _ended(self, group_id: str, job: asyncio.Task[None]) -> None:
         del self._jobs[group_id]
         if not job.cancelled() and (error := job.exception()) is not None:
-            # The next heartbeat begins the assignment again.
             log_.error("streams task assignment failed", exc_info=error, extra={"group": group_id})
 
     async def stop(self) -> None:

@@ -117,7 +117,6 @@ class CoordinatorRuntime(ABC):
         self._alarm.clear()
 
     def stand_by(self) -> None:
-        """Stop making decisions, because another node leads the log."""
         self.is_standing_by = True
         self._reload_alarm.clear()
         if self._loader is not None:

@@ -110,7 +110,6 @@ class Leases:
         self._messages_end = header.next_offset
 
     def replace_cursor(self, cursor: LeaseCursor) -> None:
-        """Replace the cursor by one restored from the log, after a failed append."""
         self.cursor = cursor
         self._forget_ahead()
         self._messages_end = self._log.end_offset
@@ -212,7 +211,7 @@ class Leases:
             if record is not None:
                 result.deliveries.append(self._delivery(pick, record))
                 self.received_count += 1
-        result.deliveries.sort(key=lambda delivery: delivery.record.offset)  # order of groups
+        result.deliveries.sort(key=lambda delivery: delivery.record.offset)  # keep groups in order
 
     def _delivery(self, pick: Pick, record: Record) -> Delivery:
         return Delivery(

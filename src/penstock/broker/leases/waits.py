@@ -72,7 +72,6 @@ class Waits:
         return True
 
     def end(self, error: PenstockError | None = None) -> None:
-        """End all waiting receives, with an error or with an empty reply."""
         for wait in self._parked:
             if not wait.result.done():
                 if error is None:

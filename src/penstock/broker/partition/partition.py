@@ -174,7 +174,6 @@ class Partition:
         self._report_damage()
 
     def _report_damage(self) -> None:
-        """Report known damage of records that are still needed."""
         low = self.low_offset
         for damage in self.log.damage:
             if damage.next_offset > low:
@@ -233,7 +232,7 @@ class Partition:
 
     async def delete_records(self, before: int) -> int:
         """Hide the records below an offset permanently. Their segments are removed later."""
-        end = max(self.start_offset, self.journal.high_watermark)  # a new leader's may lag
+        end = max(self.start_offset, self.journal.high_watermark)  # may lag on a new leader
         before = end if before < 0 else before
         if not self.start_offset <= before <= end:
             raise OffsetOutOfRange(before, self.start_offset, end)
@@ -265,7 +264,6 @@ class Partition:
         sent_before = self.sent_count
         backlog = await self._low_watermark.count(start, end)
         self.journal.flush()
-        # Count messages that were appended in the meantime.
         backlog += self.sent_count - sent_before
         await leases.start(start, backlog=backlog)
 

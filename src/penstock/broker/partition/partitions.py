@@ -60,7 +60,6 @@ class Partitions:
         self._on_led: list[Callable[[Partition, bool], None]] = []
         # In a cluster: the logs of followers, which are compacted and synced too.
         self.also: Callable[[], Sequence[FollowedLog]] = tuple
-        # In a cluster, the replicators set the logs to scrub.
         self.scrubber = Scrubber(
             self._partitions,
             context.pool,
@@ -80,7 +79,6 @@ class Partitions:
         self.to_open_count = 0
 
     def find(self, topic: Topic) -> Queue | None:
-        """Return the queue if it is open. Called for every request."""
         return self._queues.get(topic.topic_id)
 
     def epoch_of(self, topic: Topic, index: int) -> int:
@@ -387,6 +385,5 @@ class Partitions:
     async def _sync_forever(self) -> None:
         while True:
             await asyncio.sleep(self._context.fsync_interval_ms / 1_000)
-            # Does nothing for a log that has been closed.
             logs = (*self._partitions(), *self.also())
             await in_slices(one_by_one(lambda log: log.sync_soon(), logs))

@@ -20,7 +20,6 @@ from penstock.model.message import Delivery
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Obstacles, QueueStats, Topic, join_obstacles
 
-# Returns the stats of a topic on all nodes.
 StatsOfAll = Callable[[Topic], Awaitable[QueueStats]]
 
 REMOTE_STATS_SECONDS = 1.0  # minimum interval between two requests for the total
@@ -62,7 +61,6 @@ class Queue:
         stats_of_all: StatsOfAll | None = None,
     ) -> None:
         self.topic = topic
-        # A share has the partitions of its source topic.
         self.partitions: Led[Partition] = Led(topic.topic_id)
         self.leases: Led[Leases] = Led(topic.topic_id)
         self.waits = waits

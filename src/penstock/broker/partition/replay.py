@@ -320,7 +320,6 @@ def _open_cursors(
     checkpoint: Checkpoint | None,
     context: BrokerContext,
 ) -> tuple[LeaseCursor, list[tuple[Topic, LeaseCursor]]] | None:
-    """Return the cursors as of the checkpoint, or None if it is damaged."""
 
     def open_one(snapshot: bytes | None, start: int, *, is_fifo: bool) -> LeaseCursor:
         now_ms = context.clock.mono_ms()
@@ -329,7 +328,6 @@ def _open_cursors(
             elapsed_ms = _elapsed(checkpoint.wall_ms, context)
             return restore_cursor(snapshot, now_ms=now_ms, elapsed_ms=elapsed_ms)
         cursor = open_cursor(is_fifo=is_fifo)
-        # Records before the log's start are deleted.
         cursor.apply(TrimEvent(start, 0), offset=start - 1, now_ms=now_ms)
         return cursor
 

@@ -186,7 +186,6 @@ class Stream:
         self.advanced()  # readers also wait for a new start offset
 
     def snapshot(self) -> bytes:
-        """Drop producers that have been idle for too long, and return a snapshot."""
         wall_ms = self._clock.wall_ms()
         self.producers.expire(wall_ms=wall_ms)
         return self.producers.snapshot(wall_ms=wall_ms)
@@ -261,12 +260,10 @@ class LowWatermark:
         return is_file and self.replication is not None
 
     async def rest(self) -> None:
-        """Wait until no thread writes the file."""
         if self._storing is not None:
             await asyncio.wait([self._storing])
 
     async def _store(self, offset: int) -> None:
-        """Store the offset in the file, one write at a time."""
         self._requested = max(self._requested, offset)
         while self.log.stored_low_watermark < offset:
             if self.journal.failure is not None:

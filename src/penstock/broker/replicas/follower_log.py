@@ -86,7 +86,6 @@ class FollowerLog:
         return self._fetch
 
     def cancel_fetch(self) -> None:
-        """Ignore the reply to the fetch in progress."""
         self._fetch = None
         self._held_offset = 0
 
@@ -196,7 +195,6 @@ class FollowerLog:
             self._owner.fetch_soon(after_ms=after_ms)
 
     async def rest(self) -> None:
-        """Wait until no task uses the log."""
         if self._work is not None:
             await asyncio.wait([self._work])
         await self._compactor.stop()
@@ -306,7 +304,7 @@ class FollowerLog:
         start = max(self.leader_start, self._log.stored_low_watermark)
         start = min(start, self._owner.replica.high_watermark)
         if self.replay is not None:
-            start = min(start, self.replay.offset)  # not replayed yet
+            start = min(start, self.replay.offset)  # the rest is not replayed yet
         if start > self._log.start_offset:
             detached = self._log.detach_before(start)
             if detached.paths:
@@ -317,7 +315,6 @@ class FollowerLog:
         return Compactor(self._log, self._owner.context, wait_unread=self._wait_unread)
 
     async def _wait_unread(self) -> None:
-        """Wait until no thread reads the log, because segments must not change meanwhile."""
         while self._is_read_in_thread and self._work is not None:
             await asyncio.wait([self._work])
 

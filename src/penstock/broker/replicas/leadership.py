@@ -59,7 +59,6 @@ class Leadership:
         return self._replicator.home.level()
 
     def stored_low_watermark(self, offset: int) -> None:
-        """Report the low watermark that this node has stored, even after the epoch."""
         self._replicator.replica.stored_low_watermark(offset)
         self._replicator.wake()
 

@@ -57,7 +57,7 @@ class Replicator:
         self.leadership: Leadership | None = None
         # Epoch and end offset of the leader's log, from its last reply.
         self.leader_end = (NO_EPOCH, -1)
-        self.is_quarantined = False  # permanently, because the log is damaged
+        self.is_quarantined = False  # once True, this replica is never used again
         self._loop = asyncio.get_running_loop()
         self._waiting_fetches: set[Callable[[], None]] = set()
         self._role_task: asyncio.Task[None] | None = None
@@ -236,7 +236,6 @@ class Replicator:
         return await self.in_thread(finish)
 
     def new_replay(self) -> Replay:
-        """Create a replay from the checkpoints. Call this in a thread."""
         return self._replay_with(self.context.catalog.shares_of(self.key.topic_id))
 
     def _replay_with(self, shares: Sequence[Topic]) -> Replay:
@@ -306,7 +305,6 @@ class Replicator:
             self._apply_watermark()
 
     def change_unknown(self, change: Change) -> None:
-        """Note that the outcome of a change of the in-sync set is unknown."""
         if self.replica.leader is not None:
             self.replica.leader.doubted(change)
 
@@ -317,7 +315,6 @@ class Replicator:
 
     @property
     def is_changing_role(self) -> bool:
-        """True while the follower must not begin new work."""
         return self._role_task is not None or self._is_closed
 
     def fetch_soon(self, *, after_ms: int = 0) -> None:

@@ -86,7 +86,6 @@ class Replicators:
         self._fetcher = ReplicaFetcher(self.node, incarnation=incarnation, peer=peer, counts=counts)
         self._server = ReplicaServer(self.find, incarnation=incarnation, level=level, counts=counts)
         self.register = self._server.register
-        # Called by replicas:
         self.now_ms = context.clock.mono_ms
         self.fetch_soon = self._fetcher.fetch_soon
         self.check_in_sync_soon = self._in_sync_sets.check_soon
@@ -112,7 +111,6 @@ class Replicators:
         return self._damaged.found(replicator, str(damage))
 
     def _reopen(self, replicator: Replicator, is_emptied: bool) -> None:
-        """Close a damaged replica, which is opened again afterwards."""
         key = replicator.key
 
         async def close() -> None:
@@ -338,7 +336,6 @@ class Replicators:
             self._registering_again = asyncio.create_task(work, name="register again")
 
     async def _register_again(self) -> None:
-        """Retry until this node is registered and has read the state of its partitions."""
         try:
             while True:
                 try:

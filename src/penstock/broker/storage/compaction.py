@@ -39,10 +39,9 @@ class AbortedScan:
         try:
             return next(self._work, Progress.DONE)
         except FileNotFoundError:
-            return Progress.DONE  # retention removed a segment and its transactions
+            return Progress.DONE  # retention removed a segment, and forgets its transactions
 
     def close(self) -> None:
-        """Close open files. Required if the last step was not DONE."""
         self._work.close()
 
     def _run(self) -> Generator[Progress, None, None]:

@@ -58,7 +58,6 @@ class Flush:
         self.committed = Stage()  # the events are committed
 
     def settle(self, error: PenstockError | None = None) -> None:
-        """End all stages. After an error, the outcome is unknown."""
         self.sent.settle(error)
         self.written.settle(error)
         self.committed.settle(error)

@@ -47,7 +47,6 @@ class Scrubber:
     bytes_per_second: int  # maximum rate; 0 disables scrubbing
     interval_ms: int
     _piece_bytes: int = PIECE_BYTES_MIN
-    # Counters for metrics:
     round_count: int = 0
     read_bytes: int = 0
     damage_count: int = 0
