@@ -111,8 +111,8 @@ class Leader:
     def _compare(
         self, fetch: Fetch, history: EpochHistory, *, start_offset: int, end_offset: int
     ) -> Diverge | Behind | None:
-        """Return None if this log contains the follower's log (rule R15). A follower whose last epoch
-        is older than all epochs here must start over."""
+        """Return None if this log contains the follower's log (rule R15). A follower whose last
+        epoch is older than all epochs here must start over."""
         if fetch.offset < start_offset:
             return Behind(fetch, start_offset)
         if fetch.last_epoch == NO_EPOCH and fetch.offset <= end_offset:
@@ -224,8 +224,8 @@ class Leader:
         return Change(self._view.version, more, {member: peer.incarnation})
 
     def held_offset(self, durable_offset: int) -> int:
-        """Return the offset that all replicas have on disk, or 0 if one has sent no fetch. The log
-        before it may be deleted everywhere."""
+        """Return the offset that all replicas have on disk, or 0 if one has sent no fetch.
+        Compaction may remove records before it without a trace."""
         return self._least(durable_offset, self.row.replicas)
 
     def worst_lag(self, *, start_offset: int, end_offset: int, now_ms: int) -> tuple[int, int]:
