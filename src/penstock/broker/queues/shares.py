@@ -170,11 +170,9 @@ class ShareCalls:
             text = "is a share; share the topic that it reads instead."
             raise InvalidRequest(f"{source.name} {text}")
         if source.is_fifo:
-            raise InvalidRequest(f"{source.name} is a FIFO queue; shares do not keep the order.")
+            raise InvalidRequest(f"{source.name} is a FIFO queue, which cannot be shared.")
         if settings_of(source, self._context.defaults).is_compacted:
-            raise InvalidRequest(
-                f"{source.name} is compacted; a share needs a topic that keeps its records."
-            )
+            raise InvalidRequest(f"{source.name} is a compacted topic, which cannot be shared.")
         if len(self._catalog.shares_of(source.topic_id)) >= SHARES_PER_TOPIC_MAX:
             raise InvalidRequest(f"{source.name} has the maximum of {SHARES_PER_TOPIC_MAX} shares.")
 
