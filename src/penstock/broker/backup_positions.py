@@ -71,7 +71,7 @@ class BackupPositions:
                     await self._partitions.open(topic)
 
     def take(self, *stages: Stage) -> Sequence[PartitionPositions]:
-        """Return the positions of all logs of these stages, all taken at the same moment."""
+        """Return the start and end offsets of all logs of these stages, at one moment."""
         taken = []
         for queue in self._partitions.queues():
             if queue.topic.is_share or stage_of(queue.topic) not in stages:

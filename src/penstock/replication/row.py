@@ -35,7 +35,7 @@ class PartitionRow(msgspec.Struct, frozen=True):
 
 
 class View(NamedTuple):
-    """A row as it was read at ``revision``. ``version`` is the revision of its last change."""
+    """A partition's row, read at ``revision`` and last changed at ``version``."""
 
     revision: int
     version: int
@@ -43,7 +43,7 @@ class View(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A new row. It is applied if the version and the nodes' registrations still match."""
+    """A new row for a partition, applied if version and node registrations still match."""
 
     version: int
     row: PartitionRow

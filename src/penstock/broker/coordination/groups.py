@@ -244,7 +244,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
 
     async def _matched(self, call: calls.BeatConsumer) -> TopicVisibility | None:
         """Match topic patterns and check which topics the member may see, in steps of about a
-        millisecond, because the decision itself cannot be interrupted."""
+        millisecond. The change of the group that follows cannot be interrupted."""
         coordinator, visibility = self._at(call.group_id), call.visibility
         seen: dict[str, bool] = {}
         has_waited = True

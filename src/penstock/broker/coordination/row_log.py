@@ -131,7 +131,7 @@ class RowLog:
         return ends.start_offset, ends.high_watermark
 
     async def replay(self, start: int, end: int, replay: Callable[[Row], object]) -> None:
-        """Call ``replay`` for each row in [start, end), in order."""
+        """Call ``replay`` for each record in [start, end), in order."""
         async for placed in self.read(start, end):
             for offset, row in placed:
                 try:
@@ -141,7 +141,7 @@ class RowLog:
                     raise self._unreadable(offset, row, reason) from error
 
     async def read(self, start: int, end: int) -> AsyncIterator[Sequence[PlacedRow]]:
-        """Yield the rows in [start, end), without those that an operator skipped."""
+        """Yield the records in [start, end), without those that an operator skipped."""
         offset = start
         while offset < end:
             place = (self._topic, self.partition)
@@ -184,7 +184,7 @@ class RowLog:
         return RowUnreadable(self._topic.name, self.partition, offset, row, reason)
 
     async def append(self, decisions: Sequence[Sequence[Row]]) -> None:
-        """Append rows and wait until they are committed. On errors some may be in the log."""
+        """Append records and wait until they are committed. On errors some may be in the log."""
         for batch in encode_rows(decisions, wall_ms=self._clock.wall_ms()):
             await self._broker.call(
                 AppendBatches(self._topic, self.partition, acks=ACKS_ALL, batches=(batch,))
@@ -192,7 +192,7 @@ class RowLog:
 
 
 def portions(rows: Iterable[Row], size_bytes: int) -> Iterator[Sequence[Row]]:
-    """Split rows into lists, in order. A list ends after the row that exceeds ``size_bytes``."""
+    """Split rows into lists of at least ``size_bytes``, in order."""
     portion: list[Row] = []
     size = 0
     for row in rows:

@@ -83,11 +83,11 @@ class CoordinatorRuntime(ABC):
 
     @abstractmethod
     def loaded(self) -> None:
-        """Called when the whole log was read. Decisions may be made from now on."""
+        """Called when the whole log was read. Requests may be served from now on."""
 
     @abstractmethod
     def lost(self) -> None:
-        """Called when memory no longer matches the log. No decisions are made until ``loaded``."""
+        """Called when memory no longer matches the log. Requests fail until ``loaded``."""
 
     @abstractmethod
     def tick(self) -> None: ...
@@ -151,7 +151,7 @@ class CoordinatorRuntime(ABC):
             changed.set_result(None)
 
     def ready(self) -> bool:
-        """Return whether decisions may be made now. If not, start loading the log."""
+        """Return whether requests can be served now. If not, start loading the log."""
         if self._log is None:
             self._start_load()
         return self._log is not None
@@ -169,7 +169,7 @@ class CoordinatorRuntime(ABC):
         self._start_appender()
 
     def when_committed(self, on_committed: OnCommitted) -> None:
-        """Call ``on_committed`` once all rows so far are committed (True) or failed (False)."""
+        """Call ``on_committed`` with True once all appended records are committed, else False."""
         append = self._next if self._next.decisions else self._in_progress
         if self._log is None or append is None:
             on_committed(self._log is not None)

@@ -304,7 +304,7 @@ class Leases:
         await self.settled(events)
 
     def clip(self, start_offset: int, *, passed: int, is_expiry: bool) -> Sequence[Event]:
-        """Drop records below an offset, ``passed`` of them never leased. Returns the events."""
+        """Drop records below an offset, ``passed`` of them never leased; return log events."""
         events = self.cursor.trim(start_offset, passed=passed).events
         if events and is_expiry:
             self._count_expired(passed)

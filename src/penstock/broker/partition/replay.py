@@ -168,8 +168,7 @@ class Replay:
         return frozenset(share.topic_id for share, _ in self.shares)
 
     def advance(self, up_to: int, *, bytes_max: int | None = None) -> bool:
-        """Read the log up to an offset or for ``bytes_max`` bytes. Returns False if more is
-        left."""
+        """Read the log up to an offset or ``bytes_max`` bytes. Returns False if more is left."""
         read = 0
         while self.offset < up_to and self.damage is None:
             try:
@@ -256,7 +255,7 @@ class Replay:
         return aborted_between(self.producers, self._log.start_offset, offset)
 
     def _clip(self, cursor: LeaseCursor, event: Event) -> Event:
-        """Limit an event to the records that this replay has read, and correct its count."""
+        """Limit a lease event to records that this replay has read, and correct its count."""
         start = max(self.begun_at, self._low_watermark)
         if not start:
             return event
@@ -294,7 +293,7 @@ class Replay:
         )
 
     def finish(self) -> None:
-        """Read from the log what the events lack. Afterwards the cursors can be used."""
+        """Read from the log what the lease events lack. Afterwards the cursors can be used."""
         log, context = self._log, self._context
         self.clip(log.stored_low_watermark)
         origin = origin_of(self.topic, self.index)
