@@ -289,7 +289,7 @@ class Replicators:
         await replicator.close(is_clean=True)
         if view is None:
             if self.context.catalog.tombstone(key.topic_id) is None:
-                text = "row removed without a tombstone, keeping the replica's files"
+                text = "partition missing in the store but not deleted, keeping its files"
                 log_.warning(text, extra={"partition": str(key)})
                 return
         elif not await self._may_drop(key, view):
