@@ -150,7 +150,7 @@ async def test_an_unexpected_error_in_an_append_takes_its_partition_out_of_servi
             )
         assert [isinstance(one, Overloaded) for one in done] == [True, True, False], done
         assert "out of service" in str(done[0])
-        lines = [r for r in caplog.records if r.getMessage() == "partition failed"]
+        lines = [r for r in caplog.records if r.getMessage() == "partition is out of service"]
         assert {(line.topic, line.partition) for line in lines} == {("broken", 0)}  # type: ignore[attr-defined]
         # Nothing else is written behind it, and nobody waits.
         refused = await outcomes(

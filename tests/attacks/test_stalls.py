@@ -189,7 +189,9 @@ def test_a_request_above_its_bound_is_rejected(
     if reply is not None:
         assert error_code(name, shape.version, reply) == ErrorCode.INVALID_REQUEST
         return
-    *_, line = [each for each in caplog.records if each.message == "request has too many entries"]
+    *_, line = [
+        each for each in caplog.records if each.message == "request rejected: too many entries"
+    ]
     assert (line.api, line.count, line.bound) == (name, bound + 1, bound)  # type: ignore[attr-defined]
 
 

@@ -99,5 +99,5 @@ def test_what_is_noted_while_all_are_stopped_one_after_the_other_is_there_afterw
     values = noted(cluster, *names)
     assert not list(breaks(values))
     for node in cluster.nodes.values():
-        assert "last entries of the audit trail lost" not in node.stderr, node.stderr_tail()
+        assert "last audit records lost at shutdown" not in node.stderr, node.stderr_tail()
         node.assert_no_traceback()

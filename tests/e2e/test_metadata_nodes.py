@@ -224,7 +224,7 @@ def test_nobody_may_call_itself_by_another_name_than_its_certificates(
     env = {**certificates.make("f1"), "PENSTOCK_NODE__NAME": "m2"}
     said = refusal(attached(tmp_path / "node", metadata.listen, env=env))
     assert "The certificate shown by node m2 is for another node" in said
-    assert metadata.stderr.count("hello of another node rejected") == 1, (
+    assert metadata.stderr.count("handshake of another node rejected") == 1, (
         "the operator hears of it, once"
     )
 
@@ -240,7 +240,9 @@ def test_a_node_of_another_cluster_is_refused(
     tmp_path: Path, certificates: Certificates, metadata: MetadataServer
 ) -> None:
     env = {**certificates.make("f1"), "PENSTOCK_INTERNAL__CLUSTER": "other"}
-    assert "belongs to cluster other" in refusal(attached(tmp_path / "node", metadata.listen, env=env))
+    assert "belongs to cluster other" in refusal(
+        attached(tmp_path / "node", metadata.listen, env=env)
+    )
 
 
 def test_a_renewed_certificate_is_taken_over_while_nodes_run(

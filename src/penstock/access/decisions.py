@@ -272,7 +272,7 @@ def _compile_identity(name: str, text: str, caller: Caller) -> Compiled:
         return evaluation.compile_policy(text, Kind.IDENTITY)
     except MalformedPolicy as error:
         log.error(
-            "policy of a user is invalid and denies everything",
+            "invalid user policy denies all requests",
             extra={"user": caller.arn, "policy": name, "reason": str(error)},
         )
         return _INVALID
@@ -286,7 +286,7 @@ def _compile_resource(question: Question) -> Compiled | None:
         return evaluation.compile_policy(text, Kind.RESOURCE)
     except MalformedPolicy as error:
         log.error(
-            "policy of a queue is invalid and denies everything but replacing it",
+            "invalid resource policy denies all requests except its replacement",
             extra={"arn": arn, "reason": str(error)},
         )
         return _INVALID_RESOURCE

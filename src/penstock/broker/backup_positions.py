@@ -1,11 +1,11 @@
-"""The positions of a backup: start and end of each log that this node leads, at one moment.
+"""The positions of a backup: start and end offset of each log that this node leads, at one moment.
 
-All positions of a stage are taken in one turn of the loop. A node without a cluster takes all
-stages at once; in a cluster each is taken on all nodes before the next. Transactions come first,
-which are decided after their records were written, then groups, whose offsets refer to earlier
-records, then all others: with crossings held, no message is acked in one log and missing in the
-other. The caller verifies in the store afterwards that this node led each partition in its epoch.
-"""
+Positions are taken in three stages: first the log of transactions, then the log of consumer groups,
+then all other logs. A transaction is decided after its records were written and a group's offsets
+refer to earlier records, so a restored decision or offset never refers to missing records. In a
+cluster, all nodes take a stage before the next one begins, and ``BackupHold`` delays messages that
+move between logs. Afterwards the caller checks in the metadata store that this node led each
+partition in the reported epoch."""
 
 import contextlib
 from collections.abc import Sequence
@@ -65,14 +65,13 @@ class BackupPositions:
         return self._hold.hold_crossings(request.holder, request.crossings_ms)
 
     async def open(self, topics: Sequence[Topic]) -> None:
-        """Open topics that were not used yet, on a node without a cluster."""
         for topic in topics:
             if not topic.is_share and self._partitions.find(topic) is None:
                 with contextlib.suppress(TopicNotFound):
                     await self._partitions.open(topic)
 
     def take(self, *stages: Stage) -> Sequence[PartitionPositions]:
-        """Take positions; without an await, so that it is one moment."""
+        """Return the start and end offsets of all logs of these stages, at one moment."""
         taken = []
         for queue in self._partitions.queues():
             if queue.topic.is_share or stage_of(queue.topic) not in stages:

@@ -1,4 +1,4 @@
-"""The broker of this node: one handler for each call of ``model/calls.py``. What a call does is in
+"""The broker of this node: one handler for each call of ``model/calls.py``. The work is done in
 queue.py, partition.py and shares.py."""
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -23,7 +23,7 @@ from penstock.model.ports import BatchAppended, Fetched, MoveTask, Peeked, Produ
 from penstock.model.stream import settings_of
 from penstock.model.topic import Kind, QueueStats, Topic
 
-RECORD_OVERHEAD_BYTES = 192  # batch header, record framing and system fields, generously
+RECORD_OVERHEAD_BYTES = 192  # upper estimate of batch header, record framing and system fields
 
 
 Handler = Callable[[Any], Coroutine[Any, Any, Any]]
@@ -78,7 +78,7 @@ class Broker:
         return self.handlers[type(call)](call)
 
     def go_through(self, brokers: BrokerPort) -> None:
-        """In a cluster: send the calls of this broker to other queues to their leaders."""
+        """Send calls for queues that other nodes lead to these nodes (in a cluster)."""
         self.shares.all_brokers = brokers
         self._redriver.broker = brokers
         self._mover.broker = brokers
@@ -92,7 +92,7 @@ class Broker:
             self._mover.resume()
 
     def _led(self, partition: Partition, is_led: bool) -> None:
-        """Run move tasks where the first partition of their source is led."""
+        """Run the move tasks of a source queue on the node that leads its first partition."""
         if partition.index == 0 and is_led:
             self._mover.resume_of(partition.topic.arn)
         elif partition.index == 0:
@@ -113,14 +113,13 @@ class Broker:
         queue = await self._queue(topic)
         found = queue.partitions.get(partition)
         if found is None:
-            await self.partitions.grow(queue)  # for partitions that were added
+            await self.partitions.grow(queue)  # partitions may have been added
             if not 0 <= partition < queue.topic.partition_count:
                 raise TopicNotFound(topic.name)
             found = queue.partitions[partition]
         return found
 
     def _opened(self, call: PartitionCall[R]) -> Partition | None:
-        """Return the partition of a call if it is open: hot calls need no other coroutine then."""
         queue = self.partitions.find(call.topic)
         return None if queue is None else queue.partitions.get(call.partition)
 
@@ -136,9 +135,9 @@ class Broker:
                 size += sum(len(n) + len(a.value) for n, a in message.attributes.items())
         self._admit(size)
         if topic.source_id is not None:
-            raise InvalidRequest(f"{topic.name} is a share: send to the topic that it reads.")
+            raise InvalidRequest(f"{topic.name} is a share; send to the topic that it reads.")
         if topic.kind is Kind.STREAM:  # such as the topics of the server itself
-            raise InvalidRequest(f"{topic.name} is not a queue: messages are sent to queues only.")
+            raise InvalidRequest(f"{topic.name} is not a queue; send messages to queues only.")
         queue = self.partitions.find(topic) or await self.partitions.open(topic)
         owner = queue.partitions.get(call.partition) or await self._of(call)
         return await owner.append(messages)
@@ -204,7 +203,7 @@ class Broker:
 
     async def _append_batches(self, call: calls.AppendBatches) -> BatchAppended:
         topic, batches = call.topic, call.batches
-        # The server's own rows use the disk reserve, as acks do. A queue may have such a name.
+        # The server's own rows may use the disk reserve, as acks do. Queues may not.
         if topic.is_queue or not is_internal(topic.name):
             self._admit(sum(map(len, batches)))
         is_append_time = settings_of(topic, self._context.defaults).is_append_time

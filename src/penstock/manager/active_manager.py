@@ -362,7 +362,7 @@ class ActiveManager:
             new = self._counts - self._logged_counts
             self._logged_counts = Counter(self._counts)
             done = {f"{kind.value}_count": count for kind, count in new.items()}
-            log.info("partitions managed", extra=done)
+            log.info("partition changes made by the manager", extra=done)
 
 
 class _Later:

@@ -84,7 +84,7 @@ class DecisionWriter:
         if len(self._tasks) < TXNS_MAX:
             self._has_room.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("manager decision failed", exc_info=error)
+            log.error("applying a manager decision failed", exc_info=error)
 
     async def _carry(self, decisions: Sequence[Decision]) -> None:
         try:
@@ -157,7 +157,7 @@ class DecisionWriter:
     def _fail(self, decisions: Sequence[Decision], error: PenstockError) -> None:
         if not self._is_troubled:  # logged once, not for each of perhaps thousands of decisions
             self._is_troubled = True
-            log.warning("manager decisions failed", extra={"reason": str(error)})
+            log.warning("applying manager decisions failed", extra={"reason": str(error)})
         for decision in decisions:
             self._on_end(decision, End.FAILED, 0)
 
@@ -253,7 +253,7 @@ class LogEndQueries:
                 replies = await self._ask(node, list(versions))
         except (PenstockError, TimeoutError) as error:
             log.warning(
-                "node did not report its log ends",
+                "node did not report the end offsets of its logs",
                 extra={"node": node, "partitions": len(versions), "reason": str(error)},
             )
             self._on_reply(keys, False)

@@ -112,7 +112,7 @@ class Manager(PrefixWatch):
                 deletes=(stored.MANAGER_KEY,),
             )
         except PenstockError as error:  # the entry disappears with the lease
-            log.info("manager entry not removed", extra={"reason": str(error)})
+            log.info("removing the manager entry failed", extra={"reason": str(error)})
 
     @property
     def manager(self) -> int:
@@ -141,7 +141,7 @@ class Manager(PrefixWatch):
                 log.warning("managing the cluster failed", extra={"reason": str(error)})
             except Exception as error:
                 # Another node may succeed where this one failed.
-                log.error("manager failed", exc_info=error)
+                log.error("manager failed with an unexpected error", exc_info=error)
                 await self._give_up()
             # If the store did not reply, the watch reports nothing either, so retry.
             await wait_for(self._changed, None if is_answered else RETRY_SECONDS)

@@ -31,7 +31,7 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except Damaged as error:
-        log_.error("cluster entry unreadable", extra={"reason": str(error)})
+        log_.error("unreadable cluster entry ignored", extra={"reason": str(error)})
 
 
 class _Nodes(PrefixWatch):

@@ -63,7 +63,7 @@ class RegisteredAt:
         try:
             replace_durably(DISK, self._file, f"{revision}\n".encode())
         except OSError as error:
-            log_.warning("registration revision not stored", extra={"reason": str(error)})
+            log_.warning("storing the registration revision failed", extra={"reason": str(error)})
 
 
 def boot_ms() -> int:
@@ -136,7 +136,7 @@ class LeaseClock:
             try:
                 await self._store.revoke(lease)
             except PenstockError as error:
-                log_.warning("lease revocation failed", extra={"reason": str(error)})
+                log_.warning("revoking the node lease failed", extra={"reason": str(error)})
 
     def ended(self) -> None:
         task, self._task = self._task, None
@@ -146,7 +146,7 @@ class LeaseClock:
         self._gone()
 
     def _gone(self) -> None:
-        log_.warning("lease ended", extra={"lease": f"{self.lease:x}"})
+        log_.warning("node lease ended", extra={"lease": f"{self.lease:x}"})
         self.deadline_ms = self.lease = 0
         self._on_gone()
 
@@ -166,7 +166,7 @@ class LeaseClock:
                 return
             except PenstockError as error:
                 if self.trouble is None:
-                    log_.warning("lease keep-alive failed", extra={"reason": str(error)})
+                    log_.warning("renewing the node lease failed", extra={"reason": str(error)})
                 self.trouble = str(error)
                 pause_ms = self._config.retry_ms
                 continue
@@ -258,7 +258,7 @@ class Membership(LeaseClock):
             self.ended()
 
     def _lost(self) -> None:
-        log_.error("lease lost: the cluster treats this node as dead, registering again")
+        log_.error("node lease lost: the cluster treats this node as dead, registering again")
         self._on_lost()
 
     async def change(self, **changes: object) -> None:

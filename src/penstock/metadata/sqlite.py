@@ -434,7 +434,7 @@ class SqliteStore(Store):
                 for lease in self._leases.ended(now_ms=self._now_ms()):
                     await self.revoke(lease)
             except PenstockError as error:
-                log.warning("ending leases failed", extra={"reason": str(error)})
+                log.warning("ending expired leases failed", extra={"reason": str(error)})
                 await asyncio.sleep(ENDING_RETRY_SECONDS)
                 continue
             end_ms = self._leases.next_end_ms()

@@ -198,8 +198,8 @@ class Node:
                     kept_ms=kept_ms,
                 )
                 await self._security.data_keys.sweep()
-            except PenstockError as error:  # such as a full disk; the next sweep retries
-                log_.warning("tombstones not removed", extra={"reason": str(error)})
+            except PenstockError as error:  # for example a full disk: retried
+                log_.warning("removing old tombstones failed", extra={"reason": str(error)})
 
     def _report(self) -> None:
         # Reported once, because all of them are copies of the same store.

@@ -73,7 +73,7 @@ async def _run(loaded: Loaded[Config], manager: ServiceManager, *, hints: bool) 
         node = make_node(loaded)
         await node.start(stop)
     except GivenUp as reason:
-        log_.info("stopped", extra={"reason": str(reason)})
+        log_.info("node stopped", extra={"reason": str(reason)})
         return EXIT_OK
     except (PenstockError, OSError) as error:
         if node is not None and (lines := _root_key(node)):
@@ -91,10 +91,10 @@ async def _run(loaded: Loaded[Config], manager: ServiceManager, *, hints: bool) 
     print("\n".join(lines), flush=True)  # noqa: T201
     manager.tell(READY)
     await stop.wait()
-    log_.info("draining")
+    log_.info("node is draining")
     manager.tell(STOPPING)
     await node.drain()
-    log_.info("stopped")
+    log_.info("node stopped")
     return EXIT_OK
 
 

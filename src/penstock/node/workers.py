@@ -342,7 +342,7 @@ class Supervisor:
         try:
             await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
-                log_.info("stopped before all processes were ready")
+                log_.info("node stopped before all worker processes were ready")
             elif starting.exception() is None:
                 # What a single process prints, with the addresses of the first worker.
                 line = self._workers[0].ready_line
@@ -383,7 +383,7 @@ class Supervisor:
             await child.has_ended.wait()
             pause_ms = plan.next_pause_ms(pause_ms, child.served_ms)
             log_.error(
-                "process ended, restarting it",
+                "worker process ended, restarting it",
                 extra={"worker": child.name, "reason": child.how, "pause_ms": pause_ms},
             )
             await asyncio.sleep(pause_ms / 1_000)
@@ -391,9 +391,9 @@ class Supervisor:
                 child.start()
                 await child.ready()
             except (NotStarted, OSError) as error:
-                log_.warning("process not restarted yet", extra={"reason": str(error)})
+                log_.warning("worker process not restarted yet", extra={"reason": str(error)})
             else:
-                log_.info("process restarted", extra={"worker": child.name})
+                log_.info("worker process restarted", extra={"worker": child.name})
 
     def _send_all(self, number: signal.Signals) -> None:
         for child in self._all:
@@ -414,12 +414,12 @@ class Supervisor:
             keeper.cancel()
         if self._keepers:
             await asyncio.wait(self._keepers)
-        log_.info("draining")
+        log_.info("node is draining")
         self.manager.tell(STOPPING)
         is_clean = True
         for some in (self._workers, [self._metadata]):
             is_clean = await self._end_some(some) and is_clean
-        log_.info("stopped")
+        log_.info("node stopped")
         return is_clean
 
     async def _end_some(self, children: Sequence[Child]) -> bool:
@@ -434,7 +434,7 @@ class Supervisor:
             for child in running:
                 if not child.has_ended.is_set():
                     log_.error(
-                        "process did not stop in time, killing it", extra={"worker": child.name}
+                        "worker did not stop in time, killing it", extra={"worker": child.name}
                     )
                     child.send(signal.SIGKILL)
             for child in running:

@@ -1,1 +1,1 @@
-"""Kafka's record batch v2: the same bytes on disk, between nodes and to Kafka clients. Pure."""
+"""Kafka's record batch v2: the same bytes on disk, between nodes and to Kafka clients."""

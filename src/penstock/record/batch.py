@@ -43,14 +43,14 @@ ATTR_APPEND_TIME = 0x08
 ATTR_TRANSACTIONAL = 0x10
 ATTR_CONTROL = 0x20
 ATTR_DELETE_HORIZON = 0x40
-ATTR_PRODUCED = 0x2000  # append time was set on a producer's batch
-ATTR_SEALED = 0x4000  # some of the records are sealed; far from the bits that Kafka may need next
+ATTR_PRODUCED = 0x2000  # a producer's batch that got its append time from the server
+ATTR_SEALED = 0x4000  # contains encrypted records; far from the bits that Kafka may use next
 
 NO_PRODUCER = -1
 
 
 class BatchHeader(NamedTuple):
-    """A tuple rather than a struct: measured a fifth cheaper to fill from ``unpack``."""
+    """The header of a batch. A tuple is a fifth faster to fill than a struct."""
 
     base_offset: int
     length: int
@@ -64,7 +64,7 @@ class BatchHeader(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which a header has no use for
+    count: int  # type: ignore[assignment]  # hides tuple.count
 
     @property
     def total_bytes(self) -> int:
@@ -92,10 +92,9 @@ class BatchHeader(NamedTuple):
 
 
 def is_server_batch(header: BatchHeader) -> bool:
-    """Return whether the server wrote this batch of messages, so its ``penstock`` record headers
-    can be trusted. ATTR_PRODUCED is the guard; the server's batches were never compressed and never
-    had a producer id or two times, which also exposes producers' batches that were stored before
-    ATTR_PRODUCED existed."""
+    """Return whether the server wrote this batch of messages, so that its ``penstock`` record
+    headers can be trusted. Producers' batches from before ATTR_PRODUCED existed are recognized by
+    their codec, producer id or different timestamps."""
     return (
         header.attributes & ~ATTR_SEALED == ATTR_APPEND_TIME
         and header.producer_id == NO_PRODUCER
@@ -104,7 +103,7 @@ def is_server_batch(header: BatchHeader) -> bool:
 
 
 def parse_header(buffer: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader:
-    """Return the fields without checking them; see ``check_header``."""
+    """Return the header fields without checking them (see ``check_header``)."""
     if len(buffer) - position < HEADER_BYTES or position < 0:
         raise MalformedBatch(f"{len(buffer) - position} bytes are too few for a batch header")
     return tuple.__new__(BatchHeader, HEADER.unpack_from(buffer, position))
@@ -112,7 +111,7 @@ def parse_header(buffer: bytes | bytearray | memoryview, position: int = 0) -> B
 
 def check_header(header: BatchHeader) -> None:
     if header.magic != MAGIC:
-        raise MalformedBatch(f"magic {header.magic}, expected {MAGIC}")
+        raise MalformedBatch(f"the magic number is {header.magic}, expected {MAGIC}")
     if header.length < HEADER_BYTES - LENGTH_FROM:
         raise MalformedBatch(f"length {header.length} is smaller than a batch header")
     if header.base_offset < 0:
@@ -121,12 +120,12 @@ def check_header(header: BatchHeader) -> None:
         raise MalformedBatch(f"last offset delta {header.last_offset_delta} is negative")
     if not 0 <= header.count <= header.last_offset_delta + 1:
         raise MalformedBatch(
-            f"{header.count} records in a batch that spans {header.last_offset_delta + 1} offsets"
+            f"the batch has {header.count} records but spans {header.last_offset_delta + 1} offsets"
         )
 
 
 def split_batches(pieces: Sequence[Piece]) -> Iterator[bytes]:
-    """Yield each batch of pieces that were read whole, as a copy."""
+    """Yield a copy of each batch in these buffers, which contain whole batches only."""
     for buffer in in_memory(pieces):
         position = 0
         while position < len(buffer):
@@ -147,14 +146,14 @@ def encode_batch(
     producer_epoch: int = -1,
     base_sequence: int = -1,
 ) -> bytes:
-    """``attributes`` select the codec, append time and control."""
+    """Return a batch of encoded records. ``attributes`` select codec, append time and control."""
     count = len(records)
     assert count > 0, "a batch must have records"
     body = b"".join(records)
     codec = attributes & ATTR_CODEC_MASK
     if codec:
         body = compress(codec, body)
-    # As in _assembled, without another call: this is the path of every message.
+    # The same as _assembled, without a call, because every message takes this path.
     checked = _CHECKED.pack(
         attributes,
         count - 1,
@@ -171,12 +170,12 @@ def encode_batch(
 
 
 def repacked(header: BatchHeader, records: Sequence[bytes]) -> bytes:
-    """Return a batch of the same offsets with other records, encoded and not compressed."""
+    """Return a batch with the same offsets but other encoded records, not compressed."""
     return with_body(header._replace(count=len(records)), b"".join(records))
 
 
 def with_body(header: BatchHeader, body: bytes) -> bytes:
-    """Return a batch of this header and the bytes of its records. Sets length and CRC."""
+    """Return a batch of this header and the bytes of its records, with new length and CRC."""
     return _assembled(header.base_offset, header.leader_epoch, header[5:], body)
 
 
@@ -201,10 +200,9 @@ def placed(
     leader_epoch: int,
     append_time_ms: int | None = None,
 ) -> tuple[bytes | memoryview, BatchHeader]:
-    """Return a producer's batch with its place in the log, and its new header: the only copy of the
-    batch. The CRC does not cover offset and epoch; for an append time it is computed again. A large
-    batch in writable memory is changed in place: the result is valid as long as the caller's
-    memory."""
+    """Return a producer's batch with its final offset and epoch, and the new header. The CRC does
+    not cover these; for an append time it is computed again. A large batch in writable memory is
+    changed in place, so the result is valid only as long as the caller's memory."""
     _, length, _, magic, crc, *rest = header
     view = memoryview(batch)
     raw: bytes | memoryview

@@ -1,13 +1,13 @@
-"""Compaction of a keyed log: batches from which records are removed.
+"""Compaction of a log with keys: removes outdated records from batches.
 
-A record keeps its offset, time and bytes, and a batch its base offset and span, so that batches of
-a log follow each other without gaps. A batch without remaining records stays as a header, for its
-span and the producer's last sequence; adjacent ones that no sequence needs are merged.
+A record keeps its offset, timestamp and bytes, and a batch keeps its range of offsets, so that
+there are no gaps. A batch without records stays as a header, for its offsets and the producer's
+last sequence number; adjacent empty batches without a producer are merged.
 
-Readers must see that a key was deleted (a record without a value). The first compaction that finds
-one stores until when it is kept in place of the batch's base time, with the delete-horizon bit, as
-Kafka does. Control batches, and batches that cannot be opened, are kept as they are.
-"""
+Readers must see that a key was deleted (a tombstone, a record without a value). As in Kafka, the
+first compaction that finds a tombstone replaces the batch's base timestamp by the time until which
+the tombstone is kept, and sets the delete-horizon bit. Control batches, and batches that cannot be
+decoded, are not changed."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -30,15 +30,15 @@ from penstock.record.compression import compress
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import RecordSlice, encode_varint, records_blob, slices_of
 
-SPAN_MAX = 2**31  # offsets in one batch: its last offset delta is an i32
+SPAN_MAX = 2**31  # the last offset delta is an i32
 _TIME_MIN, _TIME_MAX = -(2**63), 2**63 - 1
 
-# Whether the record with this key at this offset is still needed.
+# Returns whether the record with this key at this offset is still needed.
 Wanted = Callable[[bytes, int], bool]
 
 
 def keys_of(batch: bytes) -> list[tuple[bytes, int]]:
-    """Return key and offset of every record with a key; none if the batch cannot be opened."""
+    """Return key and offset of every record with a key; nothing if the batch cannot be decoded."""
     header = parse_header(batch)
     try:
         blob = records_blob(batch, header)
@@ -55,8 +55,8 @@ def keys_of(batch: bytes) -> list[tuple[bytes, int]]:
 def compact_batch(
     batch: bytes, *, is_wanted: Wanted, tombstone_ms: int, now_ms: int, is_gone_kept: bool = False
 ) -> bytes:
-    """Return the batch without its unwanted records; the same object if nothing changes. Records
-    without a value stay until their horizon has passed, or, with ``is_gone_kept``, always."""
+    """Return the batch without its unwanted records, or the same object if nothing changes.
+    Tombstones are kept until their time is over, or always with ``is_gone_kept``."""
     header = parse_header(batch)
     if header.is_control or not header.count:
         return batch
@@ -86,7 +86,7 @@ def compact_batch(
 
 
 def empty_batch(header: BatchHeader, *, with_producer: bool) -> bytes:
-    """Return a batch of the same span without records, with its producer's sequences or without."""
+    """Return a batch of the same offsets without records, with or without producer fields."""
     attributes = header.attributes & ATTR_APPEND_TIME
     if with_producer:
         attributes |= header.attributes & ATTR_TRANSACTIONAL
@@ -96,7 +96,7 @@ def empty_batch(header: BatchHeader, *, with_producer: bool) -> bytes:
 
 
 def merge_empty(first: bytes, second: bytes) -> bytes | None:
-    """Return one empty batch for two adjacent ones; None if they cannot be merged."""
+    """Return one empty batch for two adjacent ones, or None if they cannot be merged."""
     one, two = parse_header(first), parse_header(second)
     span = two.next_offset - one.base_offset
     if (
@@ -115,14 +115,14 @@ def merge_empty(first: bytes, second: bytes) -> bytes | None:
 
 
 def is_bare(header: BatchHeader) -> bool:
-    """Return whether a batch only covers offsets: no records, not control, no producer."""
+    """Return whether a batch only covers offsets: no records, not a control batch, no producer."""
     return not header.count and not header.is_control and header.producer_id == NO_PRODUCER
 
 
 def _encode(
     header: BatchHeader, blob: bytes, kept: list[RecordSlice], *, horizon_ms: int | None = None
 ) -> bytes | None:
-    """Return the batch; None if times are too far apart for a delta, or if it is now too large."""
+    """Return the batch; None if a timestamp delta does not fit or the batch is too large."""
     attributes, base_timestamp = header.attributes, header.base_timestamp
     if horizon_ms is not None:
         attributes, base_timestamp = attributes | ATTR_DELETE_HORIZON, horizon_ms
@@ -152,23 +152,17 @@ def _encode(
     return batch if len(batch) <= BATCH_BYTES_MAX else None
 
 
-# ── Copies without gaps ──────────────────────────────────────────────────────────────────────
-# A read by offset leaves out the batches that compaction has emptied, and may return more batches
-# than the requested ones. A copy of a log must have no gaps and must end at the right offset:
-# emptied spans become bare batches again, and batches from the end on are left out.
-
-
 class Covered(NamedTuple):
-    data: bytes  # whole batches that follow each other
-    base_offset: int  # of the first
-    next_offset: int  # after the last
+    data: bytes  # consecutive whole batches
+    base_offset: int  # of the first batch
+    next_offset: int  # after the last batch
 
 
 def covered(
     buffers: Sequence[bytes | memoryview], start: int, end: int, *, next_offset: int
 ) -> Covered:
-    """Return the batches from ``start`` to ``next_offset``, at most ``end``. The first may begin
-    below the start. Raises MalformedBatch for batches across the end or out of order."""
+    """Return the batches from ``start`` to ``next_offset``, at most to ``end``, with empty batches
+    in gaps. The first may begin before ``start``. Raises MalformedBatch if one crosses ``end``."""
     if _is_plain(buffers, start, end, next_offset):
         return Covered(b"".join(buffers), start, next_offset)
     parts: list[bytes | memoryview] = []
@@ -183,7 +177,7 @@ def covered(
                 last = last or header
                 break
             if is_bare(header) and total == HEADER_BYTES:
-                # Bare batches may have been merged since, and may reach beyond either side.
+                # Empty batches may have been merged since, and may extend beyond both ends.
                 header = spanned(header, max(header.base_offset, at), min(header.next_offset, end))
             elif header.next_offset > end:
                 raise MalformedBatch(f"a batch crosses the end offset {end}")
@@ -208,7 +202,7 @@ def covered(
 def _is_plain(
     buffers: Sequence[bytes | memoryview], start: int, end: int, next_offset: int
 ) -> bool:
-    """Return whether the batches need no change, as nearly always. Flat: others wait meanwhile."""
+    """Return whether the batches need no change, which is usual. One flat loop, for speed."""
     unpack, at = HEADER.unpack_from, start
     for buffer in buffers:
         position, size = 0, len(buffer)

@@ -1,6 +1,6 @@
-"""The five codecs of a record batch. A few hundred bytes can expand to gigabytes, so output goes
-into a buffer that grows at most to ``bytes_max``. Snappy has two forms: the raw block, and the
-framed form that Java producers send (a 16-byte head, then blocks with a 4-byte length each)."""
+"""The five codecs of a record batch. A few hundred bytes can expand to gigabytes, so the output
+buffer grows at most to ``bytes_max``. Snappy has two forms: a raw block, and the framed form of
+Java producers (a 16-byte head, then blocks with a 4-byte length each)."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ class Codec(IntEnum):
 XERIAL_MAGIC = b"\x82SNAPPY\x00"
 XERIAL_HEAD = struct.Struct(">8sII")
 assert XERIAL_HEAD.size == 16
-XERIAL_BLOCK_BYTES = 32 * 1_024  # what Java writes
+XERIAL_BLOCK_BYTES = 32 * 1_024  # the size that Java uses
 
-_XERIAL_BLOCK_BYTES_MIN = 256  # on average: a million blocks of a few bytes would take a second
+_XERIAL_BLOCK_BYTES_MIN = 256  # on average; a million tiny blocks would take a second
 _LENGTH = struct.Struct(">I")
 _GUESS_BYTES = 64 * 1_024
 _GUESS_RATIO = 4
-_ZEROED_BYTES_MAX = 1_048_576  # above it, memory is mapped: zeroing 64 MiB takes 30 ms
-_NO_ROOM = "Too much to write"  # from the library; a test with a high ratio fails if it changes
+_ZEROED_BYTES_MAX = 1_048_576  # larger memory is mapped: zeroing 64 MiB takes 30 ms
+_NO_ROOM = "Too much to write"  # text of the library's error; a test fails if it changes
 
 _DecompressInto = Callable[[bytes, cramjam.Buffer], int]
 _STREAMS: dict[int, _DecompressInto] = {
@@ -62,13 +62,13 @@ class TooLarge(MalformedBatch):
 
 
 def decompress(codec: int, data: bytes, *, bytes_max: int) -> bytes:
-    """Raises MalformedBatch if the data is not of that codec, or TooLarge."""
+    """Return the decompressed data. Raises TooLarge, or MalformedBatch if it is invalid."""
     found = decompress_to_view(codec, data, bytes_max=bytes_max)
     return found if isinstance(found, bytes) else bytes(found)
 
 
 def decompress_to_view(codec: int, data: bytes, *, bytes_max: int) -> bytes | memoryview:
-    """Decompress without the last copy, which takes 10 ms for 32 MiB; else in a thread."""
+    """Decompress without a final copy, which takes 10 ms for 32 MiB."""
     if codec == Codec.NONE:
         if len(data) > bytes_max:
             raise TooLarge(bytes_max)
@@ -84,16 +84,15 @@ def decompress_to_view(codec: int, data: bytes, *, bytes_max: int) -> bytes | me
 
 
 def _decompress_stream(stream: _DecompressInto, data: bytes, bytes_max: int) -> memoryview:
-    """Decompress a format that need not state its size: try a likely size, then larger ones. Other
-    threads run only while the library writes into a view."""
+    """Decompress a format that may not state its size: try a likely size, then larger ones."""
     capacity = min(bytes_max, max(_GUESS_BYTES, _GUESS_RATIO * len(data)))
     while True:
         out = _memory(capacity)
         try:
             size = stream(data, cramjam.Buffer(out, copy=False))
         except cramjam.DecompressionError as error:
-            # Only the error's text distinguishes "too small" from "not this format". Retrying both
-            # would make a few bytes of noise cost as much as the largest batch.
+            # Only the error's text distinguishes a small buffer from invalid data. Retrying both
+            # would make a few invalid bytes as expensive as the largest batch.
             if _NO_ROOM not in str(error):
                 raise MalformedBatch(f"the records cannot be decompressed: {error}") from None
             if capacity >= bytes_max:
@@ -104,7 +103,7 @@ def _decompress_stream(stream: _DecompressInto, data: bytes, bytes_max: int) -> 
 
 
 def _decompress_blocks(blocks: Sequence[memoryview], bytes_max: int) -> memoryview:
-    """Decompress snappy blocks, each of which states its size, into one piece of memory."""
+    """Decompress snappy blocks, each of which states its size, into one buffer."""
     try:
         sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
         total = sum(sizes)
@@ -132,7 +131,7 @@ def _xerial_blocks(data: bytes, bytes_max: int) -> list[memoryview]:
     position = XERIAL_HEAD.size
     while position < len(data):
         if len(data) - position < _LENGTH.size:
-            raise MalformedBatch("a snappy block has no length")
+            raise MalformedBatch("the length of a snappy block is incomplete")
         (size,) = _LENGTH.unpack_from(data, position)
         position += _LENGTH.size
         if size == 0 or size > len(data) - position:

@@ -1,6 +1,6 @@
-"""Control batches: events about records, written to the same log after them. Record key: version
-i16 (0), type i16; the type defines the value. Kafka clients skip them. Types 0 and 1 are Kafka's
-transaction markers; Penstock's start at 64 (``cursor/``)."""
+"""Control batches: events about records, in the same log. The key of a control record has a version
+(i16, 0) and a type (i16), which defines the value. Kafka clients skip control batches. Types 0 and
+1 are Kafka's transaction markers; Penstock's types start at 64 (``cursor/``)."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -55,7 +55,6 @@ def encode_marker_batch(
     producer_epoch: int,
     timestamp: int,
 ) -> bytes:
-    """Return the end of a transaction, as Kafka clients read it. The append sets its place."""
     kind = TYPE_COMMIT if is_commit else TYPE_ABORT
     record = encode_record(
         offset_delta=0,

@@ -1,4 +1,4 @@
-"""CRC-32C (Castagnoli), the checksum of record batches; computed by the CPU where it can."""
+"""CRC-32C (Castagnoli), the checksum of record batches, computed by the CPU if possible."""
 
 from crc32c import crc32c
 

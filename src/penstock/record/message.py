@@ -13,10 +13,10 @@ decoding unambiguous. The ``penstock`` header is trusted only in batches that th
 (``is_server_batch``); any other record gets its message id from its position in the log, and its
 headers become attributes. To add a field: append it to ``_System`` with a default.
 
-A sealed message has, instead of its body, body and attributes in a form that only a frontend can
-open. A producer's sealed record has no headers; or no value and one header, ``penstock.sealed``,
-because compaction depends on which values are null. A record counts as sealed only if its batch has
-the sealed bit, which no producer can set. The sealed content:
+A sealed message has, instead of its body, its encrypted body and attributes, which only a frontend
+can decrypt. A producer's sealed record has no headers (or no value and one header,
+``penstock.sealed``, because compaction depends on which values are null). A record counts as sealed
+only if its batch has the sealed bit, which no producer can set. The sealed content:
 
     content = kind 1 B (0: a message's, 1: a producer's) │ value │ header count │ headers
 
@@ -54,16 +54,16 @@ from penstock.record.record import (
 SYSTEM_HEADER = b"penstock"
 TYPE_PREFIX = b"penstock.type."
 SEALED_HEADER = b"penstock.sealed"
-# Headers of a record that are read as attributes of a message. Messages sent to a queue have at
-# most 21; a producer's record may have 4,096, and reading all would take 20 ms per receive.
+# The maximum number of a record's headers that become message attributes. Messages sent to a queue
+# have at most 21. A producer's record may have 4,096, which would take 20 ms per receive.
 FOREIGN_HEADERS_MAX = 100
 STRING = "String"
 BINARY = "Binary"
 
 
 class _System(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Trailing defaults are left out. A number out of range makes the header invalid: some
-    producers' batches in old logs look like the server's."""
+    """The fields of the ``penstock`` header. A number out of range makes the header invalid,
+    because some producers' batches in old logs look like the server's."""
 
     message_id: bytes
     sender: str = ""
@@ -81,11 +81,11 @@ _encode_msgpack = msgspec.msgpack.Encoder().encode
 _decode_system = msgspec.msgpack.Decoder(_System).decode
 
 _TABLE_SIZE = len(SMALL)
-_NULL = b"\x01"  # the varint −1
+_NULL = b"\x01"  # varint −1
 _SYSTEM_NAME = encode_varint(len(SYSTEM_HEADER)) + SYSTEM_HEADER
 _ID_BYTES = 16
-_ONLY_SYSTEM = b"\x02" + _SYSTEM_NAME  # a header count of one, then the header's name
-# A two-element array of a 16-byte id and a text shorter than 32 bytes, written without an encoder.
+_ONLY_SYSTEM = b"\x02" + _SYSTEM_NAME  # header count 1, then the header's name
+# A MessagePack array of a 16-byte id and a text of less than 32 bytes, written without an encoder.
 _PAIR = b"\x92\xc4\x10"
 _FIXSTR = tuple(bytes((0xA0 | size,)) for size in range(32))
 
@@ -173,7 +173,7 @@ def _encode_attributes(attributes: Mapping[str, Attribute]) -> bytes:
 def decode_at(
     batch: bytes, offset: int, *, origin: bytes, header: BatchHeader | None = None
 ) -> Record | None:
-    """Decode one record of a message batch, for a later lease; None if it is not there."""
+    """Decode the record at this offset of a batch, or return None if the batch has none."""
     if header is None:
         header = parse_header(batch)
     blob = records_blob(batch, header)
@@ -184,13 +184,13 @@ def decode_at(
 
 
 def decode_batch(batch: bytes, *, origin: bytes, from_offset: int = 0) -> list[Record]:
-    """Decode the records of a message batch. ``origin``: for ids of messages without one."""
+    """Decode the records of a batch. Ids of messages without one are derived from ``origin``."""
     header = parse_header(batch)
     blob = records_blob(batch, header)
     records, number, end = decode_some(blob, 0, header.count, header, origin, from_offset)
     assert number == header.count, "not all records were decoded"
     if end != len(blob):
-        raise MalformedBatch(f"{len(blob) - end} bytes after the last record")
+        raise MalformedBatch(f"there are {len(blob) - end} bytes after the last record")
     return records
 
 
@@ -203,9 +203,9 @@ def decode_some(
     from_offset: int,
     bytes_max: int = RECORDS_BYTES_MAX,
 ) -> tuple[list[Record], int, int]:
-    """Decode up to ``count`` records, but none after ``bytes_max`` bytes. Returns the records, how
-    many were processed, and the position after them. One loop with the short varints inlined: a
-    call per field would double the time. Raises MalformedBatch."""
+    """Decode up to ``count`` records, but none after ``bytes_max`` bytes. Returns the records, the
+    number of records processed, and the position after them. The loop decodes short varints inline:
+    a call per field would double the time."""
     last_delta, base_timestamp = header.last_offset_delta, header.base_timestamp
     is_append_time = header.attributes & ATTR_APPEND_TIME != 0
     is_own, sealed = is_server_batch(header), header.attributes & ATTR_SEALED
@@ -242,15 +242,15 @@ def decode_some(
     except IndexError:
         raise MalformedBatch("a record runs past the end of the batch") from None
     except UnicodeDecodeError as error:
-        raise MalformedBatch(f"text that is not UTF-8: {error.reason}") from None
+        raise MalformedBatch(f"a text is not UTF-8: {error.reason}") from None
     return records, count, end
 
 
 def decode_message(
     blob: bytes, position: int, end: int, origin: bytes, offset: int, sealed: int, is_own: bool
 ) -> Message:
-    """Decode from the key on. ``sealed``: the sealed bit of the batch; ``is_own``: the server wrote
-    the batch, so the ``penstock`` header is trusted."""
+    """Decode a message from its key on. ``sealed`` is the batch's sealed bit. ``is_own`` is true if
+    the server wrote the batch, so that the ``penstock`` header can be trusted."""
     if blob[position] == 1:
         group = None
         position += 1
@@ -269,7 +269,7 @@ def decode_message(
         position = stop
         if stop > end:
             raise MalformedBatch("a value runs past the end of its record")
-    # The usual record is the server's and has no attributes.
+    # Most records are the server's own, without attributes.
     if is_own and blob.startswith(_ONLY_SYSTEM, position):
         raw, after = take_field(blob, position + len(_ONLY_SYSTEM), end)
         system = None if raw is None or after != end else _system(raw)
@@ -325,7 +325,6 @@ def encode_content(message: Message) -> bytes:
 
 
 def decode_content(content: bytes) -> tuple[bytes, Mapping[str, Attribute] | None]:
-    """Return body and attributes. Raises MalformedBatch."""
     end = len(content)
     try:
         body, position = take_field(content, 1, end)
@@ -336,11 +335,11 @@ def decode_content(content: bytes) -> tuple[bytes, Mapping[str, Attribute] | Non
     except IndexError:
         raise MalformedBatch("the message content ends early") from None
     except UnicodeDecodeError as error:
-        raise MalformedBatch(f"text that is not UTF-8: {error.reason}") from None
+        raise MalformedBatch(f"a text is not UTF-8: {error.reason}") from None
 
 
 def _system(raw: bytes) -> _System | None:
-    """Return None if a Kafka producer used the header's name for something else."""
+    """Decode the ``penstock`` header; None if a producer used this name for other data."""
     try:
         system = _decode_system(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -349,7 +348,7 @@ def _system(raw: bytes) -> _System | None:
 
 
 def group_of(key: bytes) -> str:
-    """Return the group of a Kafka key; in hex if it is not UTF-8, so that groups stay apart."""
+    """Return the message group of a Kafka key: the text, or hex if it is not UTF-8."""
     try:
         return key.decode()
     except UnicodeDecodeError:
@@ -371,7 +370,7 @@ def _own_attributes(headers: list[Header], index: int) -> Mapping[str, Attribute
 
 def _producer_attributes(headers: list[Header]) -> Mapping[str, Attribute] | None:
     if headers and headers[0][0] == SYSTEM_HEADER and _system(headers[0][1] or b""):
-        return _own_attributes(headers, 1)  # a copy of a queue's record
+        return _own_attributes(headers, 1)  # a copy of a queue's message
     attributes: dict[str, Attribute] = {}
     for raw, value in headers:
         data_type = STRING

@@ -1,6 +1,6 @@
-"""A batch with many records, opened once and decoded a few at a time: a million records in 64 MiB
-would take a second. ``index`` notes the position of every 64th record. Generators here yield at
-least every few milliseconds."""
+"""A large batch that is opened once and decoded a few records at a time: a million records in 64
+MiB would take a second. ``index`` stores the position of every 64th record. The generators here
+yield at least every few milliseconds."""
 
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
@@ -14,30 +14,29 @@ from penstock.record.message import decode_some
 from penstock.record.record import decode_varint, heads_of
 
 MARK_RECORDS: Final = 64
-PIECE_RECORDS: Final = 256  # decoded at a time, about a millisecond
-PIECE_BYTES: Final = 32 * KIB  # decoded at a time: 10 ms for headers of two bytes each
-STEP_RECORDS: Final = 2_048  # skipped at a time
+PIECE_RECORDS: Final = 256  # decoded in about a millisecond
+PIECE_BYTES: Final = 32 * KIB  # decoded in 10 ms at most
+STEP_RECORDS: Final = 2_048  # skipped between two yields
 
 
 class OpenedBatch:
     __slots__ = ("_blob", "_malformed", "_offsets", "_places", "header", "largest", "origin")
 
     def __init__(self, header: BatchHeader, blob: bytes | memoryview, *, origin: bytes) -> None:
-        """``blob``: the decompressed records; ``origin`` as for ``message.decode_batch``."""
         self.header = header
         self.origin = origin
-        self.largest = 0  # bytes of the largest record, once all are indexed
+        self.largest = 0  # size of the largest record, set by ``index``
         self._blob = blob
         self._offsets: list[int] = []  # of every 64th record
-        self._places: list[tuple[int, int]] = []  # their numbers and positions
-        self._malformed: MalformedBatch | None = None  # why the index ends early
+        self._places: list[tuple[int, int]] = []  # their numbers and positions in the blob
+        self._malformed: MalformedBatch | None = None  # set if the index ends early
 
     @property
     def size_bytes(self) -> int:
         return len(self._blob) + 128 * len(self._offsets)
 
     def index(self) -> Generator[None, None, None]:
-        """Note the positions of records. Must be run to its end before other calls."""
+        """Store the positions of records. Run this to its end before other calls."""
         try:
             yield from self._walk()
         except IndexError:
@@ -71,11 +70,10 @@ class OpenedBatch:
                 if number % STEP_RECORDS == 0:
                     yield None
         if end != total:
-            raise MalformedBatch(f"{total - end} bytes after the last record")
+            raise MalformedBatch(f"there are {total - end} bytes after the last record")
         self.largest = largest
 
     def pieces(self, from_offset: int) -> Iterator[list[Record]]:
-        """Yield the records from an offset on, a few at a time. Raises MalformedBatch."""
         number, position = self._place_before(from_offset)
         while number < self.header.count:
             records, done, position = self._decode(number, position, from_offset)
@@ -85,7 +83,7 @@ class OpenedBatch:
             raise self._malformed
 
     def find(self, offset: int) -> Record | None:
-        """Return one record; None if the batch has no such offset or the record is malformed."""
+        """Return the record at this offset, or None if there is none or it is malformed."""
         number, position = self._place_before(offset)
         end = min(number + MARK_RECORDS, self.header.count)
         try:
@@ -110,7 +108,7 @@ class OpenedBatch:
         count = min(PIECE_RECORDS, header.count - number)
         if isinstance(blob, bytes):
             return decode_some(blob, position, count, header, self.origin, from_offset, PIECE_BYTES)
-        # ``decode_some`` needs bytes: copy as many whole records as make a piece.
+        # ``decode_some`` needs bytes, so copy the whole records of one piece.
         end = position
         for done in range(count):
             if end - position >= PIECE_BYTES:
@@ -126,9 +124,9 @@ class OpenedBatch:
 
 
 class BadRecord(NamedTuple):
-    """A record that breaks a rule of its topic; ``timestamp_ms`` is None if it lacks a key."""
+    """A record that lacks a key (``timestamp_ms`` is None) or has an invalid timestamp."""
 
-    number: int  # within the batch
+    number: int  # index within the batch
     offset_delta: int
     timestamp_ms: int | None
 
@@ -141,7 +139,6 @@ def bad_records(
     earliest_ms: int,
     latest_ms: int,
 ) -> Generator[None, None, list[BadRecord]]:
-    """Return records that lack a key or have a time outside the bounds. Raises MalformedBatch."""
     bad: list[BadRecord] = []
     base_ms = header.base_timestamp
     for number, (delta, delta_ms, _, _, _, key_at, _) in enumerate(heads_of(blob, header), 1):
@@ -158,7 +155,7 @@ def bad_records(
 def first_at(
     blob: bytes | memoryview, header: BatchHeader, timestamp_ms: int, *, start_offset: int = 0
 ) -> Generator[None, None, tuple[int, int] | None]:
-    """Return offset and time of the first record with this time or a later one."""
+    """Return offset and timestamp of the first record at or after a time, or None."""
     base_ms, is_append_time = header.base_timestamp, header.is_append_time
     for number, (delta, delta_ms, *_) in enumerate(heads_of(blob, header)):
         if number % STEP_RECORDS == STEP_RECORDS - 1:

@@ -1,12 +1,12 @@
-"""The encoding of a record inside a batch; zig-zag varints, in groups of seven bits, lowest first:
+"""The encoding of a record inside a batch. Numbers are zig-zag varints, in groups of seven bits,
+lowest first:
 
     length · attributes i8 = 0 · time delta · offset delta · key length (−1: null), key
     · value length (−1: null), value · header count, headers
     header = key length, key · value length (−1: null), value
 
 ``length`` counts the bytes after it. The bytes may come from any client, so every length is checked
-against the bytes that are left. The codecs inline the one-byte case of varints.
-"""
+against the remaining bytes. The functions here decode one-byte varints inline."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -36,7 +36,6 @@ def _encode(value: int) -> bytes:
 
 
 def decode_varint(buffer: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Return the value at ``position`` and the position after it."""
     try:
         byte = buffer[position]
         if byte < 0x80:
@@ -53,18 +52,18 @@ def decode_varint(buffer: bytes | memoryview, position: int) -> tuple[int, int]:
     raise MalformedBatch(f"a varint is longer than {VARINT_BYTES_MAX} bytes")
 
 
-# Lengths and deltas are nearly always small: a table look-up is four times as fast as the loop.
+# Lengths and deltas are usually small. A table lookup is four times as fast as the loop.
 _TABLE_SIZE = 4_096
 SMALL: tuple[bytes, ...] = tuple(_encode(value) for value in range(_TABLE_SIZE))
 
 
 Header = tuple[bytes, bytes | None]
 
-# The maximum of one batch's records when decompressed: room for normal compression ratios, and a
-# protection against decompression bombs.
+# The maximum size of a batch's decompressed records. It allows normal compression ratios and
+# protects against decompression bombs.
 RECORDS_BYTES_MAX = 4 * BATCH_BYTES_MAX
 HEADERS_PER_RECORD_MAX = 4_096
-COPIED_BYTES_MAX = BATCH_BYTES_MAX  # at once in a thread: about 5 ms
+COPIED_BYTES_MAX = BATCH_BYTES_MAX  # copying them takes about 5 ms
 
 
 class RawRecord(NamedTuple):
@@ -76,15 +75,15 @@ class RawRecord(NamedTuple):
 
 
 class RecordSlice(NamedTuple):
-    """Positions of one record's parts: compacting and sealing keep most bytes as they are."""
+    """The positions of a record's parts. Compaction and encryption copy most bytes unchanged."""
 
     offset_delta: int
     time_delta: int
     key: bytes | None
-    is_tombstone: bool  # it has no value
-    start: int  # of the length field
-    fields_at: int  # after the length field
-    offset_at: int  # after the time delta
+    is_tombstone: bool  # the record has no value
+    start: int  # position of the length field
+    fields_at: int  # position after the length field
+    offset_at: int  # position after the time delta
     key_at: int
     value_at: int
     end: int
@@ -119,7 +118,7 @@ def records_blob(batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_
 def records_view(
     batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_BYTES_MAX
 ) -> bytes | memoryview:
-    """Return the same as ``records_blob``, for a thread: large ones are not copied."""
+    """Return the same as ``records_blob``, without copying large records. Call this in a thread."""
     view = decompress_to_view(header.codec, _packed(batch, header), bytes_max=bytes_max)
     return view if len(view) > COPIED_BYTES_MAX else bytes(view)
 
@@ -127,12 +126,12 @@ def records_view(
 def _packed(batch: bytes, header: BatchHeader) -> bytes:
     end = header.total_bytes
     if not HEADER_BYTES <= end <= len(batch):
-        raise MalformedBatch(f"the batch has {end} bytes, the buffer {len(batch)}")
+        raise MalformedBatch(f"the batch has {end} bytes, but the buffer has {len(batch)}")
     return batch[HEADER_BYTES:end]
 
 
 def iter_records(batch: bytes, *, bytes_max: int = RECORDS_BYTES_MAX) -> Iterator[RawRecord]:
-    """Yield the records of one whole batch. Does not check the CRC: a read of the log does."""
+    """Yield the records of a batch. The CRC is not checked, because reads of the log check it."""
     header = parse_header(batch)
     blob = records_blob(batch, header, bytes_max=bytes_max)
     append_time = header.max_timestamp if header.is_append_time else None
@@ -148,8 +147,8 @@ def iter_records(batch: bytes, *, bytes_max: int = RECORDS_BYTES_MAX) -> Iterato
 
 
 def heads_of(blob: bytes | memoryview, header: BatchHeader) -> Iterator[tuple[int, ...]]:
-    """Yield offset delta, time delta and positions of each record. Raises MalformedBatch. One loop
-    with the short varints inlined: a call per field would double the time."""
+    """Yield offset delta, time delta and positions of each record. The loop decodes short varints
+    inline: a call per field would double the time."""
     last_delta, total, end = header.last_offset_delta, len(blob), 0
     try:
         for _ in range(header.count):
@@ -176,7 +175,7 @@ def heads_of(blob: bytes | memoryview, header: BatchHeader) -> Iterator[tuple[in
     except IndexError:
         raise MalformedBatch("a record runs past the end of the batch") from None
     if end != total:
-        raise MalformedBatch(f"{total - end} bytes after the last record")
+        raise MalformedBatch(f"there are {total - end} bytes after the last record")
 
 
 def slices_of(blob: bytes, header: BatchHeader) -> Iterator[RecordSlice]:
@@ -195,7 +194,7 @@ def slices_of(blob: bytes, header: BatchHeader) -> Iterator[RecordSlice]:
 
 
 def take_field(blob: bytes, position: int, end: int) -> tuple[bytes | None, int]:
-    """Return a length-prefixed field, and the position after it. May raise IndexError."""
+    """Return a field with a length prefix, and the position after it. May raise IndexError."""
     byte = blob[position]
     if byte < 0x80:
         size, position = (byte >> 1) ^ -(byte & 1), position + 1
@@ -203,7 +202,7 @@ def take_field(blob: bytes, position: int, end: int) -> tuple[bytes | None, int]
         size, position = decode_varint(blob, position)
     if size < 0:
         if size != -1:
-            raise MalformedBatch(f"invalid field size {size}")
+            raise MalformedBatch(f"a record has a field of invalid size {size}")
         return None, position
     stop = position + size
     if stop > end:
@@ -216,12 +215,12 @@ def take_headers(
 ) -> list[Header]:
     count, position = decode_varint(blob, position)
     if not 0 <= count <= HEADERS_PER_RECORD_MAX:
-        raise MalformedBatch(f"invalid header count {count} in a record")
+        raise MalformedBatch(f"a record has an invalid header count of {count}")
     headers: list[Header] = []
     for _ in range(min(count, count_max)):
         name, position = take_field(blob, position, end)
         if name is None:
-            raise MalformedBatch("a header has no name")
+            raise MalformedBatch("a record has a header without a name")
         value, position = take_field(blob, position, end)
         headers.append((name, value))
     if position != end and count <= count_max:

@@ -1,13 +1,14 @@
-"""Decisions of the manager, of a node that starts and of one whose log is damaged: which replica
-leads, which has lost data, where replicas belong. Pure. Each is a ``Change`` that the store applies
-or rejects, so outdated information is safe.
+"""Decisions about a partition's replicas: which one leads, which ones may have lost records, and on
+which nodes they are. Each decision is a ``Change`` of the partition's row, which the metadata store
+applies or rejects, so decisions with outdated information are safe. The functions do no I/O.
 
-    quarantined ──► marked lost ──► another node leads ──► emptied, and filled again (R5)
-                            └──► no other node has everything any more ──► opened again as it is
+The repair of a damaged replica:
 
-A quarantined replica sends no fetches, and is marked lost in an epoch newer than any in which it
-has sent one: so no leader considers it whole because of what it had before it was emptied.
-"""
+    quarantined ──► marked lost ──► another node leads ──► emptied, and filled again (rule R5)
+             └──► no other node has all records any more ──► opened again as it is
+
+A quarantined replica sends no fetches, and is marked lost in a newer epoch than any in which it
+sent one. So no leader counts records that it had before it was emptied."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -17,11 +18,11 @@ from msgspec.structs import replace
 
 from penstock.replication.row import NO_NODE, Change, PartitionRow, View
 
-ABSENT: Final = 0  # the version of a row that does not exist
+ABSENT: Final = 0  # version of a row that does not exist
 
 
 class Standing(NamedTuple):
-    """How far a replica's log goes, as the replica reports it."""
+    """The last epoch and end offset of a replica's log, as the replica reports them."""
 
     last_epoch: int
     end_offset: int
@@ -32,12 +33,12 @@ class Found(NamedTuple):
     is_whole: bool  # no damage, no gap, no epoch out of order
     end_offset: int
     recovery_point: int
-    was_stopped: bool  # by a clean stop, as opposed to a crash
-    is_synced: bool  # replies waited for the disk
+    was_stopped: bool  # the last process stopped cleanly
+    is_synced: bool  # replies waited for fsync
 
 
 def loss_of(row: PartitionRow, found: Found) -> str | None:
-    """Return why an in-sync replica may lack committed records; None if it cannot (R5)."""
+    """Return why an in-sync replica may lack committed records, or None if it cannot (rule R5)."""
     if not found.is_there:
         return "the log is missing"
     if not found.is_whole:
@@ -52,7 +53,7 @@ def loss_of(row: PartitionRow, found: Found) -> str | None:
 
 
 def declare_loss(view: View, node: int) -> Change | None:
-    """Note that the node may lack records, before it registers and can be elected (R4, R5)."""
+    """Mark that the node may lack records, before it registers and can be elected (rule R5)."""
     row = view.row
     if node not in row.whole:
         return None
@@ -60,7 +61,7 @@ def declare_loss(view: View, node: int) -> Change | None:
 
 
 def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_min: int) -> Change:
-    """Create a partition: all replicas are in sync, and must be alive."""
+    """Create a partition. All replicas must be alive, and are in sync."""
     first = replicas[0]
     row = PartitionRow(
         tuple(replicas),
@@ -76,7 +77,7 @@ def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_
 def elect(
     view: View, incarnations: Mapping[int, int], *, avoiding: frozenset[int] = frozenset()
 ) -> Change | None:
-    """Elect the first live replica with everything committed (R7), if possible not ``avoiding``."""
+    """Elect the first live replica with all committed records, if possible not ``avoiding``."""
     row = view.row
     able = [node for node in row.replicas if node in row.whole and node in incarnations]
     chosen = next((node for node in able if node not in avoiding), able[0] if able else None)
@@ -88,8 +89,8 @@ def elect(
 def recover(
     view: View, incarnations: Mapping[int, int], standings: Mapping[int, Standing]
 ) -> Change | None:
-    """If all in-sync replicas have declared a loss, elect the one with the longest log, once all
-    have reported (R6). None while a report is missing."""
+    """Elect the replica with the longest log if all in-sync replicas may have lost records and all
+    have reported their logs (rule R6). Returns None while a report is missing."""
     row = view.row
     if row.whole or not all(node in incarnations and node in standings for node in row.in_sync):
         return None
@@ -98,7 +99,7 @@ def recover(
 
 
 def elect_uncleanly(view: View, node: int, incarnations: Mapping[int, int]) -> Change | None:
-    """Make this node the leader on an operator's request; records that it lacks are lost."""
+    """Make this node leader on an operator's request. Records that it lacks are lost."""
     row = view.row
     if node not in row.replicas or node not in incarnations:
         return None
@@ -126,8 +127,8 @@ def _led_by(
 
 
 def place(view: View, replicas: Sequence[int]) -> Change | None:
-    """Return the next step of moving a partition (R23): add the new replicas; then, when all of the
-    target are in sync and one of them leads, remove the old ones. None: wait."""
+    """Return the next step of moving a partition to other nodes (rule R23): add the new replicas;
+    once all are in sync and one leads, remove the old ones. Returns None to wait."""
     row = view.row
     target = tuple(replicas)
     assert target, "a partition needs at least one replica"
@@ -152,28 +153,28 @@ class RepairStep(Enum):
 
 
 def is_spare(row: PartitionRow, node: int) -> bool:
-    """Return whether other replicas have everything, so that this one can be quarantined."""
+    """Return whether other replicas have all records, so that this one can be quarantined."""
     return bool(row.whole - {node})
 
 
 def next_step(
     row: PartitionRow, node: int, *, fetched_in: int, incarnations: Mapping[int, int]
 ) -> RepairStep:
-    """Return the next step of a quarantined replica. ``fetched_in``: the last epoch in which it may
-    have sent a fetch. Once it was marked lost in a newer epoch, no node relies on it."""
+    """Return the next step of a quarantined replica. ``fetched_in`` is the last epoch in which it
+    may have sent a fetch. Once it is marked lost in a newer epoch, no node relies on it."""
     if row.leader == node:
         return RepairStep.RESIGN
     if not is_spare(row, node):
-        return RepairStep.REOPEN  # the others have lost records meanwhile: this log counts again
+        return RepairStep.REOPEN  # the other replicas have lost records, so this log is needed
     if node in row.whole or row.epoch <= fetched_in:
         return RepairStep.RESIGN
-    # Until a live node leads, this copy may be the only one left.
+    # Until a live node leads, this log may be the only copy.
     is_led = row.leader != NO_NODE and incarnations.get(row.leader) == row.leader_incarnation
     return RepairStep.EMPTY if is_led else RepairStep.WAIT
 
 
 def resign(view: View, node: int) -> Change:
-    """Stop leading, and be marked lost if other replicas have everything."""
+    """Stop leading, and mark this replica lost if other replicas have all records."""
     row = view.row
     changed = replace(row, epoch=row.epoch + 1)
     if row.leader == node:

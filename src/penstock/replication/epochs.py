@@ -1,16 +1,15 @@
-"""The epochs of a log: which offsets were written in which leader's epoch. Every batch has its
-epoch, so this can be rebuilt from the log at any time. Two logs with the same epoch up to the same
-offset are equal up to there, so the offset where two logs diverge is found by comparing numbers
-instead of records (R15, R17)."""
+"""The epochs of a log: which offsets were written in which leader's epoch. Every batch contains its
+epoch, so the history can be rebuilt from the log. Two logs with the same epoch at the same offset
+are equal up to there, so comparing epochs shows where two logs diverge (rules R15, R17)."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
-NO_EPOCH = -1  # of an empty log
+NO_EPOCH = -1  # last epoch of an empty log
 
 
 class EpochHistory:
-    """Epochs in log order with the offset where each begins; both only grow."""
+    """The epochs in log order, with the offset at which each begins."""
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self._epochs: list[int] = []
@@ -29,7 +28,7 @@ class EpochHistory:
         return self._epochs[-1] if self._epochs else NO_EPOCH
 
     def append(self, epoch: int, start: int) -> None:
-        """Add a batch of this epoch that begins at this offset, the log's end so far."""
+        """Add a batch of this epoch that begins at this offset, the end of the log."""
         if self._epochs and epoch == self._epochs[-1]:
             return
         assert epoch > self.last, "epochs never decrease along a log"
@@ -38,19 +37,19 @@ class EpochHistory:
         self._starts.append(start)
 
     def end_of(self, epoch: int, *, end_offset: int) -> tuple[int, int]:
-        """Return the largest epoch up to this one (or NO_EPOCH), and where the next begins."""
+        """Return the last epoch that is not above this one (or NO_EPOCH), and its end offset."""
         at = bisect_right(self._epochs, epoch)
         end = self._starts[at] if at < len(self._starts) else end_offset
         return (self._epochs[at - 1] if at else NO_EPOCH), end
 
     def truncate(self, end_offset: int) -> None:
-        """Forget epochs from ``end_offset`` on, where the log now ends."""
+        """Drop epochs that begin at or after ``end_offset``, the log's new end."""
         while self._starts and self._starts[-1] >= end_offset:
             self._starts.pop()
             self._epochs.pop()
 
     def trim(self, start_offset: int) -> None:
-        """Forget epochs before ``start_offset``, where the log and its epoch there now begin."""
+        """Drop epochs that end before ``start_offset``, the log's new start."""
         at = bisect_right(self._starts, start_offset) - 1
         if at > 0:
             del self._epochs[:at]

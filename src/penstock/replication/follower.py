@@ -1,9 +1,8 @@
-"""A follower's side of replication: request the next batches, append them, and cut off what the
-leader's log does not contain. Pure, and for one epoch.
+"""The follower's side of replication, for one epoch: fetch the next batches, append them, and
+truncate what the leader's log does not contain. Without I/O.
 
-A reply counts only if it belongs to the latest request and the log has not changed since (R16): a
-duplicate or late reply could otherwise cut off what was committed since.
-"""
+A reply counts only if it belongs to the latest fetch and the log has not changed since (rule R16).
+Otherwise a duplicate or late reply could truncate records that were committed in the meantime."""
 
 from collections.abc import Sequence
 from typing import Generic, NamedTuple
@@ -13,30 +12,30 @@ from penstock.replication.messages import B, Behind, Data, Fenced, Fetch, NotYet
 
 
 class Append(NamedTuple, Generic[B]):
-    """Append these batches; then call ``Replica.appended`` and ``Replica.followed``."""
+    """The caller must append these batches, then call ``Replica.appended`` and ``followed``."""
 
     batches: Sequence[B]
     high_watermark: int  # of the leader
 
 
 class Truncate(NamedTuple):
-    """Cut the log to this offset and send another request."""
+    """The caller must truncate the log at this offset, and fetch again."""
 
     to: int
 
 
 class Restart(NamedTuple):
-    """Drop the log and begin at this offset: the leader has nothing before it."""
+    """The caller must clear the log and begin at this offset, where the leader's log starts."""
 
     at: int
 
 
 class Refresh(NamedTuple):
-    """There is a newer epoch: read the row again."""
+    """The caller must read the partition's row again, because there is a newer epoch."""
 
 
 class Halt(NamedTuple):
-    """Something happened that the rules exclude. The replica must stop here."""
+    """The replica must stop, because a rule of replication was violated."""
 
     reason: str
 
@@ -60,7 +59,7 @@ class Follower:
     def next_fetch(
         self, *, end_offset: int, durable_offset: int, last_epoch: int, low_watermark: int = 0
     ) -> Fetch:
-        """Return the next request; a request in progress is abandoned."""
+        """Return the next fetch. The reply to an earlier one will be ignored."""
         self._number += 1
         own, log = (self.node, self.incarnation, self.epoch), (end_offset, durable_offset)
         self._fetch = Fetch(*own, *log, last_epoch, self._number, low_watermark)
@@ -91,13 +90,13 @@ class Follower:
         if isinstance(reply, NotYet):
             return Ignore()
         if isinstance(reply, Behind):
-            # All that is committed is before the leader's start.
+            # All committed records are before the leader's start.
             at = reply.start_offset
             if at < high_watermark:
-                return Halt(f"restart at {at} requested, but {high_watermark} is committed")
+                return Halt(f"the leader's log starts at {at}, but {high_watermark} is committed")
             return Restart(at)
-        # Cut the log to where both agree, by their epochs (R17), perhaps in several rounds. Never
-        # to the high watermark, which lags.
+        # Truncate to where both logs agree by their epochs (R17), perhaps in several rounds. Never
+        # to the high watermark, which may lag.
         _, own_end = history.end_of(reply.epoch, end_offset=end_offset)
         to = min(reply.end_offset, own_end)
         if to >= end_offset:

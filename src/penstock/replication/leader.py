@@ -1,7 +1,8 @@
-"""A leader's table of its followers: what each has on disk, what is committed because of that, and
-which belong to the in-sync set. Pure, and for one epoch: a follower may have cut off what it had in
-an earlier one (R8). A record is committed when every member of the in-sync set has it on disk, and,
-while the set is being changed, of the new set (R12). Likewise for a low watermark (R25)."""
+"""The leader's side of replication, for one epoch: which offsets the followers have on disk, what
+is committed, and which followers are in sync. Without I/O. Offsets of an earlier epoch do not
+count, because a follower may have truncated its log since (rule R8). A record is committed when all
+members of the in-sync set have it on disk; while the set is being changed, also all members of the
+new set (rule R12). The same applies to a low watermark (rule R25)."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from penstock.replication.epochs import NO_EPOCH, EpochHistory
 from penstock.replication.messages import Behind, Diverge, Fenced, Fetch, NotYet
 from penstock.replication.row import Change, PartitionRow, View
 
-LAG_MS_MAX: Final = 4_000  # how long a follower may lag and still delay commits
+LAG_MS_MAX: Final = 4_000  # a follower that lags longer is removed from the in-sync set
 PENDING_MAX: Final = 8  # changes without a known outcome; more are not proposed
 
 
@@ -28,7 +29,7 @@ class _Peer:
     caught_up_at_ms: int
     durable_offset: int = 0
     low_watermark: int = 0
-    end_then: int = 0  # end of the leader's log at the follower's last fetch
+    end_then: int = 0  # end of the leader's log at the last fetch
 
 
 class Leader:
@@ -52,7 +53,7 @@ class Leader:
         self._since_ms = now_ms
         self._peers: dict[int, _Peer] = {}
         self._pending: list[Change] = []
-        self._doubted: list[Change] = []  # those of them whose outcome is unknown
+        self._doubted: list[Change] = []  # pending changes whose outcome is unknown
 
     @property
     def row(self) -> PartitionRow:
@@ -60,7 +61,7 @@ class Leader:
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything that an earlier leader may have confirmed is committed here (R19)."""
+        """True if all records that an earlier leader may have confirmed are committed."""
         return self.high_watermark >= self.epoch_start
 
     def saw(self, view: View) -> None:
@@ -68,7 +69,7 @@ class Leader:
         assert view.row.leader == self.node
         self._view = view
         self._pending = [each for each in self._pending if each.version >= view.version]
-        # A node that is not a replica may drop its log: its offsets do not count if it returns.
+        # A node that is no longer a replica may delete its log, so forget its offsets.
         for node in self._peers.keys() - set(view.row.replicas):
             del self._peers[node]
         self._doubted = [each for each in self._doubted if each.version >= view.version]
@@ -82,7 +83,7 @@ class Leader:
         end_offset: int,
         now_ms: int,
     ) -> Serve | Diverge | Behind | Fenced | NotYet:
-        """Return the reply. A follower counts only if this log contains its log (R14, R15)."""
+        """Return the reply to a fetch. A follower with a diverged log does not count (rule R15)."""
         if fetch.epoch < self.epoch:
             return Fenced(fetch, self.epoch)
         if fetch.epoch > self.epoch or fetch.node not in self.row.replicas:
@@ -96,7 +97,7 @@ class Leader:
         if peer is None or fetch.incarnation > peer.incarnation:
             since_ms = self._since_ms
             peer = self._peers[fetch.node] = _Peer(fetch.incarnation, since_ms, since_ms)
-        # Requests may overtake each other; what is on disk stays there for this incarnation.
+        # Fetches may overtake each other. Records on disk stay there for this incarnation.
         peer.durable_offset = max(peer.durable_offset, fetch.durable_offset)
         peer.low_watermark = max(peer.low_watermark, fetch.low_watermark)
         if fetch.offset >= end_offset:
@@ -110,8 +111,8 @@ class Leader:
     def _compare(
         self, fetch: Fetch, history: EpochHistory, *, start_offset: int, end_offset: int
     ) -> Diverge | Behind | None:
-        """Return None if this log contains the follower's (R15), as it does any empty log. One that
-        ends in an epoch older than all here may have diverged before the start: it starts again."""
+        """Return None if this log contains the follower's log (rule R15). A follower whose last
+        epoch is older than all epochs here must start over."""
         if fetch.offset < start_offset:
             return Behind(fetch, start_offset)
         if fetch.last_epoch == NO_EPOCH and fetch.offset <= end_offset:
@@ -124,13 +125,12 @@ class Leader:
         return Diverge(fetch, epoch, end)
 
     def advance(self, durable_offset: int) -> int:
-        """Return the high watermark, given what this node has on disk (R13). It never falls."""
+        """Return the new high watermark, given the offset that this node has on disk (rule R13)."""
         committed = self._least(durable_offset, self._counted())
         self.high_watermark = max(self.high_watermark, committed)
         return self.high_watermark
 
     def _least(self, durable_offset: int, nodes: Iterable[int]) -> int:
-        """Return what this node and these have on disk: 0 if one has sent no fetch."""
         for node in nodes:
             if node != self.node:
                 peer = self._peers.get(node)
@@ -139,7 +139,7 @@ class Leader:
 
     @property
     def low_watermark_held(self) -> int:
-        """The low watermark that all nodes that may be elected have stored (R25)."""
+        """The low watermark that all replicas that may be elected have stored (rule R25)."""
         held = self.low_watermark
         for member in self._counted():
             if member != self.node:
@@ -148,7 +148,7 @@ class Leader:
         return held
 
     def _counted(self) -> frozenset[int]:
-        """Return the nodes in sync now or by any change that may have been applied (R12)."""
+        """Return the in-sync nodes, including those of changes with an unknown outcome."""
         counted = self.row.in_sync
         for change in self._pending:
             counted |= change.row.in_sync
@@ -157,26 +157,26 @@ class Leader:
     def propose(
         self, *, now_ms: int, lag_ms_max: int = LAG_MS_MAX, gone: Collection[int] = ()
     ) -> Change | None:
-        """Return the next change of the in-sync set that is due. Repeating a change is safe, and
-        resolves a lost reply. ``gone``: nodes to remove without waiting (R9)."""
+        """Return the next due change of the in-sync set, or None. ``gone`` nodes are removed
+        without waiting (rule R9). Repeating a change is safe, and resolves a lost reply."""
         if len(self._pending) >= PENDING_MAX:
             return None
         row = self.row
         if self._doubted:
-            # A new version of the same row: a change in progress then fails, or is seen to have
-            # been applied. Until that is known, commits wait for the nodes of that change.
+            # Write the same row with a new version. Then the change in progress fails or is known
+            # to have been applied. Until that is known, commits wait for the nodes of the change.
             return self._proposed(Change(self._view.version, row))
         late = [
             member
             for member in sorted(row.in_sync)
             if member != self.node and (member in gone or self._lag_ms(member, now_ms) > lag_ms_max)
         ]
-        if late and len(row.in_sync) > row.in_sync_min:  # R10
+        if late and len(row.in_sync) > row.in_sync_min:  # rule R10
             return self._proposed(self.without(late[0]))
         for member in row.replicas:
             if member != self.node and member not in row.whole and member not in gone:
                 if self._lag_ms(member, now_ms) > lag_ms_max:
-                    continue  # it lags: it would be removed again
+                    continue  # it would be removed again
                 change = self.adding(member)
                 if change is not None:
                     return self._proposed(change)
@@ -187,13 +187,13 @@ class Leader:
         return now_ms - (self._since_ms if peer is None else peer.caught_up_at_ms)
 
     def refused(self, change: Change) -> None:
-        """Drop a rejected change, unless an earlier attempt at it may still be applied: a change
-        that can never be applied would delay commits for ever."""
+        """Drop a rejected change, unless an earlier attempt may still be applied. A change that
+        stays pending would delay commits."""
         if change in self._pending and change not in self._doubted:
             self._pending.remove(change)
 
     def doubted(self, change: Change) -> None:
-        """Note a change with an unknown outcome: it may have been applied, or be later (R2)."""
+        """Note a change of the in-sync set whose outcome is unknown (rule R2)."""
         if change in self._pending and change not in self._doubted:
             self._doubted.append(change)
 
@@ -210,8 +210,8 @@ class Leader:
         return Change(self._view.version, left)
 
     def adding(self, member: int) -> Change | None:
-        """Return the change, or None unless the member has, in this epoch and registration, all
-        that may be committed (R11), and the low watermark (R25)."""
+        """Return the change that adds a member, or None unless it has, in this epoch and
+        registration, all records that may be committed (rule R11) and the low watermark."""
         peer = self._peers.get(member)
         if (
             peer is None
@@ -224,12 +224,12 @@ class Leader:
         return Change(self._view.version, more, {member: peer.incarnation})
 
     def held_offset(self, durable_offset: int) -> int:
-        """Return what every replica, in sync or not, has on disk; 0 if one has sent no fetch. The
-        log below may be dropped without a trace."""
+        """Return the offset that all replicas have on disk, or 0 if one has sent no fetch.
+        Compaction may remove records before it without a trace."""
         return self._least(durable_offset, self.row.replicas)
 
     def worst_lag(self, *, start_offset: int, end_offset: int, now_ms: int) -> tuple[int, int]:
-        """Return the most records that a replica lacks, and the most ms since one had all."""
+        """Return the largest lag of a replica, in records and in ms since it had all records."""
         least, since_ms = end_offset, now_ms
         for node in self._view.row.replicas:
             if node != self.node:

@@ -1,21 +1,21 @@
-"""Requests and replies between the replicas of a partition. A follower sends a fetch, the leader
-replies; every reply repeats its request, so that a late or duplicate one is recognised (R16)."""
+"""Requests and replies between the replicas of a partition. A follower sends a fetch, and the
+leader replies. Every reply contains its fetch, so late and duplicate replies are recognised."""
 
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-B = TypeVar("B")  # the type of a batch: bytes on a node, smaller in a simulation
+B = TypeVar("B")  # type of a batch: bytes on a node, smaller in a simulation
 
 
 class Fetch(NamedTuple):
     node: int
     incarnation: int
     epoch: int
-    offset: int  # the end of the follower's log: it requests what comes next
-    durable_offset: int  # its end on disk; equal to ``offset`` if commits do not wait for disks
-    last_epoch: int  # of its last batch
-    number: int  # of the request
-    low_watermark: int = 0  # of the follower's log, as stored on its disk
+    offset: int  # end of the follower's log, from which it fetches
+    durable_offset: int  # end on disk; equal to ``offset`` unless commits wait for fsync
+    last_epoch: int  # epoch of the last batch
+    number: int  # number of the request
+    low_watermark: int = 0  # as stored on the follower's disk
 
 
 class Data(NamedTuple, Generic[B]):
@@ -25,7 +25,8 @@ class Data(NamedTuple, Generic[B]):
 
 
 class Diverge(NamedTuple):
-    """The leader lacks a part of the follower's log; its epoch up to the follower's last."""
+    """The leader lacks records of the follower. The logs can only be equal up to ``end_offset``,
+    where the leader's ``epoch`` ends."""
 
     fetch: Fetch
     epoch: int
@@ -33,7 +34,7 @@ class Diverge(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """The requested offset, or where the logs diverge, is before the leader's log begins."""
+    """The offset at which the logs agree is before the start of the leader's log."""
 
     fetch: Fetch
     start_offset: int
@@ -45,7 +46,7 @@ class Fenced(NamedTuple):
 
 
 class NotYet(NamedTuple):
-    """The receiver does not know the epoch yet, or does not lead."""
+    """The receiver does not know the epoch yet, or is not the leader."""
 
     fetch: Fetch
 

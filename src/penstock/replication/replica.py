@@ -1,5 +1,5 @@
-"""One partition on one node: its role according to the row, and its offsets. Pure: the broker owns
-the log, the store's watch and the network, and reports what happened."""
+"""A replica of a partition: its role according to the partition's row, and its offsets. It does no
+I/O: the broker owns the log, the watch of the store and the network, and reports what happened."""
 
 from copy import copy
 from enum import Enum
@@ -13,14 +13,14 @@ from penstock.replication.row import View
 
 
 class Role(Enum):
-    WAITING = "waiting"  # for a view with a role for this node
+    WAITING = "waiting"  # for a row that gives this node a role
     LEADER = "leader"
     FOLLOWER = "follower"
     HALTED = "halted"
 
 
 class Seen(NamedTuple):
-    is_new_epoch: bool  # client requests in progress have an unknown outcome (R8)
+    is_new_epoch: bool  # requests in progress have an unknown outcome (R8)
     high_watermark: int
 
 
@@ -38,8 +38,6 @@ class Replica:
         high_watermark: int,
         low_watermark: int = 0,
     ) -> None:
-        """``registered_at``: the store's revision then; an earlier view may be about an earlier
-        process (R4). After a loss ``high_watermark`` is the log's start."""
         self.node = node
         self.incarnation = incarnation
         self.role = Role.WAITING
@@ -50,14 +48,14 @@ class Replica:
         self.end_offset = end_offset
         self.durable_offset = durable_offset
         self.high_watermark = min(high_watermark, end_offset)
-        self.low_watermark = low_watermark  # as stored; 0: never
+        self.low_watermark = low_watermark  # as stored on disk; 0 if never
         self.leader: Leader | None = None
         self.follower: Follower | None = None
         self.view: View | None = None
-        self._registered_at = registered_at
+        self._registered_at = registered_at  # earlier rows may be about an earlier process (R4)
 
     def see(self, view: View, *, now_ms: int) -> Seen:
-        """Apply a view, unless it is older than the last one: revision and epoch never go back."""
+        """Apply the partition's state from the store, unless it is older than the last one."""
         row = view.row
         before = self.view
         if (
@@ -67,7 +65,9 @@ class Replica:
         ):
             return Seen(False, self.high_watermark)
         if row.epoch < max(self.epoch, self.history.last):
-            self.halt(f"the store is at epoch {row.epoch}, the log at {self.history.last}")  # R4b
+            self.halt(
+                f"the store's epoch {row.epoch} is older than the log's: {self.history.last}"
+            )  # R4b
             return Seen(False, self.high_watermark)
         self.view = view
         is_new = row.epoch > self.epoch
@@ -95,14 +95,14 @@ class Replica:
             )
             self._advance()
         elif row.leader in (self.node, -1):
-            # An earlier process of this node leads, or no node: a leader will be elected.
+            # The leader is an earlier process of this node, or none: wait for an election.
             self.role = Role.WAITING
         else:
             self.role = Role.FOLLOWER
             self.follower = Follower(self.node, self.incarnation, row.epoch, row.leader)
 
     def reincarnated(self, incarnation: int) -> "Replica":
-        """Return the replica of another registration of this node, with the same log."""
+        """Return a copy for a new registration of this node, with the same log and no role."""
         fresh = copy(self)
         fresh.incarnation = fresh._registered_at = incarnation
         fresh.role, fresh.epoch, fresh.halt_reason = Role.WAITING, -1, ""
@@ -110,14 +110,13 @@ class Replica:
         return fresh
 
     def halt(self, reason: str) -> None:
-        """Stop this replica: after such an event nothing may be done here any more."""
         self.role = Role.HALTED
         self.halt_reason = reason
         self.leader = None
         self.follower = None
 
     def appended(self, epoch: int, next_offset: int) -> None:
-        """Note a batch of this epoch that was written and ends before ``next_offset``."""
+        """Record an appended batch of this epoch, which ends before ``next_offset``."""
         self.history.append(epoch, self.end_offset)
         assert next_offset > self.end_offset, "a batch must have at least one offset"
         self.end_offset = next_offset
@@ -140,7 +139,6 @@ class Replica:
         self.history.truncate(to)
 
     def restarted(self, at: int) -> None:
-        """Note that the log is empty and begins at this offset."""
         self.start_offset = self.end_offset = self.durable_offset = at
         self.high_watermark = at
         self.low_watermark = min(self.low_watermark, at)
@@ -157,16 +155,15 @@ class Replica:
 
     @property
     def low_watermark_held(self) -> int:
-        """On a leader: the low watermark that all replicas that may be elected have stored."""
+        """On a leader, the low watermark that all replicas that may be elected have stored."""
         return 0 if self.leader is None else self.leader.low_watermark_held
 
     @property
     def held_offset(self) -> int:
-        """On a leader: what every replica has on disk. Other nodes get it from the leader."""
+        """On a leader, the offset that all replicas have on disk; elsewhere 0."""
         return 0 if self.leader is None else self.leader.held_offset(self.durable_offset)
 
     def fetched(self, fetch: Fetch, *, now_ms: int) -> Serve | Diverge | Behind | Fenced | NotYet:
-        """Return a leader's reply to a fetch; the high watermark may have moved."""
         leader = self.leader
         if leader is None:
             return Fenced(fetch, self.epoch) if fetch.epoch < self.epoch else NotYet(fetch)
@@ -191,7 +188,7 @@ class Replica:
         )
 
     def apply_reply(self, reply: Reply[B]) -> Step[B] | None:
-        """Return what to do with the log; afterwards report it."""
+        """Return the operation to apply to the log. The caller reports when it is done."""
         if self.follower is None:
             return None
         step = self.follower.take(
@@ -206,7 +203,7 @@ class Replica:
         return step
 
     def followed(self, leader_watermark: int) -> int:
-        """Move the high watermark to the leader's, as far as the log here goes (R18)."""
+        """Advance the high watermark to the leader's, but not beyond the end of this log."""
         self.high_watermark = max(self.high_watermark, min(leader_watermark, self.end_offset))
         return self.high_watermark
 

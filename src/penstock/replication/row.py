@@ -1,8 +1,6 @@
-"""A partition's row in the coordination store: its replicas, its in-sync set and its leader.
-
-A row is changed only by compare-and-swap on its version (R1), so any number of nodes may propose
-changes at any time. A ``View`` is a row as a node has read it, which may be outdated.
-"""
+"""A partition's row in the metadata store: its replicas, its in-sync set and its leader. A row is
+changed only by compare-and-swap on its version, so any number of nodes may propose changes at any
+time. A ``View`` is a row as a node has read it. The rules R1 to R25 are in docs/replication.md."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -15,15 +13,15 @@ _NO_SESSIONS: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 class PartitionRow(msgspec.Struct, frozen=True):
-    replicas: tuple[int, ...]  # node ids, in the order of preference
-    in_sync: frozenset[int]  # have everything that is committed, unless in ``lost``
-    lost: frozenset[int] = frozenset()  # have declared that they may lack committed records
+    replicas: tuple[int, ...]  # node ids in order of preference
+    in_sync: frozenset[int]  # have all committed records, unless in ``lost``
+    lost: frozenset[int] = frozenset()  # may lack committed records
     leader: int = NO_NODE
-    # The leader's registration when it was elected: a later process of that node may not lead.
+    # The leader's registration at its election. A later process of that node may not lead.
     leader_incarnation: int = 0
     epoch: int = 0
     in_sync_min: int = 1
-    watermark_floor: int = 0  # known to be committed; a log that ends below it has lost records
+    watermark_floor: int = 0  # committed offset; a log that ends below it has lost records
 
     def __post_init__(self) -> None:
         assert self.in_sync, "the in-sync set must not be empty"
@@ -32,12 +30,12 @@ class PartitionRow(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> frozenset[int]:
-        """The nodes that have everything that is committed."""
+        """The nodes that have all committed records."""
         return self.in_sync - self.lost
 
 
 class View(NamedTuple):
-    """A row as it was read; ``version``: the revision in which it was last changed."""
+    """A partition's row, read at ``revision`` and last changed at ``version``."""
 
     revision: int
     version: int
@@ -45,7 +43,7 @@ class View(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Applied if the row has this version and the nodes have these registrations."""
+    """A new row for a partition, applied if version and node registrations still match."""
 
     version: int
     row: PartitionRow

@@ -333,4 +333,7 @@ def test_the_command_works_without_the_extra_and_says_what_to_install(
         check=False,
     )
     assert done.stdout == "1 1 1 1 0\n"  # nothing is printed but the codes
-    assert done.stderr == "error: the pipeline is not installed: run pip install 'penstock[spark]'\n" * 4
+    assert (
+        done.stderr
+        == "error: the pipeline is not installed: run pip install 'penstock[spark]'\n" * 4
+    )

@@ -59,7 +59,7 @@ async def test_logs_that_take_nothing_are_given_up_together_in_the_time_of_one(
         await facts.stop()
         assert 3.0 <= loop.time() - began < 5.9  # one after the other it would be six at least
     assert {message for message in caplog.messages if "lost" in message} == {
-        "usage of the last seconds is lost",
-        "telemetry of the last seconds is lost",
-        "last entries of the audit trail lost",
+        "last usage records lost",
+        "last telemetry records lost",
+        "last audit records lost at shutdown",
     }

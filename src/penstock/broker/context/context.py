@@ -1,15 +1,15 @@
-"""What all partitions of a node share: clock, threads, disk budget, defaults (built in node/), how
-logs are opened, opened batches, and what backups in progress require.
+"""The objects that all partitions of a node share: clock, threads, disk budget, default settings,
+cache of decompressed batches, and the holds of backups in progress.
 
-A message that crosses from one log to another (a dead letter, a message moved back, the end of a
-transaction) is written in one log before it is acked in the other. The positions of several nodes
-are not taken at one instant, so it could be acked before the position of one log and missing before
-that of the other. While crossings are held, none begins its second half.
+A crossing is a message that moves from one log to another (a dead letter, a redriven message, the
+end of a transaction): it is written to the second log before it is acked in the first. The nodes of
+a cluster do not take backup positions at the same instant, so a backup could contain the ack but
+not the copy. While a backup holds crossings, none of them continues with its second step.
 
-Segments before the positions are not dropped, and nothing is compacted: a record whose successor
-comes after the position is the last one of its key in the backup. Both holds end by themselves, in
-case the client is gone. A node with a low disk drops segments anyway (``partition.py``).
-"""
+While a backup holds segments, none is deleted and nothing is compacted: otherwise a record could be
+removed because of a newer record of its key that the backup does not contain. Both holds expire, in
+case the client of the backup is gone. A node that is low on disk space deletes segments anyway
+(``partition.py``)."""
 
 import asyncio
 import logging
@@ -38,10 +38,9 @@ class BackupHold:
     def __init__(self) -> None:
         self._segments_until_ms = 0
         self._holders: dict[str, asyncio.TimerHandle] = {}
-        self._released: asyncio.Event | None = None  # None: nothing is held
+        self._released: asyncio.Event | None = None  # None: no crossing is held
 
     def keep_segments(self, for_ms: int, *, now_ms: int) -> None:
-        """Keep segments for a time. Never shortens an earlier request."""
         until_ms = now_ms + min(for_ms, SEGMENTS_MS_MAX)
         self._segments_until_ms = max(self._segments_until_ms, until_ms)
 
@@ -49,12 +48,12 @@ class BackupHold:
         return now_ms < self._segments_until_ms
 
     async def crossing(self) -> None:
-        """Await this before the second half of a crossing."""
+        """Wait while a backup delays moves between logs. Call this before the ack of a move."""
         if self._released is not None:
             await self._released.wait()
 
     def hold_crossings(self, holder: str, for_ms: int) -> bool:
-        """Hold crossings until ``release_crossings``, or for a time. False: too many holders."""
+        """Delay moves between logs for a time. Returns False if there are too many holders."""
         if holder not in self._holders and len(self._holders) >= HOLDERS_MAX:
             return False
         self.release_crossings(holder)
@@ -84,7 +83,7 @@ class OpenedBatches:
     def __init__(self, bytes_max: int = OPENED_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._size_bytes = 0
-        # By owner (a record reader) and base offset; the last used is at the end.
+        # The key is (record reader, base offset). The most recently used batch is last.
         self.kept: OrderedDict[tuple[object, int], OpenedBatch] = OrderedDict()
 
     def find(self, owner: object, offset: int) -> OpenedBatch | None:
@@ -96,7 +95,6 @@ class OpenedBatches:
         return None
 
     def add(self, owner: object, opened: OpenedBatch) -> None:
-        """Keep a batch, and drop the oldest ones above the bound. One batch is always kept."""
         key = (owner, opened.header.base_offset)
         self._drop(key)
         self.kept[key] = opened
@@ -116,7 +114,7 @@ class OpenedBatches:
 
 
 class BrokerMeter(Protocol):
-    """The counters of a broker. Nothing here is called per message on the hot path."""
+    """The metrics counters of a broker. None is called once per message."""
 
     def dedup_hit(self) -> None: ...
     def dead_lettered(self, count: int) -> None: ...
@@ -141,10 +139,10 @@ class BrokerContext:
     scrub_bytes_per_second: int = 0
     scrub_interval_ms: int = limits.SCRUB_INTERVAL_MS
     in_flight_max: int = limits.IN_FLIGHT_MAX
-    # Clocks are read in whole milliseconds, rounded down at both ends: without this a lease could
-    # end a fraction of one too early, and two consumers have one message.
+    # Clocks are read in whole milliseconds, rounded down. Without this margin a lease could end a
+    # fraction of a millisecond too early, and two consumers could hold the same message.
     grain_ms: int = 1
-    # Whether the wall clock can measure time since before this process started.
+    # True if the wall clock measures the time in which this process was not running.
     is_elapsed_trusted: bool = False
     hold: BackupHold = field(default_factory=BackupHold)  # of backups in progress
     opened: OpenedBatches = field(default_factory=OpenedBatches)
@@ -155,11 +153,11 @@ log_ = logging.getLogger(__name__)
 
 
 def log_config(topic: Topic, context: BrokerContext) -> LogConfig:
-    """Return the node's settings for a log, or those of the topic where they are stricter."""
+    """Return the log settings of a topic: for each limit, the lower one of node and topic."""
     stream, node = settings_of(topic, context.defaults), context.log
     age_ms_max = stream.segment_ms
     if stream.is_compacted:
-        # Only closed segments are compacted, so this closes the last one in time.
+        # Only closed segments are compacted, so the last segment must be closed in time.
         age_ms_max = min(age_ms_max, stream.compaction_lag_ms_max)
     return replace(
         node,
@@ -169,19 +167,19 @@ def log_config(topic: Topic, context: BrokerContext) -> LogConfig:
 
 
 def open_log(topic: Topic, index: int, topics: Path, context: BrokerContext) -> Log:
-    """``topics``: the folder of all topics. Safe in a thread."""
+    """Open the log of a partition, and log what its recovery found. May run in a thread."""
     folder = topics / topic.topic_id / str(index)
     log = Log.open(folder, log_config(topic, context), now_ms=context.clock.wall_ms())
     report = log.recovery
     fields = {"topic": topic.name, "partition": index}
     if report.truncated_bytes:
         truncated = {"bytes": report.truncated_bytes, "reason": report.reason}
-        log_.warning("torn tail truncated", extra=fields | truncated)
+        log_.warning("incomplete write at the end of the log removed", extra=fields | truncated)
     if report.is_low_watermark_damaged:
         log_.error(
-            "low watermark damaged: deleted records of kept segments are readable again",
+            "low watermark file damaged: some deleted records are readable again",
             extra=fields | {"folder": str(folder)},
         )
     for damage in report.damage:
-        log_.error("damage found", extra=fields | {"reason": str(damage)})
+        log_.error("damage found in log", extra=fields | {"reason": str(damage)})
     return log

@@ -1,10 +1,9 @@
-"""How much may be appended before the reserve of the disk is used. Sends stop at the reserve;
-leases and acks are written from it, so that consumers can drain a full disk. A statvfs per send
-would cost more than its append, so one result is used up byte by byte, and renewed once a second.
+"""The number of bytes that may be appended before the disk's reserve is used. Sends are rejected at
+the reserve. Leases and acks may use it, so that consumers can drain a full disk. A statvfs per send
+would cost more than the append, so one result is counted down for up to a second.
 
-The disk counts as full from the first rejected append until that append would fit with 1 % of the
-reserve to spare: otherwise the state would change with the size of messages.
-"""
+The disk counts as full from the first rejected append until an append of that size would fit with
+space to spare (1 % of the reserve). Otherwise the state would alternate with message sizes."""
 
 import os
 from pathlib import Path
@@ -17,7 +16,7 @@ CHECK_INTERVAL_MS = 1_000
 
 
 def reserve_of(size_bytes: int, configured_bytes: int) -> int:
-    """Return the reserve of a disk. ``configured_bytes`` 0: not set."""
+    """Return the number of bytes to keep free. ``configured_bytes`` 0 means the default."""
     small = int(size_bytes * limits.DISK_RESERVE_SHARE)
     return configured_bytes or min(limits.DISK_RESERVE_BYTES, small)
 
@@ -29,7 +28,7 @@ class DiskBudget:
         self._configured_bytes = reserve_bytes
         self._left_bytes = 0
         self._next_check_ms = 0
-        self._rejected_bytes = 0  # the largest append rejected while the disk is full; 0: not full
+        self._rejected_bytes = 0  # largest append rejected while full; 0: not full
         self._was_low = False
         self.reserve_bytes = 0
         self.free_bytes = 0
@@ -37,7 +36,7 @@ class DiskBudget:
         self._measure()
 
     def admits(self, append_bytes: int) -> bool:
-        """Return whether this many bytes of messages may be appended, and count them if so."""
+        """Return whether these bytes of messages may be appended. If so, count them as used."""
         self._left_bytes -= append_bytes
         if self._left_bytes < 0 or self._clock.mono_ms() >= self._next_check_ms:
             self._measure()
@@ -54,7 +53,7 @@ class DiskBudget:
     @property
     def refusal(self) -> str:
         text = troubles.disk_full_text(self.free_bytes, self.reserve_bytes)
-        return f"{text[0].upper()}{text[1:]}. What helps: {troubles.DISK_DO}."
+        return f"{text[0].upper()}{text[1:]}. To fix: {troubles.DISK_DO}."
 
     def trouble(self) -> Trouble | None:
         self._measure()

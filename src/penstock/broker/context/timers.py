@@ -1,4 +1,4 @@
-"""Timers: an alarm on the node's clock, the interval of a periodic job, the end of tasks."""
+"""Timers on the node's clock, and the intervals of periodic jobs."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -8,7 +8,6 @@ from penstock.model.ports import Clock
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
-    """Cancel tasks, and return when they have ended."""
     begun = [task for task in tasks if task is not None]
     for task in begun:
         task.cancel()
@@ -16,7 +15,7 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
 
 
 class Alarm:
-    """One timer on the node's clock. It may ring early: the callback looks, and sets it again."""
+    """A timer on the node's clock. It may ring early; the callback must check the time."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self._clock = clock
@@ -26,7 +25,7 @@ class Alarm:
         self._at_ms = 0
 
     def set(self, at_ms: int | None) -> None:
-        """Ring at this time, unless the alarm is set to an earlier one."""
+        """Ring at this time, unless the alarm is already set to an earlier time."""
         if at_ms is None:
             return
         if self._timer is not None:
@@ -48,7 +47,7 @@ class Alarm:
 
 
 class Interval:
-    """The interval of a periodic job. A change of its length applies at once."""
+    """The interval of a periodic job. A changed length also applies to a wait in progress."""
 
     def __init__(self, ms: int) -> None:
         self._ms = ms

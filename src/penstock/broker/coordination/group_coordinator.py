@@ -1,10 +1,9 @@
-"""The coordinator of the groups in one partition of ``__groups``: ``cursor.groups`` decides, this
-class keeps waiting requests, replies to them, and watches the clock.
+"""The coordinator of the groups in one partition of ``__groups``. ``cursor.groups`` makes the
+decisions; this class keeps the waiting requests, sends their replies and runs the timers.
 
-Every request waits under a ticket; a decision replies to any number of them. Held replies wait
-until everything decided before is in the log. When memory is lost because an append failed, all
-waiting requests fail, and clients retry. The listener bounds the requests in progress.
-"""
+Each request waits under a ticket, and one decision may reply to several requests. Some replies are
+held until all earlier decisions are committed in the log. If an append fails, all waiting requests
+fail and clients retry."""
 
 import asyncio
 import logging
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class GroupConfigs:
-    """Group configs in the metadata store, where every node reads them from memory. Below feature
-    level 3 they are rows of the coordinator, which moves them to the store from that level on."""
+    """Group configs in the metadata store. Below feature level 3 they are in the coordinator's log,
+    from which the coordinator moves them when the level is raised."""
 
     configs: ResourceConfigs
     usage: CoordinatorUsage
@@ -51,7 +50,7 @@ class GroupConfigs:
         return self.configs.get(self._resource(group_id))
 
     async def change(self, group_id: str, changes: Mapping[str, str | None]) -> Reply:
-        """Change configs, whose values were checked. None: back to the default."""
+        """Change validated configs of a group. None resets a config to its default."""
         resource = self._resource(group_id)
         is_new = any(text is not None for text in changes.values()) and not self.of(group_id)
         if is_new and not self._has_room(resource.account):
@@ -67,7 +66,7 @@ class GroupConfigs:
         return Reply()
 
     async def take_over(self, group_id: str, configs: Configs) -> None:
-        """Store the configs of a row; values set since then win. Raises PenstockError."""
+        """Store configs that were in the log, except those that the store already has."""
         await self.configs.add_missing(self._resource(group_id), configs)
 
     def _has_room(self, account: str) -> bool:
@@ -85,7 +84,7 @@ class GroupConfigs:
 log_ = logging.getLogger(__name__)
 
 MOVE_RETRY_SECONDS = 1.0  # before the metadata store is called again
-FORGOTTEN_MAX = 10_000  # beyond it, offsets of deleted topics stay until their retention ends
+FORGOTTEN_MAX = 10_000  # above this, offsets of deleted topics are kept until they expire
 
 ReplyT = TypeVar("ReplyT")
 Decide = Callable[[Groups, Decision], None]
@@ -100,20 +99,19 @@ class GroupCoordinator(CoordinatorRuntime):
         settings: GroupSettings,
         configs: GroupConfigs | None,
     ) -> None:
-        """``configs``: group configs in the metadata store; None: they stay rows."""
         super().__init__(open_log, setup, label)
         self._configs = configs
-        self._move: asyncio.Task[None] | None = None  # of rows with configs to the metadata store
+        self._move: asyncio.Task[None] | None = None  # moves configs to the store
         self._settings = settings
         self._groups = Groups(settings)  # valid while ``ready``
-        self._forgotten: set[str] = set()  # deleted topics of which the log may still have offsets
-        # Requests in progress: ticket → the future of its reply, and the reply if all fails.
+        self._forgotten: set[str] = set()  # deleted topics for which the log may still have offsets
+        # Requests in progress, by ticket: the future of the reply, and the reply on failure.
         self._waiters: dict[int, tuple[asyncio.Future[Any], object]] = {}
         self._ticket = 0
-        self._held: set[int] = set()  # tickets whose reply waits for the log
+        self._held: set[int] = set()  # tickets whose reply waits until the log is committed
 
     def end_waits(self) -> None:
-        """Fail the requests that wait for other members, not those that wait for the log."""
+        """Fail the requests that wait for other members. Those that wait for the log continue."""
         for ticket in self._waiters:
             if ticket not in self._held:
                 self._fail(ticket)
@@ -142,7 +140,7 @@ class GroupCoordinator(CoordinatorRuntime):
         self._fail_all()
 
     def move_configs(self) -> None:
-        """Begin to move rows with configs to the metadata store, if the feature level allows it."""
+        """Start to move configs from the log to the metadata store, if the level allows it."""
         if self._configs is None or not self._configs.is_in_force or self._move is not None:
             return
         if self.ready() and self._groups.configs_rows():
@@ -159,12 +157,12 @@ class GroupCoordinator(CoordinatorRuntime):
     def _move_ended(self, groups: Groups) -> None:
         self._move = None
         if self._groups is not groups:
-            self.move_configs()  # the log was read again meanwhile
+            self.move_configs()  # the log was read again in the meantime
 
     async def _move_all(self, configs: GroupConfigs, groups: Groups) -> None:
-        """Put each row into the store, then delete it. After a crash in between, rows that are left
-        are moved again. ``groups``: of the load that found the rows; another load starts over."""
-        # A coordinator that does not lead any more may have old rows, and cannot commit these.
+        """Copy the configs in the log to the store, then delete them from the log. Those that
+        remain after a crash are moved again."""
+        # A former leader may have outdated rows. It cannot commit, so it stops here.
         self.note(Groups.repeat_configs, is_divisible=True)
         if not await self.committed():
             return
@@ -174,16 +172,15 @@ class GroupCoordinator(CoordinatorRuntime):
                 await self._store_configs(configs, group_id, row)
             except InvalidRequest as error:
                 fields = {"group": group_id, "reason": str(error)}
-                log_.error("group configs not moved", extra=fields)
+                log_.error("group configs not moved to the metadata store", extra=fields)
             else:
                 moved.append(group_id)
         if self._groups is groups:
             self.note(lambda now, decision: now.drop_configs(moved, decision), is_divisible=True)
             done: dict[str, object] = {"coordinator": self._label, "groups": len(moved)}
-            log_.info("group configs moved", extra=done)
+            log_.info("group configs moved to the metadata store", extra=done)
 
     async def _store_configs(self, configs: GroupConfigs, group_id: str, row: Configs) -> None:
-        """Retry until the store is reachable. Raises InvalidRequest."""
         while True:
             try:
                 return await configs.take_over(group_id, row)
@@ -191,7 +188,7 @@ class GroupCoordinator(CoordinatorRuntime):
                 raise
             except PenstockError as error:
                 fields = {"coordinator": self._label, "reason": str(error)}
-                log_.warning("group configs not moved yet", extra=fields)
+                log_.warning("group configs not moved yet, retrying", extra=fields)
             await asyncio.sleep(MOVE_RETRY_SECONDS)
 
     async def request(self, failed: ReplyT, decide: Decide) -> ReplyT:
@@ -208,7 +205,6 @@ class GroupCoordinator(CoordinatorRuntime):
             del self._waiters[ticket]
 
     def peek(self, unready: ReplyT, read: Callable[[Groups], ReplyT]) -> ReplyT:
-        """Read memory, whether or not the log has it too."""
         return read(self._groups) if self.ready() else unready
 
     async def read(self, failed: ReplyT, read: Callable[[Groups], ReplyT]) -> ReplyT:
@@ -218,7 +214,7 @@ class GroupCoordinator(CoordinatorRuntime):
         return found if await self.committed() else self._unready(failed)
 
     def _unready(self, failed: ReplyT) -> ReplyT:
-        """Return the failed reply; if another node coordinates, with the code that says so."""
+        """Return the error reply, with code NOT_COORDINATOR if another node coordinates."""
         if not self.is_standing_by:
             return failed
         if isinstance(failed, tuple):
@@ -227,13 +223,13 @@ class GroupCoordinator(CoordinatorRuntime):
         return msgspec.structs.replace(failed, code=ErrorCode.NOT_COORDINATOR)
 
     def note(self, decide: Decide, *, is_divisible: bool = False) -> None:
-        """Make a decision for which no request waits. ``is_divisible``: see ``append``."""
+        """Change groups without a request that waits for the result."""
         if not self.ready():
             return
         try:
             decision = self._decide(decide)
         except Exception:
-            log_.exception("group decision failed", extra={"coordinator": self._label})
+            log_.exception("coordinator decision failed", extra={"coordinator": self._label})
         else:
             self._carry_out(decision, is_divisible=is_divisible)
 
@@ -243,7 +239,7 @@ class GroupCoordinator(CoordinatorRuntime):
         self._forget(frozenset((topic_id,)))
 
     def _forget(self, topic_ids: frozenset[str]) -> None:
-        """The ids are kept until the log has the decision: until then it may be read again."""
+        """Delete the offsets of deleted topics. Their ids are kept until this is committed."""
         self.note(lambda now, decision: now.forget_topics(topic_ids, decision), is_divisible=True)
         self.when_committed(
             lambda is_done: self._forgotten.difference_update(topic_ids) if is_done else None
@@ -270,7 +266,7 @@ class GroupCoordinator(CoordinatorRuntime):
             decide(self._groups, decision)
             return decision
         except BaseException:
-            self.lose("a decision failed")  # a bug, half way through: memory may be anything
+            self.lose("a group decision raised an exception")  # memory may be inconsistent
             raise
 
     def _carry_out(self, decision: Decision, *, is_divisible: bool = False) -> None:

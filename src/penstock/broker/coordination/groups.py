@@ -1,8 +1,7 @@
-"""The host of the group coordinators of this node. Their rows (``cursor/groups/records.py``) are in
-the internal topic ``__groups``. A group sees a change of topics with the next heartbeat of any
-member; when a topic is deleted, so are the offsets committed for it. A group reads topics of its
-own tenant, which its id names (``model/names.py``).
-"""
+"""The group coordinators of this node. Their rows (``cursor/groups/records.py``) are in the
+internal topic ``__groups``. A group notices changed topics at the next heartbeat of any member. If
+a topic is deleted, its committed offsets are deleted too. A group reads topics of its own tenant,
+which is part of the group id (``model/names.py``)."""
 
 import asyncio
 import logging
@@ -34,19 +33,19 @@ from penstock.model.names import is_internal, scoped_id, split_scoped, split_sha
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 
-SEEN_AT_ONCE = 32  # topics; authorizing one takes up to 50 µs
+SEEN_AT_ONCE = 32  # topics authorized without a pause; each takes up to 50 µs
 _NO_PATTERNS: tuple[frozenset[str], str] = (frozenset(), "")
 _NO_TOPICS = Topics(0, {})
 
 
 class GroupTopics:
-    """The topics of this node as groups see them: by account and name, with an epoch that rises
-    with every change that matters to a group."""
+    """The topics that groups can subscribe to, by account and name. The epoch rises with each
+    change that may affect a group."""
 
     def __init__(self, own_account: str, region: str) -> None:
         self._own_account = own_account
         self._region = region
-        # By account; changed in place, which the epoch shows.
+        # By account. The inner dicts are changed in place, and each change raises the epoch.
         self._by_name: dict[str, dict[str, tuple[str, int]]] = {}
         self._topics: dict[str, Topics] = {}
         self._epoch = 0
@@ -60,7 +59,7 @@ class GroupTopics:
         return None if entry is None else entry[0]
 
     def changed(self, before: Topic | None, after: Topic | None) -> None:
-        """Follow a change of the catalog. Groups cannot subscribe to shares and internal topics."""
+        """Apply a change of the catalog. Groups cannot subscribe to shares or internal topics."""
         topic = after or before
         assert topic is not None
         if topic.is_share or topic.region != self._region or is_internal(topic.name):
@@ -70,7 +69,7 @@ class GroupTopics:
             by_name.pop(topic.name, None)
         else:
             entry = (after.topic_id, after.partition_count)
-            # With another policy, other members may see the topic.
+            # A new policy may change which members can see the topic.
             is_same = before is None or before.settings.policy == after.settings.policy
             if by_name.get(after.name) == entry and is_same:
                 return
@@ -88,8 +87,8 @@ log_ = logging.getLogger(__name__)
 
 class TaskAssignments:
     def __init__(self) -> None:
-        self._jobs: dict[str, asyncio.Task[None]] = {}  # by group
-        self._lock = asyncio.Lock()  # one thread at a time: threads share the interpreter
+        self._jobs: dict[str, asyncio.Task[None]] = {}  # by group id
+        self._lock = asyncio.Lock()  # one assignment at a time, since threads share the interpreter
 
     def begin(self, coordinator: GroupCoordinator, group_id: str) -> None:
         if group_id in self._jobs:
@@ -108,8 +107,7 @@ class TaskAssignments:
     def _ended(self, group_id: str, job: asyncio.Task[None]) -> None:
         del self._jobs[group_id]
         if not job.cancelled() and (error := job.exception()) is not None:
-            # The next heartbeat begins the assignment again.
-            log_.error("task assignment failed", exc_info=error, extra={"group": group_id})
+            log_.error("streams task assignment failed", exc_info=error, extra={"group": group_id})
 
     async def stop(self) -> None:
         await cancel_all(self._jobs.values())
@@ -126,7 +124,7 @@ _NO_STREAMS = StreamsReply(
 _NO_CONFIGS: Mapping[str, str] = {}
 _MOVING: Final = frozenset((ErrorCode.NOT_COORDINATOR, UNAVAILABLE))
 
-# The calls that are one decision each: the fields of a call are the arguments of the method.
+# Calls that are a single decision. The fields of a call are the arguments of the method.
 DECISIONS: Final[dict[type[GroupCall[Any]], Callable[..., None]]] = {
     calls.Join: Groups.join,
     calls.Sync: Groups.sync,
@@ -158,7 +156,7 @@ def decide(groups: Groups, call: GroupCall[Any], topics: Topics, decision: Decis
 
 
 class GroupHost(CoordinatorHost[GroupCoordinator]):
-    """Implements ``GroupCoordinators``. Start it after the broker and stop it before."""
+    """The group coordinators of this node. Start it after the broker, stop it before."""
 
     def __init__(
         self,
@@ -169,7 +167,6 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         configs: GroupConfigs | None = None,
         level: Callable[[], int] = lambda: LEVEL_MAX,
     ) -> None:
-        """``configs``: in the metadata store; None: they are rows at any level."""
         super().__init__(TOPIC_NAME, setup, expire_ms=expire_interval_ms)
         self._settings = settings
         self._configs = configs
@@ -208,7 +205,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
             coordinator.move_configs()
 
     def end_waits(self) -> None:
-        """The node drains: no request waits any more. Commits and reads continue."""
+        """Fail waiting requests, because the node is draining. Commits and reads go on."""
         self._is_draining = True
         for coordinator in self._coordinators:
             coordinator.end_waits()
@@ -246,9 +243,8 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         return await self._decide(msgspec.structs.replace(call, visibility=visibility))
 
     async def _matched(self, call: calls.BeatConsumer) -> TopicVisibility | None:
-        """Match the patterns of the group and find out which topics the member may see, before the
-        decision, which cannot be interrupted. Each step takes about a millisecond. Returns the
-        visibility with the results in memory."""
+        """Match topic patterns and check which topics the member may see, in steps of about a
+        millisecond. The change of the group that follows cannot be interrupted."""
         coordinator, visibility = self._at(call.group_id), call.visibility
         seen: dict[str, bool] = {}
         has_waited = True
@@ -268,7 +264,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
                     continue
                 unseen = topics.matches.of(seen_by, topics.by_name, topics.epoch) - seen.keys()
             except InvalidPattern:
-                break  # the decision reports it
+                break  # the decision will report the invalid pattern
             for number, name in enumerate(unseen, 1):
                 seen[name] = visibility.may_see(name)
                 if number % SEEN_AT_ONCE == 0:
@@ -283,7 +279,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
 
     async def _beat_streams(self, call: calls.BeatStreams) -> StreamsReply:
         if self._level() < STREAMS_GROUPS:
-            return _NO_STREAMS  # older nodes could not read the rows of the group
+            return _NO_STREAMS  # older nodes could not read the rows of a streams group
         coordinator = self._at(call.group_id)
         reply = await self._decide(call)
         self._assignments.begin(coordinator, call.group_id)
@@ -293,19 +289,19 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         if self._stored is not None:
             return share_settings(self._stored.of(group_id))
         if not self._coordinators:
-            return share_settings(_NO_CONFIGS)  # the node is starting
+            return share_settings(_NO_CONFIGS)  # the node is still starting
         found = self._at(group_id).peek(_NO_CONFIGS, lambda groups: groups.configs(group_id))
         return share_settings(found)
 
     def settings_of(self, share: Topic) -> ShareSettings:
         named = split_share(share.name)
-        assert named is not None, "a share is named after its group"
+        assert named is not None, "the name of a share contains its group"
         group_id = scoped_id(share.account, named[1], own_account=self._namespace[0])
         return self.share_settings(group_id)
 
     @property
     def _stored(self) -> GroupConfigs | None:
-        """The metadata store, once configs are there."""
+        """The configs in the metadata store, or None while they are still in the log."""
         return self._configs if self._configs is not None and self._configs.is_in_force else None
 
     @property
@@ -326,9 +322,8 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         return await self._decide(call)
 
     async def _fetch_offsets(self, call: calls.FetchOffsets) -> FetchReply:
-        """Return committed offsets, from the node that coordinates the group. Some clients
-        (librdkafka 2.16) fetch them once, and read nothing if the coordinator moves at that
-        moment."""
+        """Return committed offsets, even if the coordinator moves to another node meanwhile. Some
+        clients (librdkafka 2.16) fetch them only once, and would not read after an error."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._settings.fetch_ms_max / 1_000
         pause_s = PAUSE_SECONDS_MIN
@@ -346,7 +341,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
             pause_s = min(2 * pause_s, PAUSE_SECONDS_MAX)
 
     async def fetch_here(self, call: calls.FetchOffsets) -> FetchReply:
-        """Serve another node; wait for a coordinator of this node that is still reading."""
+        """Return committed offsets to another node. Waits while the log is being loaded."""
         until_s = asyncio.get_running_loop().time() + FETCH_HERE_SECONDS_MAX
         return await self._fetch(call, until_s=until_s)
 
@@ -358,7 +353,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         )
 
     async def _list_groups(self, call: calls.ListGroups) -> tuple[ErrorCode, Sequence[Listing]]:
-        """List all or nothing: an incomplete list misleads. Other nodes list theirs."""
+        """List the groups of this node's coordinators, or fail: a partial list misleads."""
         found: list[Listing] = []
         fields = msgspec.structs.asdict(call)
         for coordinator in self._own_coordinators():

@@ -1,7 +1,7 @@
-"""The base of the hosts of coordinators: one internal topic, and a coordinator for each partition.
-The topic is created at the first start, and again if it was deleted. Its partition count never
-changes: the hash of a group or transactional id gives the partition whose coordinator decides about
-it."""
+"""The base of the group and the transaction coordinators of a node: one internal topic, and one
+coordinator per partition. The topic is created at the first start, and again if it was deleted. Its
+partition count never changes, because the hash of a group id or transactional id selects the
+partition and so the coordinator."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -22,10 +22,10 @@ from penstock.model.limits import MIB
 from penstock.model.ports import Catalog, Clock
 from penstock.model.topic import Topic, partition_of_group
 
-PARTITION_COUNT = 4  # each is a separate log; decisions rarely wait for another partition's sync
-# Compaction leaves the last segment alone, and all of it is read when a coordinator starts.
+PARTITION_COUNT = 4  # separate logs, so that decisions rarely wait for a sync of another partition
+# The last segment is not compacted, and is read completely when a coordinator starts.
 SEGMENT_BYTES = 16 * MIB
-# Rows are kept until they are overwritten, however old.
+# Rows are kept until they are overwritten, regardless of their age.
 CONFIGS = {"cleanup.policy": "compact", "retention.ms": "-1"}
 
 
@@ -37,10 +37,10 @@ class CoordinatorSetup:
     entropy: Callable[[int], bytes]
     account: str
     region: str
-    segment_bytes: int = SEGMENT_BYTES  # of an internal topic that is created
-    # In a cluster, the coordinators of other nodes: this node has those whose partition it leads.
+    segment_bytes: int = SEGMENT_BYTES  # of the internal topic, if it is created
+    # Calls to the coordinators of other nodes, which lead other partitions; None without a cluster.
     remote: RemoteCoordinators | None = None
-    usage: CoordinatorUsage = NO_QUOTAS  # counts what tenants have
+    usage: CoordinatorUsage = NO_QUOTAS  # counts groups, offsets and transactions per tenant
 
 
 C = TypeVar("C", bound=CoordinatorRuntime)
@@ -58,7 +58,7 @@ class CoordinatorHost(ABC, Generic[C]):
         self._namespace = (setup.account, setup.region)
         self._expire_ms = expire_ms
         self._coordinators: list[C] = []
-        # In a cluster: partitions that this node leads.
+        # The partitions that this node leads; None without a cluster, where it leads all.
         self._led: set[int] | None = None if setup.remote is None else set()
         self._job: asyncio.Task[None] | None = None
 
@@ -66,8 +66,7 @@ class CoordinatorHost(ABC, Generic[C]):
     def _new_coordinator(self, label: str, open_log: Callable[[], Awaitable[RowLog]]) -> C: ...
 
     @abstractmethod
-    def expire(self) -> None:
-        """Drop what is past its retention."""
+    def expire(self) -> None: ...
 
     def call(self, call: CoordinatorCall[R]) -> Coroutine[Any, Any, R]:
         return self.handlers[type(call)](call)
@@ -109,7 +108,7 @@ class CoordinatorHost(ABC, Generic[C]):
         return [c.trouble for c in self._coordinators if c.trouble is not None and not c.unreadable]
 
     def unreadable_rows(self) -> Sequence[RowUnreadable]:
-        """Return the rows that keep coordinators out of service until an operator skips them."""
+        """Return the log records that stop a coordinator until an operator skips them."""
         return [each.unreadable for each in self._coordinators if each.unreadable is not None]
 
     async def _expire_forever(self) -> None:
@@ -118,7 +117,6 @@ class CoordinatorHost(ABC, Generic[C]):
             self.expire()
 
     def tick(self) -> None:
-        """Do what is due by the clock now. Timers do so by themselves."""
         for coordinator in self._coordinators:
             coordinator.tick()
 
@@ -130,7 +128,7 @@ class CoordinatorHost(ABC, Generic[C]):
             self._catalog,
             self._namespace,
             self._topic_name,
-            # A topic that was deleted gets as many partitions as there are coordinators.
+            # A topic that is created again must have one partition per coordinator.
             partition_count=len(self._coordinators) or PARTITION_COUNT,
             configs={**CONFIGS, "segment.bytes": str(self._setup.segment_bytes)},
             clock=self._clock,

@@ -1,4 +1,4 @@
-"""Calls between the coordinators of groups and of transactions on different nodes, both ends."""
+"""Calls between group and transaction coordinators on different nodes: client and handlers."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -39,13 +39,13 @@ class GroupsHere(Coordinators, Protocol):
 @dataclass(kw_only=True)
 class RemoteCoordinators:
     own_node: int
-    leader: Callable[[str, str], int | None]  # the node that has a key of an internal topic
+    leader: Callable[[str, str], int | None]  # node that coordinates a key of an internal topic
     caller: Callable[[int], Caller]
-    # Returns when leaders may have changed, or after some seconds.
+    # Returns when leaders may have changed, at the latest after the given seconds.
     wait_changed: Callable[[float], Awaitable[None]]
 
     def node_of(self, topic: str, key: str) -> int | None:
-        """Return the node that coordinates a key; None if it is this node, or unknown."""
+        """Return the other node that coordinates a group or transactional id, if known."""
         node = self.leader(topic, key)
         return None if node is None or node == self.own_node else node
 

@@ -1,10 +1,9 @@
-"""One partition of an internal topic of coordinators: appends and reads rows. The key of a record
-names what the row describes, the value is its new state, no value means that it is gone. Rows of
-one decision are in one batch, so a crash leaves all of them or none.
+"""One partition of a coordinator's internal topic: appends and reads rows. A record's key names an
+object, such as a group; its value is the object's new state, or None if it was deleted. All rows of
+a decision are in one batch, so after a crash either all of them are in the log or none.
 
-A row that the coordinator rejects stops the reading: skipping it silently would lose its state. An
-operator may skip it: the topic's catalog entry then names it by offset and digest.
-"""
+A row that the coordinator cannot apply stops the reading, because skipping it silently would lose
+state. An operator can skip the row: the topic's catalog entry then lists its offset and digest."""
 
 import asyncio
 import contextlib
@@ -32,28 +31,27 @@ from penstock.record.malformed import MalformedBatch
 from penstock.record.record import encode_record, iter_records
 
 ACKS_ALL = -1
-SETTLE_SECONDS = 1.0  # until a new leader is called again for its end
-READ_BYTES_MAX = 128 * KIB  # decoded at once, in some ten milliseconds
-BATCH_ROWS_BYTES_MAX = 256 * KIB  # a batch ends after the decision that exceeds this
-# Members of a group send nearly the same bytes, so large rows shrink well; small ones do not.
+SETTLE_SECONDS = 1.0  # pause before a new leader is asked again for its end offset
+READ_BYTES_MAX = 128 * KIB  # decoding them takes about ten milliseconds
+BATCH_ROWS_BYTES_MAX = 256 * KIB  # a batch ends after the decision that exceeds this size
+# Members of a group send similar bytes, so large rows compress well. Small rows do not.
 COMPRESSED_BYTES_MIN = 16 * KIB
 
 
 class RowsTooLarge(PenstockError):
-    """A decision that does not fit into a batch: a group with thousands of members."""
+    """The records of one change do not fit into a batch, e.g. with thousands of members."""
 
 
 class RowsMissing(PenstockError):
-    """The log has records in a range, but returns none."""
+    pass
 
 
 class RowUnreadable(PenstockError):
-    """A row that a coordinator rejects. Nothing after it is read until an operator skips it."""
+    """A coordinator cannot read a record of its log, and stops until an operator skips it."""
 
     def __init__(
         self, topic: str, partition: int, offset: int, row: Row | None, reason: str
     ) -> None:
-        """``row``: None if the batch cannot be decoded, so there is no single row to skip."""
         super().__init__(f"{topic}/{partition}: the row at offset {offset} is unreadable: {reason}")
         self.topic, self.partition, self.offset = topic, partition, offset
         self.row, self.reason = row, reason
@@ -97,14 +95,16 @@ def _encode(records: list[bytes], size: int, wall_ms: int) -> bytes:
         attributes=Codec.ZSTD if size >= COMPRESSED_BYTES_MIN else Codec.NONE,
     )
     if len(batch) > BATCH_BYTES_MAX:
-        raise RowsTooLarge(f"{len(records)} rows make a batch of {len(batch)} bytes")
+        raise RowsTooLarge(
+            f"{len(records)} rows need a batch of {len(batch)} bytes, which is too large"
+        )
     return batch
 
 
 class RowLog:
     def __init__(self, broker: BrokerPort, topic: Topic, partition: int, clock: Clock) -> None:
         self.partition = partition
-        self.epoch = 0  # of the leader, at the last call of ``ends``
+        self.epoch = 0  # leader epoch at the last call of ``ends``
         self._broker = broker
         self._topic = topic
         self._clock = clock
@@ -115,7 +115,7 @@ class RowLog:
         }
 
     async def ends(self) -> tuple[int, int]:
-        """Return the start and the committed end, once the leader knows what is committed (R19)."""
+        """Return the start offset and the high watermark, once a new leader knows it (rule R19)."""
         ends = await self._broker.call(Ends(self._topic, self.partition))
         while not ends.is_settled:
             moved = asyncio.Event()
@@ -131,7 +131,7 @@ class RowLog:
         return ends.start_offset, ends.high_watermark
 
     async def replay(self, start: int, end: int, replay: Callable[[Row], object]) -> None:
-        """Pass the rows in [start, end) to ``replay``, one by one. Raises RowUnreadable."""
+        """Call ``replay`` for each record in [start, end), in order."""
         async for placed in self.read(start, end):
             for offset, row in placed:
                 try:
@@ -141,7 +141,7 @@ class RowLog:
                     raise self._unreadable(offset, row, reason) from error
 
     async def read(self, start: int, end: int) -> AsyncIterator[Sequence[PlacedRow]]:
-        """Yield the rows in [start, end) that are not skipped. Raises RowUnreadable."""
+        """Yield the records in [start, end), without those that an operator skipped."""
         offset = start
         while offset < end:
             place = (self._topic, self.partition)
@@ -157,9 +157,11 @@ class RowLog:
                     rows.extend(placed for placed in found if before <= placed.offset < end)
                 offset = header.next_offset
             if offset <= before:
-                raise RowsMissing(f"{self._topic.name}/{self.partition}: nothing at {before}")
+                raise RowsMissing(
+                    f"{self._topic.name}/{self.partition}: no rows at offset {before}"
+                )
             yield rows
-            await asyncio.sleep(0)  # a read from memory does not wait; let other tasks run
+            await asyncio.sleep(0)  # reads from memory do not suspend, so let other tasks run
 
     def _rows_of(self, batch: bytes, header: BatchHeader) -> Sequence[PlacedRow]:
         try:
@@ -168,7 +170,7 @@ class RowLog:
                 for record in iter_records(batch)
             ]
         except MalformedBatch as error:
-            # Rows of such a batch cannot be separated: only a batch of one record is one row.
+            # Rows of a malformed batch cannot be separated, so only a single row can be skipped.
             offset = header.base_offset
             row = Row(b"", batch[HEADER_BYTES:]) if header.count == 1 else None
             if row is not None and self._skipped.get(offset) == digest_of(row):
@@ -182,7 +184,7 @@ class RowLog:
         return RowUnreadable(self._topic.name, self.partition, offset, row, reason)
 
     async def append(self, decisions: Sequence[Sequence[Row]]) -> None:
-        """Return once all is committed. If it raises, the batches in the log are committed too."""
+        """Append records and wait until they are committed. On errors some may be in the log."""
         for batch in encode_rows(decisions, wall_ms=self._clock.wall_ms()):
             await self._broker.call(
                 AppendBatches(self._topic, self.partition, acks=ACKS_ALL, batches=(batch,))
@@ -190,7 +192,7 @@ class RowLog:
 
 
 def portions(rows: Iterable[Row], size_bytes: int) -> Iterator[Sequence[Row]]:
-    """Split rows, in order; a portion ends after the row that exceeds the size."""
+    """Split rows into lists of at least ``size_bytes``, in order."""
     portion: list[Row] = []
     size = 0
     for row in rows:

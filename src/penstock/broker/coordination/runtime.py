@@ -1,14 +1,13 @@
-"""The base of coordinators: keeps memory and one partition of an internal topic in step. It reads
-the log into memory at the start, and appends the rows of every decision.
+"""The base of coordinators, which keeps their memory consistent with one partition of an internal
+topic. It reads the log into memory at the start, and appends the rows of every decision.
 
-- **Appends** run one at a time, in the order of the decisions. Decisions made while one is in
-  progress share the next one and its sync.
-- **A reply that must be durable** waits for everything appended so far, and so for everything its
-  decision has seen in memory.
+- **Appends** run one at a time, in the order of the decisions. Decisions made during an append are
+  written together by the next append, with one sync.
+- **A reply that must be durable** waits for all rows appended so far, and so for all state that its
+  decision was based on.
 - **A failed append** leaves memory ahead of the log. All waiting requests fail, and memory is read
-  from the log again. The pause between reads grows until an append succeeds: a full disk must not
-  cause constant reading.
-"""
+  from the log again. The pause between reads grows until an append succeeds, so that a full disk
+  does not cause constant reading."""
 
 import asyncio
 import logging
@@ -54,46 +53,44 @@ class CoordinatorRuntime(ABC):
         self, open_log: Callable[[], Awaitable[RowLog]], setup: "CoordinatorSetup", label: str
     ) -> None:
         clock = setup.clock
-        self.trouble: str | None = None  # why nothing is served
-        self.unreadable: RowUnreadable | None = None  # the cause, if only an operator can help
-        self.is_standing_by = False  # another node leads the log, and decides
-        self.epoch = 0  # of the log's leader when it was read: this node, as long as it leads
+        self.trouble: str | None = None  # why this coordinator serves no requests
+        self.unreadable: RowUnreadable | None = None  # the row that caused it, if any
+        self.is_standing_by = False  # another node leads the log and makes the decisions
+        self.epoch = 0  # leader epoch of the log when it was read
         self._clock = clock
         self._usage = setup.usage
         self._label = label
         self._loop = asyncio.get_running_loop()
         self._open_log = open_log
-        self._log: RowLog | None = None  # None: memory is not what the log says
+        self._log: RowLog | None = None  # None: memory is not loaded
         self._is_stopping = False
         self._next = _Append()
         self._in_progress: _Append | None = None
         self._appender: asyncio.Task[None] | None = None
         self._loader: asyncio.Task[None] | None = None
         self._load_began_ms = 0
-        self._reload_ms = 0  # pause after that, before the next load may begin
+        self._reload_ms = 0  # pause between the starts of two loads
         self._reload_alarm = Alarm(clock, self._start_load)
         self._alarm = Alarm(clock, self.tick)  # set by subclasses
-        self._changed: asyncio.Future[None] | None = None  # done when ``wait_ready`` looks again
+        self._changed: asyncio.Future[None] | None = None  # wakes ``wait_ready``
 
     @abstractmethod
-    def reset(self) -> None:
-        """Forget everything: reading begins, or begins again."""
+    def reset(self) -> None: ...
 
     @abstractmethod
     def replay(self, row: Row) -> None:
-        """Apply the next row of the log. Raises ValueError for a foreign row."""
+        """Apply the next row of the log. Raises ValueError if the row cannot be applied."""
 
     @abstractmethod
     def loaded(self) -> None:
-        """The end of the log is reached; decisions may be made from now on."""
+        """Called when the whole log was read. Requests may be served from now on."""
 
     @abstractmethod
     def lost(self) -> None:
-        """Memory is not what the log says any more; no decisions until ``loaded``."""
+        """Called when memory no longer matches the log. Requests fail until ``loaded``."""
 
     @abstractmethod
-    def tick(self) -> None:
-        """Do what is due by the clock."""
+    def tick(self) -> None: ...
 
     async def start(self) -> None:
         self._start_load()
@@ -101,13 +98,13 @@ class CoordinatorRuntime(ABC):
             await asyncio.shield(self._loader)
 
     async def stop(self) -> None:
-        """Append what was decided; what still waits fails."""
+        """Wait some seconds for appends in progress, then fail the requests that still wait."""
         self._is_stopping = True
         self._reload_alarm.clear()
         self._notify_changed()
         await cancel_all((self._loader,))
         if self._appender is not None:
-            # In a cluster there may be no node left to commit it.
+            # In a cluster, the other nodes that must commit the append may have stopped.
             await asyncio.wait((self._appender,), timeout=STOP_SECONDS_MAX)
         dropped, self._next = self._next, _Append()
         dropped.notify(is_committed=False)
@@ -120,7 +117,6 @@ class CoordinatorRuntime(ABC):
         self._alarm.clear()
 
     def stand_by(self) -> None:
-        """Another node leads the log and decides. Memory here does not count any more."""
         self.is_standing_by = True
         self._reload_alarm.clear()
         if self._loader is not None:
@@ -130,17 +126,17 @@ class CoordinatorRuntime(ABC):
         self._notify_changed()
 
     def take_over(self) -> None:
-        """This node leads the log: read what other leaders have written."""
+        """Read the log, because this node leads it now."""
         self.is_standing_by = False
         self.read_again()
 
     def read_again(self) -> None:
-        """Read the log now if it could not be read: an operator has skipped a row."""
+        """Retry a failed load now, for example because an operator skipped a row."""
         self._reload_ms = 0
         self._start_load()
 
     async def wait_ready(self, *, until_s: float) -> None:
-        """Return when memory is loaded or another node leads, at the latest at ``until_s``."""
+        """Wait until memory is loaded or another node leads, at most until ``until_s``."""
         while not self.ready() and not (self.is_standing_by or self._is_stopping):
             left_s = until_s - self._loop.time()
             if left_s <= 0:
@@ -155,14 +151,14 @@ class CoordinatorRuntime(ABC):
             changed.set_result(None)
 
     def ready(self) -> bool:
-        """Return whether decisions may be made now. If not, the log is read when that is due."""
+        """Return whether requests can be served now. If not, start loading the log."""
         if self._log is None:
             self._start_load()
         return self._log is not None
 
     def append(self, rows: Sequence[Row], *, is_divisible: bool = False) -> None:
-        """Append the rows of one decision, which memory has applied already. ``is_divisible``: a
-        crash may leave the first without the rest, so they need not fit into one batch."""
+        """Append log records of a change that is already made in memory. If ``is_divisible``, they
+        may be split into several batches, of which a crash may leave only the first."""
         assert self._log is not None, "decisions are made once the log was read"
         if not rows:
             return
@@ -173,7 +169,7 @@ class CoordinatorRuntime(ABC):
         self._start_appender()
 
     def when_committed(self, on_committed: OnCommitted) -> None:
-        """Call ``on_committed`` once everything appended so far is committed, or never will be."""
+        """Call ``on_committed`` with True once all appended records are committed, else False."""
         append = self._next if self._next.decisions else self._in_progress
         if self._log is None or append is None:
             on_committed(self._log is not None)
@@ -190,7 +186,7 @@ class CoordinatorRuntime(ABC):
             return
         if not self.is_standing_by:
             fields = {"coordinator": self._label, "reason": reason}
-            log_.warning("coordinator reads its log again", extra=fields)
+            log_.warning("coordinator state discarded, reading its log again", extra=fields)
         self._log = None
         self.trouble = f"{self._label}: {reason}"
         dropped, self._next = self._next, _Append()
@@ -207,14 +203,13 @@ class CoordinatorRuntime(ABC):
             self._appender.add_done_callback(self._appender_ended)
 
     async def _append_all(self) -> None:
-        """Append until nothing is left, from the next turn on: a turn's decisions share it."""
         while self._log is not None and self._next.decisions:
             await self._append_next(self._log)
 
     def _appender_ended(self, _: asyncio.Task[None]) -> None:
         self._appender = None
         if self._log is not None and self._next.decisions:
-            self._start_appender()  # decided between its last look and now
+            self._start_appender()  # decided after the appender's last check
         self._start_load()
 
     async def _append_next(self, log: RowLog) -> None:
@@ -229,15 +224,15 @@ class CoordinatorRuntime(ABC):
             self.lose(f"append failed: {type(error).__name__}")
         else:
             self._reload_ms = RELOAD_MS_MIN
-            append.notify(is_committed=True)  # nothing waits any more if memory was lost meanwhile
+            append.notify(is_committed=True)  # after a loss of memory, the list is already empty
         finally:
-            append.notify(is_committed=False)  # what still waits was given up
+            append.notify(is_committed=False)  # on failure, whatever still waits
             self._in_progress = None
 
     def _start_load(self) -> None:
         if self._log is not None or self._loader is not None or self._is_stopping:
             return
-        # An append in progress would be read or not, by chance: its end calls this again.
+        # The outcome of an append in progress is unknown. Its end calls this again.
         if self.is_standing_by or self._appender is not None:
             return
         now_ms = self._clock.mono_ms()
@@ -268,17 +263,16 @@ class CoordinatorRuntime(ABC):
             self._not_loaded(error, type(error).__name__)
 
     def _load_ended(self, _: asyncio.Task[None]) -> None:
-        """A callback: a task cancelled before its first step does not run to its end."""
         self._loader = None
         self._start_load()
 
     def _not_loaded(self, error: Exception, reason: str) -> None:
         self._log = None
         self._next = _Append()
-        before, self.trouble = self.trouble, f"{self._label}: reading failed: {reason}"
+        before, self.trouble = self.trouble, f"{self._label}: reading the log failed: {reason}"
         self.unreadable = error if isinstance(error, RowUnreadable) else None
         if self.trouble == before:
-            return  # logged already; every further attempt ends like this
+            return  # already logged by an earlier attempt
         fields: dict[str, object] = {"coordinator": self._label, "reason": reason}
         if self.unreadable is not None:
             row = self.unreadable

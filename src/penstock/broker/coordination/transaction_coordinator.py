@@ -1,15 +1,14 @@
-"""The coordinator of the transactional ids in one partition of ``__transactions``:
-``cursor.transactions`` decides, this class makes decisions durable, sends markers, and watches the
-clock.
+"""The coordinator of the transactional ids in one partition of ``__transactions``.
+``cursor.transactions`` makes the decisions; this class makes them durable, sends transaction
+markers and runs the timers.
 
-- **Markers** are sent once their decision is durable, in a separate task: a client that disconnects
-  stops nothing. They are retried until the partition takes them, or is gone; and sent again after a
-  restart, which is safe.
-- **A call that comes too early**, while the last transaction of its id is being completed, waits a
-  moment: markers take a few milliseconds, and clients wait tens of them before they retry.
-- **One marker per partition at a time.** A version 1 client has the same epoch in its next
-  transaction, which a marker still on its way would end.
-"""
+- **Markers** are sent in a separate task once the decision is durable, so a client that disconnects
+  stops nothing. They are retried until the partition accepts them or is deleted, and are sent again
+  after a restart, which is safe.
+- **A call that arrives while the last transaction of its id is being completed** waits for that:
+  markers take a few milliseconds, but clients wait tens of milliseconds before they retry.
+- **At most one marker per transactional id and partition is in progress.** A version 1 client uses
+  the same epoch in its next transaction, which a delayed marker would end."""
 
 import asyncio
 import logging
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
 log_ = logging.getLogger(__name__)
 
-COORDINATOR_EPOCH = 0  # of a node without a cluster
-COMPLETION_SECONDS_MAX = 2.0  # that a call waits for the transaction before it
+COORDINATOR_EPOCH = 0  # used on a node without a cluster
+COMPLETION_SECONDS_MAX = 2.0  # maximum wait of a call for the previous transaction
 MARKER_RETRY_MS = 1_000
 
 _PREPARED = (TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT)
@@ -49,22 +48,21 @@ class TransactionCoordinator(CoordinatorRuntime):
         write_marker: Callable[[Marker], Awaitable[None]],
         next_producer_id: Callable[[], Awaitable[int]],
     ) -> None:
-        """``write_marker`` raises if the marker must be retried."""
         super().__init__(open_log, setup, label)
         self._write_marker = write_marker
         self._next_producer_id = next_producer_id
         self._txns = Transactions(coordinator_epoch=COORDINATOR_EPOCH)
         self._spare_id: int | None = None  # an unused producer id
-        # Markers being sent, across any number of loads.
+        # Markers being sent. They stay here when the log is loaded again.
         self._sending: set[_MarkerKey] = set()
         self._senders: set[asyncio.Task[None]] = set()
-        self._failed: set[Marker] = set()  # to be sent again
+        self._failed: set[Marker] = set()  # to be retried
         self._retry_at_ms = 0
         # Calls that wait for a transaction to be completed, by transactional id.
         self._completions: dict[str, asyncio.Future[None]] = {}
 
     async def stop(self) -> None:
-        """Markers that are not written now are written after the next start."""
+        """Stop sending markers. The remaining ones are written after the next start."""
         self._is_stopping = True
         await cancel_all(self._senders)
         await super().stop()
@@ -80,7 +78,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         self._txns.replay(row.key, row.value)
 
     def loaded(self) -> None:
-        self._failed.clear()  # they are among those sent now
+        self._failed.clear()  # ``_txns.loaded`` returns them again
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
         self._carry_out(self._txns.loaded(now_ms=now_ms, wall_ms=wall_ms))
 
@@ -98,7 +96,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         *,
         needs_id: bool,
     ) -> TxnReply:
-        """Return the durable reply. ``decide`` is called again if it came too early."""
+        """Return the committed reply. Waits for the previous transaction of the id if needed."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while True:
             if needs_id and not await self._has_spare_id():
@@ -129,12 +127,12 @@ class TransactionCoordinator(CoordinatorRuntime):
         return outcome.reply
 
     async def _has_spare_id(self) -> bool:
-        """Return whether there is an unused producer id, which stays until the next await."""
+        """Fetch an unused producer id if there is none. Returns False if that fails."""
         while self._spare_id is None:
             try:
                 found = await self._next_producer_id()
             except PenstockError as error:
-                log_.warning("producer id not available", extra={"reason": str(error)})
+                log_.warning("no producer id available", extra={"reason": str(error)})
                 return False
             if self._spare_id is None:
                 self._spare_id = found
@@ -143,7 +141,7 @@ class TransactionCoordinator(CoordinatorRuntime):
     async def verify(
         self, transactional_id: str, check: Callable[[Transactions], ErrorCode]
     ) -> ErrorCode:
-        """Return the code of ``check``. NONE: it holds until the caller's next await."""
+        """Return the result of ``check``, once the state that was checked is committed."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while self.ready():
             code = check(self._txns)
@@ -158,7 +156,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         return self._unready
 
     async def read(self, read: Callable[[Transactions], T]) -> tuple[ErrorCode, T | None]:
-        """Read memory; return once the log has it too."""
+        """Return what ``read`` finds in memory, once it is committed."""
         if self.ready():
             found = read(self._txns)
             if await self.committed():
@@ -169,17 +167,16 @@ class TransactionCoordinator(CoordinatorRuntime):
         try:
             return decide(self._txns)
         except BaseException:
-            self.lose("a decision failed")  # a bug, half way through: memory may be anything
+            self.lose("a transaction decision raised an exception")  # memory may be inconsistent
             raise
 
     def _note(
         self, decide: Callable[[Transactions], TxnOutcome], *, is_divisible: bool = False
     ) -> None:
-        """Make a decision for which no call waits. ``is_divisible``: see ``append``."""
         try:
             outcome = self._attempt(decide)
         except Exception:
-            log_.exception("transaction decision failed", extra={"coordinator": self._label})
+            log_.exception("coordinator decision failed", extra={"coordinator": self._label})
         else:
             self._carry_out(outcome, is_divisible=is_divisible)
 
@@ -191,7 +188,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         self._alarm.set(outcome.wake_at_ms)
 
     async def _completed(self, transactional_id: str, seconds: float) -> bool:
-        """Wait until the transaction in progress is over; False: it takes too long."""
+        """Wait until the transaction in progress is completed. Returns False after a timeout."""
         if not self._is_prepared(transactional_id):
             return True
         if seconds <= 0:
@@ -229,7 +226,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         if reasons:
             fields: dict[str, object] = {"transactional_id": markers[0].transactional_id}
             fields |= {"missing": len(reasons), "reason": reasons[0]}
-            log_.warning("transaction markers not written yet", extra=fields)
+            log_.warning("transaction markers not written yet, retrying", extra=fields)
 
     async def _send_one(self, marker: Marker) -> str | None:
         try:
@@ -238,7 +235,7 @@ class TransactionCoordinator(CoordinatorRuntime):
             self._retry_later(marker)
             return str(error)
         except Exception as error:
-            log_.exception("transaction marker failed", extra={"coordinator": self._label})
+            log_.exception("transaction marker not written", extra={"coordinator": self._label})
             self._retry_later(marker)
             return type(error).__name__
         finally:
@@ -265,7 +262,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         if self._failed and self._retry_at_ms <= now_ms:
             failed, self._failed = self._failed, set()
             self._send(failed)
-        # Divisible: each transaction is aborted separately.
+        # Divisible, since each transaction is aborted separately.
         self._note(lambda txns: txns.tick(now_ms=now_ms, wall_ms=wall_ms), is_divisible=True)
         if self._failed:
             self._alarm.set(self._retry_at_ms)

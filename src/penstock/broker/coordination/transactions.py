@@ -1,9 +1,8 @@
-"""The host of the transaction coordinators of this node, and how the end of a transaction reaches
-partitions and groups. Its rows (``cursor/transactions.py``) are in the topic ``__transactions``.
+"""The transaction coordinators of this node, which write the end of a transaction to partitions and
+groups. Their rows (``cursor/transactions.py``) are in the topic ``__transactions``.
 
 Offsets that a consumer group commits inside a transaction wait in the group's coordinator. The
-group joins the transaction as a partition: its topic id is ``__groups/`` and the group's name.
-"""
+group joins the transaction as a pseudo partition with the topic id ``__groups/<group id>``."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -60,7 +59,6 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         markers: BrokerPort | None = None,
         hold: BackupHold | None = None,
     ) -> None:
-        """Start it after the groups and stop it before them."""
         super().__init__(TOPIC_NAME, setup, expire_ms=EXPIRE_INTERVAL_MS)
         self._markers = markers or setup.broker
         self._hold = hold or BackupHold()
@@ -96,12 +94,12 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             else:
                 await self._mark_partition(marker)
         except TopicNotFound:
-            return  # deleted, and its records with it
+            return  # the topic was deleted
         except ProducerRefused as error:
-            # The producer continued there with a newer epoch, whose marker ends everything.
+            # The producer continued with a newer epoch, whose marker ends this transaction too.
             place = {"topic": marker.topic_id, "partition": marker.partition}
             fields = {"transactional_id": marker.transactional_id, "reason": str(error)}
-            log_.warning("transaction marker outdated", extra=place | fields)
+            log_.warning("transaction marker outdated: newer producer epoch", extra=place | fields)
 
     async def _mark_partition(self, marker: Marker) -> None:
         topic = self._catalog.find_id(marker.topic_id)
@@ -126,7 +124,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         if reply.code is ErrorCode.INVALID_PRODUCER_EPOCH:
             raise ProducerRefused(int(reply.code), reply.code.name)
         if reply.code:
-            raise Overloaded(f"coordinator of group {group_id}: {reply.code.name}")
+            raise Overloaded(f"the coordinator of group {group_id} replied {reply.code.name}")
 
     async def _init_or_end(
         self, call: calls.InitProducer | calls.EndTransaction, decide: Callable[..., TxnOutcome]
@@ -184,7 +182,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         code = await self._verify_partition(VerifyPartition(*producer, _partition_of(group_id)))
         if code:
             return CommitReply(code)
-        # Decided within this turn of the loop, so before any marker of this transaction.
+        # There is no await in between, so this is decided before any marker of the transaction.
         return await self._groups.call(
             CommitInTransaction(group_id, call.request, call.producer_id, call.producer_epoch)
         )
@@ -202,7 +200,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         return code, replace(found, partitions=shown)
 
     def _shown(self, partition: TopicPartition) -> TopicPartition:
-        """Show a group as the partition of ``__groups`` that it is kept in."""
+        """Return a group's partition of ``__groups``; other partitions are returned unchanged."""
         topic_id, _ = partition
         groups = self._catalog.find(*self._namespace, GROUPS)
         if groups is None or not topic_id.startswith(GROUP_PREFIX):
@@ -214,7 +212,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         self,
         call: calls.ListTransactions,  # noqa: ARG002 - it has no fields
     ) -> tuple[ErrorCode, dict[str, TxnValue]]:
-        """List all or nothing: an incomplete list misleads. Other nodes list theirs."""
+        """List the transactions of this node, or fail: a partial list misleads."""
         found: dict[str, TxnValue] = {}
         for coordinator in self._own_coordinators():
             code, ids = await coordinator.read(Transactions.view)

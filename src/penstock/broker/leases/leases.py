@@ -1,11 +1,10 @@
-"""One lease cursor at work on one partition, of its queue or of a share: its read-ahead, its parked
-receives, its counts. Shares mark their events in the log, and nothing is sent to them.
+"""The leases of a queue or a share on one partition. ``Leases`` passes records to the lease cursor,
+serves waiting receives and counts messages. In the log, events of a share carry the share's id.
 
-Every call has three steps: the cursor decides at once, the journal appends the event at the end of
-the turn, and the caller replies when the event is as durable as the call promises: a lease when it
-is written (standard: a lost lease only means another delivery) or committed (FIFO); an ack, purge
-or extend when it is committed.
-"""
+Every call has three steps. The cursor decides in memory. The journal appends the resulting event in
+the same turn of the event loop. The caller replies when the event is durable enough: a lease of a
+standard queue when it is written (a lost lease only causes another delivery), a lease of a FIFO
+queue and any ack, purge or extend when it is committed."""
 
 import asyncio
 from collections import deque
@@ -31,16 +30,16 @@ from penstock.model.topic import Kind, Obstacles, Topic
 from penstock.net.slices import in_slices
 from penstock.record.batch import BatchHeader
 
-EXPIRY_ROUNDS_MAX = 64  # read-aheads in one cleaning; the next one continues
-FED_PER_TURN_MAX = limits.WINDOW_RECORDS_MAX  # records read in one attempt to lease
+EXPIRY_ROUNDS_MAX = 64  # rounds per cleaning; the next cleaning continues
+FED_PER_TURN_MAX = limits.WINDOW_RECORDS_MAX  # records read per attempt to lease
 OFFSET_MAX = 1 << 62
-FOREVER_MS = 1 << 62  # a share keeps a record as long as its source does
+FOREVER_MS = 1 << 62  # a share keeps a record as long as its source topic does
 
 
 class _AppendedBatch(NamedTuple):
-    """A batch just appended: a cursor that is caught up takes its messages undecoded."""
+    """A batch that was just appended, whose messages need not be read from the log."""
 
-    previous_end: int  # there are only events between this offset and ``base_offset``
+    previous_end: int  # only events are between this offset and ``base_offset``
     base_offset: int
     next_offset: int
     now_ms: int
@@ -51,7 +50,7 @@ class Leases:
     def __init__(
         self, topic: Topic, place: Place, journal: Journal, cursor: LeaseCursor, waits: Waits
     ) -> None:
-        self.topic = topic  # or the share
+        self.topic = topic  # the queue or the share
         self.reader = RecordReader(topic, place)
         self.index = place.index
         self.waits = waits
@@ -67,8 +66,8 @@ class Leases:
         self._loop = asyncio.get_running_loop()
         self._fresh: deque[_AppendedBatch] = deque()
         self._fresh_count = 0
-        self._messages_end = place.log.end_offset  # after the last batch of messages
-        self._oldest: tuple[int, int] | None = None  # low offset, and when its record was sent
+        self._messages_end = place.log.end_offset  # offset after the last batch of messages
+        self._oldest: tuple[int, int] | None = None  # low offset, and its record's send time
         self._listeners: set[Callable[[], None]] = set()
         self._alarm = Alarm(self._clock, self.wake)
         self._is_wake_due = False
@@ -101,7 +100,7 @@ class Leases:
             self._fresh_count += len(messages)
 
     def batch_appended(self, header: BatchHeader) -> None:
-        """Note a producer's batch, which is not opened: its delays are not known yet."""
+        """Add a producer's batch to the cursor. Its delays are not known yet."""
         self.cursor.appended(
             header.base_offset,
             header.count,
@@ -111,7 +110,6 @@ class Leases:
         self._messages_end = header.next_offset
 
     def replace_cursor(self, cursor: LeaseCursor) -> None:
-        """An append failed that the cursor had applied: use the one restored from the log."""
         self.cursor = cursor
         self._forget_ahead()
         self._messages_end = self._log.end_offset
@@ -128,9 +126,8 @@ class Leases:
     def lease(
         self, request: LeaseRequest, *, attempts_max: int | None, in_flight_max: int
     ) -> LeaseResult:
-        """Lease up to ``request.count`` records now. The caller replies once ``flush`` is durable
-        enough for the topic, and calls ``finish`` before if some records are ``late``. Reads a
-        bounded part of the log (``is_cut``)."""
+        """Lease up to ``request.count`` records. Before the reply, the caller awaits ``flush`` and,
+        if set, ``finish`` of the result. ``is_cut`` means that more of the log can be read."""
         queue_delay_ms = self.topic.settings.delay_ms
         retention_ms = self.retention_ms
         now_ms = self._clock.mono_ms()
@@ -169,7 +166,7 @@ class Leases:
                 if self.reader.is_later:
                     result.is_cut = True
                     break
-                # Nothing more to read: the cursor decides with what it has seen.
+                # The end of the log is reached: the cursor decides with the records it has.
                 self.cursor.feed((), self.cursor.scan_from, now_ms=now_ms, wall_ms=wall_ms)
                 is_dry = True
         result.is_over_limit = outcome.is_over_limit
@@ -190,7 +187,7 @@ class Leases:
         return found if found < up_to else None
 
     def _read_picks(self, result: LeaseResult, picks: Sequence[Pick], again_bytes: int) -> int:
-        """``again_bytes``: read from the log for earlier picks. Returns the new number."""
+        """Read the leased records. Returns ``again_bytes`` plus the bytes read from the log."""
         for pick in picks:
             record: Record | Reading | None = pick.record
             if record is None:
@@ -209,12 +206,12 @@ class Leases:
     async def finish(self, result: LeaseResult) -> None:
         late, result.late = result.late, []
         for pick in late:
-            await asyncio.sleep(0)  # the record may be large
+            await asyncio.sleep(0)  # decoding a large record takes time
             record = await self.reader.read_late(pick.offset)
             if record is not None:
                 result.deliveries.append(self._delivery(pick, record))
                 self.received_count += 1
-        result.deliveries.sort(key=lambda delivery: delivery.record.offset)  # the order of groups
+        result.deliveries.sort(key=lambda delivery: delivery.record.offset)  # keep groups in order
 
     def _delivery(self, pick: Pick, record: Record) -> Delivery:
         return Delivery(
@@ -226,7 +223,7 @@ class Leases:
         )
 
     def _feed(self, now_ms: int, wall_ms: int, *, up_to: int = OFFSET_MAX) -> int:
-        """Read ahead of the cursor. Returns about how many records; 0: none, or not yet."""
+        """Pass more records of the log to the cursor. Returns their approximate number."""
         cursor = self.cursor
         scan_from = cursor.scan_from
         high_watermark = self._journal.high_watermark
@@ -269,11 +266,11 @@ class Leases:
         outcome = self.cursor.ack(claims, now_ms=now_ms, reason=reason, is_strict=is_strict)
         flush = self._journal_events(outcome.events)
         if self.topic.is_fifo:
-            self.wake()  # the group may be unlocked
+            self.wake()  # the ack may unlock a message group
         if flush is not None:
             await flush.committed.wait()
         elif self._journal.high_watermark < self._log.end_offset:
-            # Gone already, perhaps by an ack that is not committed yet.
+            # The message was acked before, perhaps by an ack that is not committed yet.
             await self._journal.join().committed.wait()
         if reason is AckReason.ACKED:
             self.acked_count += sum(result is None for result in outcome.reply)
@@ -289,17 +286,17 @@ class Leases:
         ]
         outcome = self.cursor.extend(rounded, now_ms=self._clock.mono_ms(), is_strict=is_strict)
         flush = self._journal_events(outcome.events)
-        self.wake()  # a release makes records available; any change may move the next wake
+        self.wake()  # released records are available; any change may move the next wake-up
         if flush is not None:
             await flush.committed.wait()
         return outcome.reply
 
     async def purge(self) -> None:
-        self._journal.flush()  # messages of this turn come before the purge
+        self._journal.flush()  # messages sent before the purge are purged too
         await self.settled(self.cursor.purge(end_offset=self._log.end_offset).events)
 
     async def start(self, offset: int, *, backlog: int) -> None:
-        """Begin at an offset, with ``backlog`` messages up to the log's end."""
+        """Move the cursor to an offset with ``backlog`` messages between it and the log's end."""
         self._forget_ahead()
         self._oldest = None
         events = self.cursor.start(offset, backlog=backlog).events
@@ -307,7 +304,7 @@ class Leases:
         await self.settled(events)
 
     def clip(self, start_offset: int, *, passed: int, is_expiry: bool) -> Sequence[Event]:
-        """Forget records below an offset, ``passed`` of them not leased yet. Returns the events."""
+        """Drop records below an offset, ``passed`` of them never leased; return log events."""
         events = self.cursor.trim(start_offset, passed=passed).events
         if events and is_expiry:
             self._count_expired(passed)
@@ -331,7 +328,7 @@ class Leases:
         )
 
     def wake(self) -> None:
-        """Serve the waits, and wake again when the next lease or delay ends."""
+        """Serve waiting receives, and set the timer for the next end of a lease or delay."""
         if self._listeners:
             for listener in tuple(self._listeners):
                 listener()
@@ -363,7 +360,7 @@ class Leases:
         return lambda: self._listeners.discard(listener)
 
     def arm(self) -> None:
-        """Wake again when the next lease or delay ends, if there are waits or listeners."""
+        """Set the timer for the next end of a lease or delay, if any client waits."""
         if self.waits or self._listeners:
             self._alarm.set(self.cursor.next_wake_ms())
 
@@ -381,7 +378,7 @@ class Leases:
         return self.cursor.stats(now_ms=self._clock.mono_ms()).in_flight
 
     def oldest_sent_at_ms(self) -> int | None:
-        """Return when the oldest record that is not gone was sent; None if there is none."""
+        """Return the time when the oldest unacked record was sent; None if there is none."""
         if not any(self.counts()):
             return None
         low = self.cursor.low_offset()
@@ -393,12 +390,12 @@ class Leases:
                 return None
             if peeked is None:
                 return None
-            # Cached: dashboards read it often, and the low offset moves only with acks.
+            # Cached because dashboards read it often. The low offset changes only with acks.
             self._oldest = low, peeked.record.sent_at_ms
         return self._oldest[1]
 
     async def peek(self, *, start: int, count: int) -> tuple[list[Peeked], int]:
-        """Return records that are not gone, and the offset to continue from, perhaps none."""
+        """Return unacked records, and the offset to continue from."""
         return await self.reader.peek(start, self._journal.high_watermark, count, self._peeked)
 
     def _peeked(self, record: Record) -> Peeked | None:
@@ -426,7 +423,7 @@ class Leases:
         return msgspec.structs.replace(found, uncommitted=uncommitted)
 
     async def expire(self) -> None:
-        """Drop records past their retention, also if nothing is received."""
+        """Drop records past their retention, even if no client receives."""
         for _ in range(EXPIRY_ROUNDS_MAX):
             now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
             if self.cursor.wants_feed and not self._feed(now_ms, wall_ms) and self.reader.is_later:

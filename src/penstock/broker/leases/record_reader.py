@@ -1,7 +1,7 @@
-"""Reads the records of one partition for one lease cursor: ahead of it, again for later leases, and
-for peeks, which lease nothing. Small batches are decoded whole. A batch with many records is opened
-once (``record.opened``) and decoded a few at a time; if opening takes long, in a task: until then
-the reader returns LATER."""
+"""Reads the records of one partition for one lease cursor: before they are leased, again for later
+leases, and for peeks, which lease nothing. Small batches are decoded at once. A large batch is
+opened (decompressed and indexed, ``record.opened``) and decoded in pieces. If opening takes long,
+it is done in a task, and the reader returns LATER until the task has ended."""
 
 import asyncio
 import logging
@@ -27,9 +27,9 @@ from penstock.record.opened import PIECE_BYTES, PIECE_RECORDS, OpenedBatch
 
 log_ = logging.getLogger(__name__)
 
-UNREADABLE_RECORDS_MAX: Final = 100_000  # of one batch that expire one by one
+UNREADABLE_RECORDS_MAX: Final = 100_000  # records of an unreadable batch that expire one by one
 LONG_AGO_MS: Final = -(1 << 62)
-OPENED_NOW_RECORDS_MAX: Final = 4_096  # indexed at once, in about 2 ms
+OPENED_NOW_RECORDS_MAX: Final = 4_096  # indexing them takes about 2 ms
 PIECES_PER_CALL: Final = 2
 PEEK_BYTES_MAX: Final = 8 * limits.READ_BYTES_MAX
 PEEK_FIRST_BYTES: Final = 4 * limits.KIB
@@ -45,12 +45,12 @@ class Reading(Enum):
 
 @dataclass
 class Place:
-    """One partition, as its views see it."""
+    """The log of one partition, and what is needed to read messages from it."""
 
     index: int
     log: Log
     context: BrokerContext
-    origin: bytes  # for the ids of messages that came without one
+    origin: bytes  # to derive ids for messages that have none
     on_damage: Callable[[Damaged], None]
 
 
@@ -64,15 +64,15 @@ class RecordReader:
         self._on_damage = place.on_damage
         self.ahead: deque[Record] = deque()
         self.ahead_end = 0
-        self.is_later = False  # the last call stopped early: continue after ``ready``
-        self._batches: deque[bytes] = deque()  # read ahead, not decoded
-        self._pieces: Iterator[list[Record]] | None = None  # of the batch that is being decoded
+        self.is_later = False  # the last call stopped early; continue after ``ready``
+        self._batches: deque[bytes] = deque()  # read from the log, not decoded
+        self._pieces: Iterator[list[Record]] | None = None  # of the batch being decoded
         self._pieces_end = 0
-        self._awaited: Opening | None = None  # of the first of ``_batches``
-        self._openings: dict[tuple[int, int], Opening] = {}  # by first and next offset
+        self._awaited: Opening | None = None  # opens the first of ``_batches``
+        self._openings: dict[tuple[int, int], Opening] = {}  # by base offset and next offset
 
     def forget(self) -> None:
-        """Forget what was read ahead: the cursor continues at another offset."""
+        """Drop the records that were read ahead, because the cursor moved to another offset."""
         self.ahead.clear()
         self._batches.clear()
         self._pieces = self._awaited = None
@@ -85,7 +85,7 @@ class RecordReader:
             opening.cancel()
 
     async def ready(self) -> None:
-        """Wait until more can be read, at least one turn of the loop."""
+        """Wait until more can be read. Always lets other tasks run."""
         if self._awaited is not None and not self._awaited.done():
             await asyncio.wait((self._awaited,))
         else:
@@ -93,11 +93,11 @@ class RecordReader:
 
     @property
     def opening(self) -> Opening | None:
-        """The task that the next call of ``read_ahead`` waits for."""
+        """The task that must end before ``read_ahead`` can continue, if any."""
         return None if self._awaited is None or self._awaited.done() else self._awaited
 
     def read_ahead(self, scan_from: int, high_watermark: int) -> bool:
-        """Decode a part of the log into ``ahead``. False: nothing, or not yet (``is_later``)."""
+        """Decode more of the log into ``ahead``. Returns False if nothing can be read now."""
         self.is_later = False
         if self._pieces is None and not self._batches:
             try:
@@ -135,7 +135,6 @@ class RecordReader:
             self.ahead_end = piece[-1].offset + 1
 
     def _decode_batches(self, scan_from: int) -> bool:
-        """Decode small batches, or begin with the next large one. False: nothing was done."""
         is_read = False
         ahead, batches = self.ahead, self._batches
         while batches and len(ahead) < limits.WINDOW_RECORDS_MAX:
@@ -144,7 +143,7 @@ class RecordReader:
             if not (header.is_control or header.next_offset <= scan_from):
                 if not _is_small(header):
                     if is_read and ahead:
-                        return True  # the small ones first
+                        return True  # return the records of the small batches first
                     if not self._begin_pieces(data, header, scan_from):
                         return is_read
                     batches.popleft()
@@ -172,7 +171,7 @@ class RecordReader:
         return True
 
     def _decode(self, data: bytes, header: BatchHeader, from_offset: int) -> list[Record]:
-        """Return the records of a batch; if it is unreadable, with times that count as expired."""
+        """Return the records of a batch. Those of an unreadable batch count as expired."""
         try:
             return decode_batch(data, origin=self._origin, from_offset=from_offset)
         except MalformedBatch as error:
@@ -199,7 +198,7 @@ class RecordReader:
     ) -> Iterator[list[Record]]:
         place: dict[str, object] = {"topic": self.topic.name, "partition": self._index}
         batch = {"offset": header.base_offset, "records": header.count, "reason": str(error)}
-        log_.error("unreadable batch skipped", extra=place | batch)
+        log_.error("skipping a batch that cannot be decoded", extra=place | batch)
         start = max(from_offset, header.base_offset)
         end = start + min(header.next_offset - start, header.count, UNREADABLE_RECORDS_MAX)
         for first in range(start, end, PIECE_RECORDS):
@@ -207,7 +206,7 @@ class RecordReader:
             yield [Record(offset, LONG_AGO_MS, _UNREADABLE) for offset in range(first, last)]
 
     def read(self, offset: int) -> Record | Reading | None:
-        """Read one record for a later lease. None: damaged. LATER: ``read_late`` can."""
+        """Return one record, None if it is damaged, or LATER if ``read_late`` must be used."""
         opened = self._opened.find(self, offset) if self._opened.kept else None
         if opened is None:
             if self._openings and any(start <= offset < end for start, end in self._openings):
@@ -225,7 +224,7 @@ class RecordReader:
                 self._open(data, header)
                 return Reading.LATER
             for _ in opened.index():
-                pass  # it has few records
+                pass  # a short loop: the batch has few records
             self._opened.add(self, opened)
         return opened.find(offset)
 
@@ -249,8 +248,8 @@ class RecordReader:
         read_bytes_max: int,
         peeked: Callable[[Record], Peeked | None],
     ) -> Peeking:
-        """Return up to ``count`` records that ``peeked`` accepts, and the offset to continue from.
-        Yields None to let other tasks run, or a task to wait for."""
+        """Return up to ``count`` results of ``peeked`` that are not None, and the offset to
+        continue from. Yields None to let other tasks run, or a task to wait for."""
         if start < 0:
             return [], end
         offset = max(start, self.log.start_offset)
@@ -300,7 +299,7 @@ class RecordReader:
     def peek_first(
         self, start: int, end: int, peeked: Callable[[Record], Peeked | None]
     ) -> Peeked | None:
-        """Return the first record; None also while its batch is being opened."""
+        """Return the first record, or None if there is none or its batch is not opened yet."""
         steps = self._peek(start, end, 1, PEEK_FIRST_BYTES, peeked)
         while True:
             try:
@@ -311,13 +310,13 @@ class RecordReader:
                 return found[0] if found else None
 
     def _open_now(self, data: bytes, header: BatchHeader) -> OpenedBatch | None:
-        """Open a batch; None if that takes more than a few milliseconds."""
+        """Open a batch, or return None if that takes more than a few milliseconds."""
         opened = self._opened.find(self, header.base_offset)
         if opened is None and header.count <= OPENED_NOW_RECORDS_MAX:
             try:
                 blob = unpacked_now(data, header)
             except MalformedBatch:
-                return None  # the task reports it
+                return None  # the task reports the error
             if blob is not None:
                 opened = OpenedBatch(header, blob, origin=self._origin)
         return opened

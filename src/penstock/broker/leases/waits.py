@@ -1,5 +1,5 @@
-"""Parked receives of one topic, oldest first, and the result of an attempt to lease. A wait is
-served by the first partition that has something; nothing polls."""
+"""Parked receives (long polls) of one topic, oldest first, and the result of an attempt to lease. A
+parked receive is served by the first partition that has a message."""
 
 import asyncio
 from collections import deque
@@ -15,17 +15,17 @@ from penstock.model.message import Delivery
 from penstock.model.ports import LeaseRequest
 
 RETRY_AFTER_MS = 1_000
-SERVED_PER_TURN_MAX = 64  # waits; each takes up to 0.2 ms
+SERVED_PER_TURN_MAX = 64  # each takes up to 0.2 ms
 
 
 class LeaseResult(msgspec.Struct, gc=False):
     deliveries: list[Delivery]
-    dead: list[Pick]  # due for the dead-letter queue
+    dead: list[Pick]  # messages to move to the dead-letter queue
     flush: Flush | None = None  # makes the leases durable
     is_over_limit: bool = False
-    late: list[Pick] = []  # leased too: ``finish`` reads their records, from a large batch
-    finish: Callable[["LeaseResult"], Awaitable[None]] | None = None  # set if some are late
-    # Nothing was found so far, and there is more to read: retry after ``RecordReader.ready``.
+    late: list[Pick] = []  # also leased; ``finish`` reads their records from a large batch
+    finish: Callable[["LeaseResult"], Awaitable[None]] | None = None  # set if ``late`` is not empty
+    # Nothing was found yet, but there is more to read. Retry after ``RecordReader.ready``.
     is_cut: bool = False
 
 
@@ -47,19 +47,19 @@ class Waits:
 
     def park(self, wait: Wait) -> None:
         if self._live_count >= limits.WAITS_PER_PARTITION_MAX:
-            raise Throttled("too many parked receives", retry_after_ms=RETRY_AFTER_MS)
+            raise Throttled("too many receives are waiting", retry_after_ms=RETRY_AFTER_MS)
         self._parked.append(wait)
         self._live_count += 1
 
     def leave(self, wait: Wait) -> None:
-        """End a wait. Ended waits are removed lazily, when they are the majority."""
+        """Remove a receive. Ended receives stay in the list until they are the majority."""
         self._live_count -= 1
         wait.result.cancel()
         if len(self._parked) > 64 and len(self._parked) > 2 * self._live_count:
             self._parked = deque(w for w in self._parked if not w.result.done())
 
     def serve(self, lease: Callable[[LeaseRequest], LeaseResult]) -> bool:
-        """Lease for the waits in turn, while something is available. True: call again next turn."""
+        """Lease for waiting receives. Returns True if there may be more to serve."""
         for _ in range(SERVED_PER_TURN_MAX):
             while self._parked and self._parked[0].result.done():
                 self._parked.popleft()
@@ -72,7 +72,6 @@ class Waits:
         return True
 
     def end(self, error: PenstockError | None = None) -> None:
-        """End every wait, with an error or as if its time was over."""
         for wait in self._parked:
             if not wait.result.done():
                 if error is None:

@@ -1,5 +1,5 @@
-"""One partition: joins the log, its journal, and the views of it, which are restored from the log:
-the stream for producers and readers by offset, the lease cursors of the queue and of each share."""
+"""One partition: its log, the journal that appends to it, and the states that are restored from the
+log: the stream for Kafka clients, and the lease cursors of the queue and of each share."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ from penstock.record.batch import BatchHeader
 
 log_ = logging.getLogger(__name__)
 
-CHECKPOINT_BYTES = 16 * limits.MIB  # of log between checkpoints, so the most a start replays
+CHECKPOINT_BYTES = 16 * limits.MIB  # maximum size of the log that is replayed at the start
 
 
 class Partition:
@@ -68,7 +68,7 @@ class Partition:
         self._loop = asyncio.get_running_loop()
         self._dedup = restored.dedup
         self._begun_at = restored.begun_at
-        self._checkpoint_bytes = -restored.replayed_bytes  # read after the last checkpoint
+        self._checkpoint_bytes = -restored.replayed_bytes  # replayed since the checkpoint
         self.journal = Journal(
             log,
             topic,
@@ -83,7 +83,7 @@ class Partition:
         self._replication = replication
         self.stream = Stream(log, self.journal, restored.producers, context.clock)
         self.leases = self._new_leases(topic, restored.cursor, waits)
-        # By the share's id. Mostly empty; every append walks it.
+        # By share id. Mostly empty; every append iterates over it.
         self.shares: dict[str, Leases] = {
             share.topic_id: self._new_leases(share, cursor, Waits())
             for share, cursor in restored.shares
@@ -112,7 +112,7 @@ class Partition:
         self._check_accepts()
         journal = self.journal
         if self.topic.kind is Kind.FIFO:
-            # Before the first message is added: a call is rejected as a whole or not at all.
+            # Before the first message is added, so that a call is rejected as a whole.
             self._dedup.check_room(len(messages), wall_ms=self._clock.wall_ms())
         results: list[Appended] = []
         flush: Flush | None = None
@@ -134,14 +134,14 @@ class Partition:
         if flush is not None:
             await flush.sent.wait()
         elif first_end > journal.high_watermark:
-            # The first message with this id is not committed yet: wait for that, and fail if its
-            # append fails.
+            # The first message with this deduplication id is not committed yet: wait for it, and
+            # fail if its append fails.
             await journal.join().sent.wait()
         return results
 
     def _check_accepts(self) -> None:
         if self.damage is not None:
-            raise Overloaded(f"The partition accepts no messages, it is damaged: {self.damage}")
+            raise Overloaded(f"The partition is damaged and accepts no messages: {self.damage}")
         if self._replication is not None:
             self._replication.check_accepts()
 
@@ -156,7 +156,7 @@ class Partition:
 
     def _batch_appended(self, header: BatchHeader) -> None:
         if header.is_control:
-            return  # the marker of a transaction is not a message
+            return  # transaction markers are not messages
         self.sent_count += header.count
         self.leases.batch_appended(header)
         if self.shares:
@@ -164,8 +164,8 @@ class Partition:
                 share.batch_appended(header)
 
     async def purge(self) -> None:
-        """Delete all messages of the queue. Shares of the topic keep theirs."""
-        self.journal.flush()  # messages of this turn come before the purge
+        """Delete all messages of the queue. Shares of the topic keep their messages."""
+        self.journal.flush()  # messages sent before the purge are purged too
         self._dedup.forget_below(self.log.end_offset)
         await self.leases.purge()
 
@@ -174,7 +174,6 @@ class Partition:
         self._report_damage()
 
     def _report_damage(self) -> None:
-        """Report damage of records that a view still has."""
         low = self.low_offset
         for damage in self.log.damage:
             if damage.next_offset > low:
@@ -208,16 +207,16 @@ class Partition:
 
     @property
     def start_offset(self) -> int:
-        """The first offset for readers. Earlier versions moved the head of a stream's cursor."""
+        """The first readable offset. Earlier versions stored it in the cursor of a stream."""
         if self.topic.is_queue:
-            return self.log.low_watermark  # it may have been a stream
+            return self.log.low_watermark
         head = min(self.leases.cursor.head, self.journal.high_watermark)
         return max(self.log.low_watermark, head)
 
     def fetch(self, call: Fetch) -> Fetched:
         ends, offset = self.ends(), call.offset
         if ends.high_watermark < offset <= self.log.end_offset and self._replication is not None:
-            # An earlier leader may have confirmed it: it will be committed here too (R19).
+            # An earlier leader may have committed this offset; it will be committed here too (R19).
             return Fetched(ends)
         if not ends.start_offset <= offset <= ends.high_watermark:
             raise OffsetOutOfRange(offset, ends.start_offset, ends.high_watermark)
@@ -232,21 +231,20 @@ class Partition:
         return await self.stream.find_time(timestamp_ms, start_offset=start_offset, tenant=tenant)
 
     async def delete_records(self, before: int) -> int:
-        """Hide the records below an offset now and for good; their segments are removed later."""
-        end = max(self.start_offset, self.journal.high_watermark)  # a new leader's may lag
+        """Hide the records below an offset permanently. Their segments are removed later."""
+        end = max(self.start_offset, self.journal.high_watermark)  # may lag on a new leader
         before = end if before < 0 else before
         if not self.start_offset <= before <= end:
             raise OffsetOutOfRange(before, self.start_offset, end)
         is_for_others = await self._low_watermark.move(before, is_expiry=False)
         self.stream.trim(self.start_offset)
         if is_for_others and self._replication is not None:
-            await self._replication.low_watermark_held(before)  # R25
+            await self._replication.low_watermark_held(before)  # on other replicas (R25)
         await self._remove(self.log.detach_before(before))
         return self.start_offset
 
     async def begin_share(self, share: Topic, start: int) -> None:
-        """Begin a share. The log has its start before the catalog has the share: one without a
-        start in the log had it in a dropped segment, and is at the log's start."""
+        """Add a share, and write its start to the log, before the share is in the catalog."""
         cursor = open_cursor(is_fifo=False)
         end = self.log.end_offset
         cursor.appended(end, 0, next_offset=end, now_ms=self._clock.mono_ms())
@@ -255,8 +253,8 @@ class Partition:
         await self.restart_share(leases, start)
 
     async def restart_share(self, leases: Leases, start: int) -> None:
-        """Deliver all records from ``start`` on again, whether acked or not."""
-        self.journal.flush()  # messages of this turn come before the start
+        """Move a share to offset ``start`` and deliver all later records again, even acked ones."""
+        self.journal.flush()  # messages sent before are in the log now
         end = self.log.end_offset
         if start == LATEST:
             start = end
@@ -266,7 +264,6 @@ class Partition:
         sent_before = self.sent_count
         backlog = await self._low_watermark.count(start, end)
         self.journal.flush()
-        # Messages appended while the log was being read come after it.
         backlog += self.sent_count - sent_before
         await leases.start(start, backlog=backlog)
 
@@ -283,7 +280,7 @@ class Partition:
                 share.wake()
 
     def _reload(self) -> None:
-        """An append failed that the cursors had applied: restore them from the log."""
+        """Restore the cursors from the log, after an append failed that they had applied."""
         restored = restore(
             self.log,
             self.topic,
@@ -303,7 +300,7 @@ class Partition:
         return self.journal.appended_bytes - self._checkpoint_bytes >= CHECKPOINT_BYTES
 
     async def checkpoint(self) -> None:
-        """Write the cursors to disk once everything they have seen is committed."""
+        """Write the state of the lease cursors to disk, once it is committed."""
         self.journal.flush()
         if self.journal.appended_bytes == self._checkpoint_bytes:
             return
@@ -319,21 +316,21 @@ class Partition:
             clock=self._clock,
         )
         if self.journal.high_watermark < end_offset:
-            # Only what is committed is final: another leader's log may differ from there on.
+            # Records that are not committed may be replaced by another leader's.
             await self.journal.join().committed.wait()
             if self.journal.high_watermark < end_offset:
-                return  # this topic replies before its appends are committed
+                return  # this topic does not wait for commits
         await self._loop.run_in_executor(self._context.pool, write)
 
     @property
     def low_offset(self) -> int:
-        """The lowest offset that a view still needs; of a stream, only retention decides."""
+        """The lowest offset that is still needed. For a stream, only retention decides."""
         if not self.topic.is_queue:
             return self.start_offset
         return min(view.cursor.low_offset() for view in self._views())
 
     async def clean(self) -> int:
-        """Drop records past their retention, and unused segments. Returns the bytes freed."""
+        """Drop expired records and unused segments. Returns the number of bytes freed."""
         self.log.expire_recent()
         freed_bytes = await self._drop_segments()
         if self.topic.is_queue:
@@ -341,12 +338,12 @@ class Partition:
         return freed_bytes
 
     async def compact(self) -> int:
-        """Keep only the last record of each key, if it is worth it. Returns the bytes freed."""
+        """Keep only the last record of each key, if enough is gained. Returns the bytes freed."""
         settings = settings_of(self.topic, self._context.defaults)
         if not settings.is_compacted or self.damage is not None or self.journal.failure is not None:
             return 0
         if self.shares:
-            return 0  # a lease cursor relies on the number of records
+            return 0  # lease cursors rely on the number of records
         up_to = self.stream.ends.last_stable_offset
         try:
             return await self._compactor.run(
@@ -367,7 +364,7 @@ class Partition:
     async def _drop_segments(self) -> int:
         topic, context, wall_ms = self.topic, self._context, self._clock.wall_ms()
         if context.hold.keeps_segments(now_ms=self._clock.mono_ms()) and not context.disk.is_low:
-            return 0  # a backup may be reading the log; a low disk has priority over backups
+            return 0  # a backup may be reading; a low disk has priority
         stream = settings_of(topic, context.defaults)
         cut = droppable(
             self.log.segments(),
@@ -380,10 +377,10 @@ class Partition:
         if cut <= self.log.start_offset:
             return 0
         if self.journal.high_watermark < self.log.end_offset:
-            # Acks that are not committed must not remove their records.
+            # Acks that are not committed must not delete records.
             await self.journal.join().committed.wait()
             if self.journal.high_watermark < cut:
-                return 0  # this topic replies before its appends are committed
+                return 0  # this topic does not wait for commits
         await self._low_watermark.move(cut)
         detached = self.log.detach_before(cut)
         self.stream.trim(self.start_offset)
@@ -393,7 +390,7 @@ class Partition:
         return await self._loop.run_in_executor(self._context.pool, detached.remove)
 
     def sync_soon(self) -> None:
-        """Called every interval. ``never`` syncs sealed segments, which stay open until then."""
+        """Sync the log if its fsync mode needs it (``never`` needs it for closed segments)."""
         fsync = self.journal.fsync
         if fsync is Fsync.INTERVAL or (fsync is Fsync.NEVER and self.log.has_unsynced_sealed):
             self.journal.sync_soon()
@@ -414,10 +411,10 @@ class Partition:
         await self._stop_views()
         await self.journal.end(reason)
         await self._low_watermark.rest()
-        self.stream.advanced()  # waiting readers read again, and are redirected
+        self.stream.advanced()  # waiting readers read again and are redirected
 
     async def abandon(self) -> None:
-        """Close without saving anything: the topic is deleted, and its folder will be removed."""
+        """Close without saving, because the topic is deleted and its folder will be removed."""
         await self._stop_views()
         await self.journal.end(TopicNotFound(self.topic.name))
         await self._low_watermark.rest()

@@ -1,10 +1,9 @@
-"""The partitions that this node leads: follows the catalog, cleans, compacts and closes them. A
-node without a cluster leads all partitions; in a cluster ``replicators.py`` hands over the log when
-the node begins to lead (``lead``), and takes it back (``release``).
+"""The partitions that this node leads: opened and closed as the catalog changes, cleaned,
+compacted. A node without a cluster leads all partitions. In a cluster, ``replicators.py`` calls
+``lead`` with a partition's log when this node becomes leader, and ``release`` afterwards.
 
-Folders are named by topic id, and removed only if the catalog has a tombstone of the topic: an
-unknown folder is kept and reported.
-"""
+Folders are named by topic id. A folder is removed only if the catalog has a tombstone of the topic;
+an unknown folder is kept and reported."""
 
 import asyncio
 import contextlib
@@ -59,16 +58,15 @@ class Partitions:
         self._folder = context.folder / TOPICS_FOLDER
         self._is_clustered = is_clustered
         self._on_led: list[Callable[[Partition, bool], None]] = []
-        # In a cluster: logs that are compacted and synced too, in turn with the partitions.
+        # In a cluster: the logs of followers, which are compacted and synced too.
         self.also: Callable[[], Sequence[FollowedLog]] = tuple
-        # In a cluster the replicators set which logs to scrub.
         self.scrubber = Scrubber(
             self._partitions,
             context.pool,
             bytes_per_second=context.scrub_bytes_per_second,
             interval_ms=context.scrub_interval_ms,
         )
-        self.stats_of_all: StatsOfAll | None = None  # in a cluster, once nodes can be reached
+        self.stats_of_all: StatsOfAll | None = None  # set in a cluster, once nodes can be reached
         self._dead_letters = dead_letters
         self._queues: dict[str, Queue] = {}
         self._opening: dict[str, asyncio.Task[Queue]] = {}
@@ -81,11 +79,10 @@ class Partitions:
         self.to_open_count = 0
 
     def find(self, topic: Topic) -> Queue | None:
-        """Return the open queue; None if the topic must be opened first. On the hot path."""
         return self._queues.get(topic.topic_id)
 
     def epoch_of(self, topic: Topic, index: int) -> int:
-        """Return the epoch in which this node leads a partition; 0 if it does not."""
+        """Return the epoch in which this node leads a partition, or 0 if it does not lead it."""
         queue = self._queues.get(topic.topic_id)
         partition = None if queue is None else queue.partitions.get(index)
         return 0 if partition is None else partition.journal.leader_epoch
@@ -101,7 +98,7 @@ class Partitions:
         ]
 
     def _partitions(self) -> list[Partition]:
-        """Return each partition once: a share has those of its source."""
+        """Return the partitions of all topics. A share uses the partitions of its topic."""
         return [
             partition
             for queue in self._queues.values()
@@ -125,7 +122,7 @@ class Partitions:
     def _opened(self, topic_id: str, opening: asyncio.Task[Queue]) -> None:
         del self._opening[topic_id]
         if not opening.cancelled():
-            opening.exception()  # callers that were cancelled meanwhile do not read it
+            opening.exception()  # mark as read, in case all callers were cancelled
 
     async def start(self) -> None:
         catalog = self._context.catalog
@@ -152,7 +149,7 @@ class Partitions:
         await self._loop.run_in_executor(self._context.pool, self._report_unknown_folders)
 
     def on_led(self, listener: Callable[[Partition, bool], None]) -> None:
-        """Call ``listener`` with each partition, when this node begins or stops to lead it."""
+        """Call ``listener`` when this node starts (True) or stops (False) to lead a partition."""
         self._on_led.append(listener)
 
     async def lead(
@@ -172,7 +169,7 @@ class Partitions:
         return partition
 
     async def release(self, partition: Partition, reason: PenstockError) -> None:
-        """Stop leading a partition. Requests without a reply fail with the reason."""
+        """Stop leading a partition. Requests in progress fail with ``reason``."""
         for listener in self._on_led:
             listener(partition, False)
         queues = [self._queues.get(partition.topic.topic_id)]
@@ -201,7 +198,7 @@ class Partitions:
         self._queues.clear()
 
     def end_waits(self) -> None:
-        """End every parked receive with an empty reply: the node is draining."""
+        """End all waiting receives with an empty reply, because the node is draining."""
         for queue in self._queues.values():
             queue.waits.end()
 
@@ -216,7 +213,7 @@ class Partitions:
             partitions = await self._open_source(topic, topic.source_id)
         current = context.catalog.find_id(topic.topic_id)
         if current is None:
-            # Deleted while it was being opened; ``_close_deleted`` waits, and removes the folder.
+            # Deleted in the meantime. ``_close_deleted`` waits for this and removes the folder.
             if not topic.is_share:
                 for partition in partitions:
                     await partition.abandon()
@@ -232,16 +229,16 @@ class Partitions:
         )
         self._queues[topic.topic_id] = queue
         if current is not topic:
-            self._reconfigure_logs(queue)  # changed while the logs were being opened
+            self._reconfigure_logs(queue)  # the topic changed in the meantime
         self.opened_count += 1
         return queue
 
     async def _open_partitions(self, topic: Topic, waits: Waits) -> list[Partition]:
-        """Open all partitions or none: if one cannot be opened, the others are closed."""
+        """Open all partitions. If one cannot be opened, the others are closed again."""
         partitions: list[Partition] = []
         try:
             for index in range(topic.partition_count):
-                # Not a comprehension: those that are open must be known when the next one fails.
+                # Not a comprehension, because the opened ones must be closed if the next one fails.
                 partitions.append(await self._open_partition(topic, index, waits))  # noqa: PERF401
         except BaseException:
             for partition in partitions:
@@ -256,7 +253,7 @@ class Partitions:
         partitions = list((await self.open(source)).partitions.values())
         for partition in partitions:
             if share.topic_id not in partition.shares:
-                # The catalog got the share by another path than the call OpenShare.
+                # The share was added to the catalog without the call OpenShare.
                 await partition.begin_share(share, EARLIEST)
         return partitions
 
@@ -266,7 +263,7 @@ class Partitions:
 
         def work() -> tuple[Log, Replay]:
             log = open_log(topic, index, self._folder, context)
-            log.settle()  # what recovery did has been logged
+            log.settle()  # the recovery has been logged
             return log, restore(log, topic, index, shares=shares, context=context)
 
         log, restored = await self._loop.run_in_executor(context.pool, work)
@@ -284,9 +281,8 @@ class Partitions:
                     self.spawn(self.grow(queue), f"grow {after.topic_id}")
 
     def _reconfigure_logs(self, queue: Queue) -> None:
-        """Apply the topic's present configs to its logs, from their next append on."""
         if self._is_clustered or queue.topic.is_share:
-            return  # the replicators do it in a cluster; a share has the logs of its source
+            return  # in a cluster the replicators do it; a share has no logs
         config = log_config(queue.topic, self._context)
         for partition in queue.partitions.values():
             partition.log.config = config
@@ -296,7 +292,8 @@ class Partitions:
         self.spawn(work, "apply topic defaults")
 
     async def _close_deleted(self, topic: Topic) -> None:
-        """Close a topic. Its data goes only with a tombstone: a store may have been restored."""
+        """Close a deleted topic. Without a tombstone the data is kept, because the metadata store
+        may have been restored from a backup."""
         opening = self._opening.get(topic.topic_id)
         if opening is not None:
             await asyncio.wait([opening])
@@ -314,7 +311,7 @@ class Partitions:
         for share in catalog.shares_of(topic.topic_id):
             with contextlib.suppress(TopicNotFound):
                 await catalog.delete(share.account, share.region, share.name, now_ms=now_ms)
-        # In a cluster the replicators remove the files.
+        # In a cluster, the replicators remove the files.
         if not self._is_clustered and catalog.tombstone(topic.topic_id) is not None:
             await self._remove_folder(topic)
 
@@ -325,7 +322,7 @@ class Partitions:
     async def grow(self, queue: Queue) -> None:
         """Open partitions that were added to a topic since it was opened."""
         if self._is_clustered:
-            return  # opened by their leaders
+            return  # in a cluster their leaders open them
         async with self._growing:
             while len(queue.partitions) < queue.topic.partition_count:
                 index = len(queue.partitions)
@@ -341,7 +338,7 @@ class Partitions:
         known = {topic.topic_id for topic in self._context.catalog.all_topics()}
         for folder in self._folder.iterdir():
             if folder.name not in known:
-                log_.warning("folder without a topic kept", extra={"folder": folder.name})
+                log_.warning("folder of unknown topic kept", extra={"folder": folder.name})
 
     def spawn(self, work: Awaitable[None], name: str) -> None:
 
@@ -361,33 +358,32 @@ class Partitions:
         while True:
             await asyncio.sleep(self._context.clean_interval_ms / 1_000)
             for partition in self._partitions():
-                await asyncio.sleep(0)  # cleaning may not wait for anything; let other tasks run
+                await asyncio.sleep(0)  # cleaning may not suspend, so let other tasks run
                 try:
                     if partition.is_checkpoint_due:
                         await partition.checkpoint()
                     await partition.clean()
                 except (PenstockError, OSError) as error:
                     fields = {"topic": partition.topic.name, "reason": str(error)}
-                    log_.warning("cleaning failed", extra=fields)
+                    log_.warning("cleaning a partition failed", extra=fields)
 
     async def _compact_forever(self) -> None:
-        """Compact one log at a time: a round may be long and keeps many keys in memory."""
+        """Compact one log at a time, because compaction may take long and needs memory for keys."""
         while True:
             await self.compact_interval.wait()
             for log in (*self._partitions(), *self.also()):
                 await asyncio.sleep(0)
                 now_ms = self._context.clock.mono_ms()
                 if self._context.hold.keeps_segments(now_ms=now_ms):
-                    break  # the backup in progress may not have the newer records
+                    break  # the backup in progress may lack the newer records
                 try:
                     await log.compact()
                 except (PenstockError, OSError) as error:
                     fields = {"topic": log.topic.name, "reason": str(error)}
-                    log_.warning("compaction failed", extra=fields)
+                    log_.warning("compacting a partition failed", extra=fields)
 
     async def _sync_forever(self) -> None:
         while True:
             await asyncio.sleep(self._context.fsync_interval_ms / 1_000)
-            # Does nothing for a log that was closed meanwhile.
             logs = (*self._partitions(), *self.also())
             await in_slices(one_by_one(lambda log: log.sync_soon(), logs))

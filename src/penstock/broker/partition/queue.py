@@ -1,8 +1,8 @@
-"""The lease cursors of one topic or share over all its partitions on this node: the order in which
-they are tried, parked receives, and the in-flight limit. If other nodes lead some partitions, this
-node uses up to half of its part of the limit without a call; beyond that it requests the total in
-flight now and then. So a queue whose messages are all on one node has the whole limit, and one that
-is full on several nodes exceeds it by less than a half."""
+"""The partitions of one queue or share on this node: the order in which receives try them, parked
+receives, and the in-flight limit. If other nodes lead some partitions, this node uses up to half of
+its part of the limit without a call. Above that, it periodically fetches the total number in flight
+from the other nodes. So a queue with all messages on one node has the whole limit, and a queue that
+is full on several nodes exceeds the limit by less than a half."""
 
 import asyncio
 import contextlib
@@ -20,24 +20,23 @@ from penstock.model.message import Delivery
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Obstacles, QueueStats, Topic, join_obstacles
 
-# The stats of a topic on all nodes.
 StatsOfAll = Callable[[Topic], Awaitable[QueueStats]]
 
-REMOTE_STATS_SECONDS = 1.0  # between two requests for the total in flight
+REMOTE_STATS_SECONDS = 1.0  # minimum interval between two requests for the total
 
 T = TypeVar("T")
 
 
 class DeadLetters(Protocol):
-    # The attempts before a record is dead-lettered; None without a dead-letter queue.
+    # Returns the attempts before a message is dead-lettered; None without a dead-letter queue.
     def attempts_max(self, topic: Topic) -> int | None: ...
 
-    # Moves records of a partition to the topic's dead-letter queue and acks them.
+    # Moves records to the topic's dead-letter queue and acks them.
     async def move(self, leases: Leases, picks: Sequence[Pick]) -> None: ...
 
 
 class Led(dict[int, T]):
-    """The partitions that this node leads, by index. A lookup of another raises NotLeader."""
+    """The partitions that this node leads, by index. Other indexes raise NotLeader."""
 
     __slots__ = ("_topic_id",)
 
@@ -62,7 +61,6 @@ class Queue:
         stats_of_all: StatsOfAll | None = None,
     ) -> None:
         self.topic = topic
-        # A share has the partitions of its source.
         self.partitions: Led[Partition] = Led(topic.topic_id)
         self.leases: Led[Leases] = Led(topic.topic_id)
         self.waits = waits
@@ -101,7 +99,7 @@ class Queue:
             self.waits.end(NotLeader(self.topic.topic_id))
 
     def replace_topic(self, topic: Topic) -> None:
-        """Apply new settings. Existing leases keep theirs."""
+        """Apply new settings. Existing leases keep their visibility timeout."""
         self.topic = topic
         if not topic.is_share:
             for partition in self.partitions.values():
@@ -119,7 +117,7 @@ class Queue:
         timer = self._loop.call_later(request.wait_ms / 1_000, _end_wait, wait)
         try:
             for leases in self._views:
-                # Messages may have arrived while the first attempt was being written.
+                # Messages may have arrived while the first attempt was written.
                 leases.wake()
             result = await wait.result
             if result is None:
@@ -127,7 +125,7 @@ class Queue:
             await self._settled(result)
             return result.deliveries
         except asyncio.CancelledError:
-            # The client left in the turn in which it was served: release what it cannot receive.
+            # The client disconnected just when it was served: release the messages.
             if wait.result.done() and not wait.result.cancelled() and not wait.result.exception():
                 result = wait.result.result()
                 if result is not None:
@@ -138,7 +136,7 @@ class Queue:
             self.waits.leave(wait)
 
     async def _lease_now(self, request: LeaseRequest) -> Sequence[Delivery]:
-        """Try the partitions in turn, beginning with another one each time."""
+        """Try the partitions in turn, starting with a different one each time."""
         views = self._views
         count = len(views)
         if not count:
@@ -171,15 +169,15 @@ class Queue:
     async def _collect(
         self, leases: Leases, result: LeaseResult, deliveries: list[Delivery]
     ) -> None:
-        """Add what was leased, once it is durable; return when the next attempt can be made."""
+        """Wait until the leases are durable, and add their messages to ``deliveries``."""
         first = len(deliveries)
         deliveries.extend(result.deliveries)
         try:
             if result.dead:
-                # Before the reply: a client that gets nothing here finds them in the other queue.
+                # Before the reply, so that a client that receives nothing finds them there.
                 await self._move_dead(leases, result.dead)
             await self._settled(result)
-            deliveries[first:] = result.deliveries  # with the late ones
+            deliveries[first:] = result.deliveries  # now including late ones
             if result.is_cut:
                 await leases.reader.ready()
         except asyncio.CancelledError:
@@ -188,7 +186,7 @@ class Queue:
             raise
 
     def _room(self, leases: Leases) -> int:
-        """Return the in-flight limit of a partition: what the other partitions leave."""
+        """Return the in-flight limit of a partition, given what other partitions have in flight."""
         views, others = self._views, 0
         if len(views) > 1:
             others = sum(each.in_flight for each in views if each is not leases)
@@ -207,7 +205,7 @@ class Queue:
         try:
             total = (await self._stats_of_all(self.topic)).in_flight
         except PenstockError:
-            return  # the last number is better than none
+            return  # keep the last number
         own = sum(each.in_flight for each in self._views)
         before, self._remote_in_flight = self._remote_in_flight, max(0, total - own)
         if self._remote_in_flight < before:
@@ -240,7 +238,7 @@ class Queue:
     async def _release(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
             with contextlib.suppress(Exception):
-                # Strict: another consumer may have leased it since.
+                # Strict, because another consumer may have leased the message since.
                 await self.leases[delivery.partition].extend([(delivery.claim, 0)], is_strict=True)
 
     async def obstacles(self) -> Obstacles:

@@ -1,9 +1,8 @@
-"""Restores the cursors of a partition from its log. All state is in the log: a checkpoint only says
-where the replay may begin, and an invalid one is ignored.
+"""Restores the cursors of a partition from its log. The log has all state; a checkpoint only allows
+to begin the replay later, and an invalid checkpoint is ignored.
 
-Leases carry durations. If this machine has been up since and its wall clock has not jumped, the
-time that has passed is subtracted; otherwise they begin again: a restart never shortens a lease.
-"""
+Lease events contain durations. If this machine has been up since and its wall clock has not jumped,
+the elapsed time is subtracted. Otherwise the leases start over, so a restart never shortens one."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -52,14 +51,14 @@ REPLAY_READ_BYTES = 4 * limits.MIB
 
 
 class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
-    """The cursors after every batch below ``offset``. An unknown version is ignored."""
+    """The state of the lease cursors after all batches below ``offset``, as stored on disk."""
 
     version: int
     offset: int
     wall_ms: int
     snapshot: bytes
-    shares: dict[str, bytes] = {}  # by the share's id
-    begun_at: int = 0  # where the replay began: nothing is known of records before
+    shares: dict[str, bytes] = {}  # by share id
+    begun_at: int = 0  # first offset that the cursors know about
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -76,15 +75,15 @@ def checkpoint_writer(
     begun_at: int,
     clock: Clock,
 ) -> Callable[[], None]:
-    """Take a snapshot, and return a function that writes it in any thread. Only for committed
-    records: with another leader the log may end differently."""
+    """Take a snapshot of the cursors, and return a function that writes it, in any thread. Take it
+    only of committed records, because another leader may replace the others."""
     now_ms = clock.mono_ms()
     snapshot = cursor.snapshot(now_ms=now_ms)
     of_shares = {share_id: one.snapshot(now_ms=now_ms) for share_id, one in shares}
 
     def write() -> None:
         fields = (offset, clock.wall_ms(), snapshot, of_shares, begun_at)
-        # In this order: the replay continues from the cursors' checkpoint.
+        # In this order, because the replay continues at the offset of the cursors' checkpoint.
         log.write_checkpoint(PRODUCERS_NAME, producers)
         log.write_checkpoint(CHECKPOINT_NAME, _encode(Checkpoint(CHECKPOINT_VERSION, *fields)))
 
@@ -96,13 +95,13 @@ def read_checkpoint(log: Log) -> Checkpoint | None:
         checkpoint = _decode(log.read_checkpoint(CHECKPOINT_NAME) or b"")
     except msgspec.MsgspecError:
         return None
-    # The offset may be after the end of a log that lost its tail, or before the start.
+    # The offset may be outside a log that lost its end or its first segments.
     is_within = log.start_offset <= checkpoint.offset <= log.end_offset
     return checkpoint if is_within and checkpoint.version == CHECKPOINT_VERSION else None
 
 
 def forget_beyond(log: Log, offset: int) -> None:
-    """Remove checkpoints beyond an offset, before the log is truncated. Safe in a thread."""
+    """Remove checkpoints beyond an offset, before the log is truncated. May run in a thread."""
     checkpoint = read_checkpoint(log)
     if checkpoint is None or checkpoint.offset > offset:
         log.remove_checkpoint(CHECKPOINT_NAME)
@@ -110,13 +109,13 @@ def forget_beyond(log: Log, offset: int) -> None:
 
 
 def origin_of(topic: Topic, index: int) -> bytes:
-    """Return the bytes from which message ids are derived for records without one."""
+    """Return bytes from which ids are derived for records without a message id."""
     return f"{topic.topic_id}-{index}".encode("ascii")
 
 
 class Replay:
-    """The cursors of a partition after a part of its log. Begins at a checkpoint, advances as far
-    as requested, and is finished when this node leads."""
+    """Reads a partition's log, from a checkpoint on, to restore the cursors. A follower advances it
+    regularly, so that it can become leader quickly; ``finish`` makes the cursors usable."""
 
     def __init__(
         self, log: Log, topic: Topic, index: int, *, shares: Sequence[Topic], context: BrokerContext
@@ -134,16 +133,16 @@ class Replay:
         self.cursor, self.shares = cursors
         self._by_id = {bytes.fromhex(share.topic_id): found for share, found in self.shares}
         self._cursors = (self.cursor, *self._by_id.values())
-        # A stream begins at its low watermark, as if segments had been dropped below it.
+        # A stream begins at its low watermark, as if earlier segments had been deleted.
         start = log.low_watermark if checkpoint is None else checkpoint.offset
         self._cursors_from = start
         self.begun_at = log.low_watermark if checkpoint is None else checkpoint.begun_at
         self._low_watermark = self.begun_at
-        # Cursors whose head an event has moved; before the first event its position is unknown.
+        # Cursors whose head was set by an event or a checkpoint. Before, the head is unknown.
         self._counted: set[int] = set()
         if checkpoint is not None or not self.begun_at:
             self._counted.update(id(one) for one in self._cursors)
-        # The snapshot of producers is written before that of cursors, so it is at least as new.
+        # The checkpoint of producers is written before that of cursors, so it is at least as new.
         producers = self._open_producers(start)
         is_all_read = producers is None or checkpoint is None
         self.offset = log.start_offset if is_all_read else start
@@ -154,7 +153,7 @@ class Replay:
         self.clip(log.stored_low_watermark)
 
     def _open_producers(self, start: int) -> Producers | None:
-        """Return the producers of the checkpoint; None if the whole log has to be read."""
+        """Return the producers of the checkpoint, or None if the whole log must be read."""
         data = self._log.read_checkpoint(PRODUCERS_NAME)
         if data is None:
             return Producers() if start == self._log.start_offset else None
@@ -169,7 +168,7 @@ class Replay:
         return frozenset(share.topic_id for share, _ in self.shares)
 
     def advance(self, up_to: int, *, bytes_max: int | None = None) -> bool:
-        """Read on, at most ``bytes_max``. Returns whether the offset is reached, or cannot be."""
+        """Read the log up to an offset or ``bytes_max`` bytes. Returns False if more is left."""
         read = 0
         while self.offset < up_to and self.damage is None:
             try:
@@ -178,7 +177,7 @@ class Replay:
                 self.damage = damage
                 break
             if not batches:
-                break  # up_to lies within a batch
+                break  # up_to is within a batch
             for batch in batches:
                 self._apply(batch)
                 read += len(batch)
@@ -193,8 +192,8 @@ class Replay:
         producers = self.producers
         clock = self._context.clock
         if header.base_offset >= producers.next_offset:
-            # Timestamps of producers do not show when they were last active: assume now. To keep a
-            # producer a day longer is better than to store a batch twice.
+            # The timestamps do not show when a producer was last active, so assume now: keeping a
+            # producer for too long is better than storing a batch twice.
             replay_producers(producers, batch, header, clock.wall_ms())
         if header.next_offset <= self._cursors_from:
             return
@@ -217,13 +216,13 @@ class Replay:
                 share_id, kind, data = split_shared(number, value)
                 target = self._by_id.get(share_id)  # None: the share was deleted
             elif not is_event_type(number):
-                continue  # the marker of a transaction
+                continue  # transaction marker
             if target is not None:
                 event = self._clip(target, decode(kind, data))
                 target.apply(event, offset=offset, now_ms=now_ms, elapsed_ms=elapsed_ms)
 
     def clip(self, low_watermark: int) -> None:
-        """Forget records below the low watermark, for which a stream has no event."""
+        """Drop records below the low watermark from the lease cursors."""
         if low_watermark <= self._low_watermark:
             return
         self._low_watermark = low_watermark
@@ -237,28 +236,26 @@ class Replay:
         self._cursors_from = max(self._cursors_from, low_watermark)
 
     def _passed(self, cursor: LeaseCursor, low_watermark: int) -> int:
-        end = max(self._cursors_from, self.offset)  # of what the cursor has seen
+        end = max(self._cursors_from, self.offset)  # end of what the cursor has read
         if low_watermark >= end:
             return cursor.unseen
         if cursor.head >= self._log.start_offset:
             return self._count(cursor.head, low_watermark)
-        # The segments are gone: the messages that are left are counted instead. For the stream
-        # itself the number is only displayed, and not worth reading the whole log at a start: every
-        # offset that is left counts as a message there.
+        # The segments are deleted, so count the remaining messages instead. For the stream's own
+        # cursor the number is only displayed, so every remaining offset counts as a message.
         is_own = cursor is self.cursor
         left = end - low_watermark if is_own else self._count(low_watermark, end)
         return max(0, cursor.unseen - left)
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the end of what is below the first open transaction, as far as it was read."""
+        """Return the last stable offset, as far as the log has been read."""
         return self.producers.last_stable_offset(min(high_watermark, self.offset))
 
     def aborted_below(self, offset: int) -> list[Aborted]:
         return aborted_between(self.producers, self._log.start_offset, offset)
 
     def _clip(self, cursor: LeaseCursor, event: Event) -> Event:
-        """Limit an event to records that this replay has seen. The first move of a head is counted
-        here, for the event counts from an earlier offset."""
+        """Limit a lease event to records that this replay has read, and correct its count."""
         start = max(self.begun_at, self._low_watermark)
         if not start:
             return event
@@ -296,7 +293,7 @@ class Replay:
         )
 
     def finish(self) -> None:
-        """Read from the records what the events do not contain: the cursors can be used then."""
+        """Read from the log what the lease events lack. Afterwards the cursors can be used."""
         log, context = self._log, self._context
         self.clip(log.stored_low_watermark)
         origin = origin_of(self.topic, self.index)
@@ -322,7 +319,6 @@ def _open_cursors(
     checkpoint: Checkpoint | None,
     context: BrokerContext,
 ) -> tuple[LeaseCursor, list[tuple[Topic, LeaseCursor]]] | None:
-    """Return the cursors as of the checkpoint, None if damaged. Other shares began after it."""
 
     def open_one(snapshot: bytes | None, start: int, *, is_fifo: bool) -> LeaseCursor:
         now_ms = context.clock.mono_ms()
@@ -331,7 +327,6 @@ def _open_cursors(
             elapsed_ms = _elapsed(checkpoint.wall_ms, context)
             return restore_cursor(snapshot, now_ms=now_ms, elapsed_ms=elapsed_ms)
         cursor = open_cursor(is_fifo=is_fifo)
-        # Records before the log's start are gone.
         cursor.apply(TrimEvent(start, 0), offset=start - 1, now_ms=now_ms)
         return cursor
 
@@ -358,7 +353,7 @@ def _elapsed(since_ms: int, context: BrokerContext) -> int:
 
 
 def _hydrate(log: Log, cursor: LeaseCursor, origin: bytes, context: BrokerContext) -> None:
-    """Read what events do not carry: group and due time of the records in the cursor's table."""
+    """Read message group and due time, which events do not contain, from the records."""
     clock = context.clock
     records: list[Record] = []
     opened: OpenedBatch | None = None
@@ -367,7 +362,7 @@ def _hydrate(log: Log, cursor: LeaseCursor, origin: bytes, context: BrokerContex
             try:
                 batch = log.read(offset, bytes_max=1)[0]
             except Damaged:
-                # Reported when it is read; here it only must not be delivered.
+                # Reads will report the damage; here the record only must not be delivered.
                 lost = AckEvent(AckReason.EXPIRED, (offset,))
                 cursor.apply(lost, offset=offset, now_ms=clock.mono_ms())
                 continue
@@ -384,7 +379,7 @@ def _hydrate(log: Log, cursor: LeaseCursor, origin: bytes, context: BrokerContex
 def _remember_recent(
     log: Log, dedup: DedupTable, topic: Topic, origin: bytes, context: BrokerContext
 ) -> None:
-    """Read the last five minutes, for deduplication; retention keeps as much of a FIFO log."""
+    """Read the last five minutes for deduplication. They are never deleted earlier."""
     offset = log.find_time(context.clock.wall_ms() - limits.DEDUP_WINDOW_MS)
     while offset < log.end_offset:
         try:

@@ -1,6 +1,6 @@
-"""A partition as producers of whole batches and readers by offset see it. Batches are never opened:
-the checksum was verified before, and does not cover base offset and leader epoch, which are set
-here. Readers by offset get queue messages and lease events too, and skip control batches."""
+"""The Kafka view of a partition. Batches are not decoded: their checksum was verified before, and
+does not cover base offset and leader epoch, which are set here. Consumers also get queue messages,
+and lease events as control batches, which Kafka clients skip."""
 
 import asyncio
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -26,8 +26,8 @@ from penstock.record.control import TYPE_ABORT, TYPE_COMMIT, encode_marker_batch
 from penstock.record.opened import first_at
 from penstock.wire.kafka.faults import ErrorCode
 
-EMPTY_READS_MAX = 16  # of one fetch, to find a batch with records
-GAP_EXCUSED_MS = 10_000  # after this node began to lead
+EMPTY_READS_MAX = 16  # reads per fetch to find a batch that is not empty
+GAP_EXCUSED_MS = 10_000  # after this node became leader
 
 
 class Stream:
@@ -43,7 +43,7 @@ class Stream:
     def append(
         self, batches: Sequence[bytes | memoryview], *, is_append_time: bool
     ) -> tuple[BatchAppended, Flush | None]:
-        """Append batches. Await ``flush.committed``; without a flush everything is committed."""
+        """Append batches. Returns the flush to wait for; None if everything is committed."""
         wall_ms = self._clock.wall_ms()
         headers = [parse_header(batch) for batch in batches]
         duplicate = self._check(headers, wall_ms)
@@ -60,14 +60,14 @@ class Stream:
                 if base_offset < 0:
                     base_offset = placed.base_offset
         finally:
-            # After the producers: it wakes readers, which need the last stable offset. Also after
-            # an error: batches appended before it count.
+            # Commit after the producers are updated: it wakes readers, which need the last stable
+            # offset. Commit also after an error, for the batches before it.
             flush = self._journal.commit()
         at_ms = wall_ms if is_append_time else -1
         return BatchAppended(base_offset, at_ms, self._log.low_watermark), flush
 
     def _check(self, headers: Sequence[BatchHeader], wall_ms: int) -> int | None:
-        """Return the offset of the first append if this is a duplicate, else None."""
+        """Return the base offset of the first append if this is a duplicate, else None."""
         for header in headers:
             verdict = self.producers.check(header, wall_ms=wall_ms)
             if isinstance(verdict, Duplicate):
@@ -82,9 +82,9 @@ class Stream:
         return None
 
     def _excuse_gap(self) -> None:
-        """Producers send several batches at once: the first may have arrived just before this node
-        led, and been rejected. On an error about order, some producers send all batches again with
-        a new epoch, though they may be in the log. So they get a retriable error."""
+        """Raise a retriable error soon after this node became leader. The previous leader may have
+        rejected the first of several batches in flight, and after a sequence error some producers
+        would send all of them again with a new epoch, as duplicates."""
         if self._clock.mono_ms() < self._gaps_excused_until_ms:
             raise LeaderMoved("An earlier batch of this producer has not arrived yet. Retry.")
 
@@ -122,7 +122,7 @@ class Stream:
         )
 
     def fetch(self, call: Fetch, ends: StreamEnds) -> Fetched:
-        """Read from an offset between the ends, which are those of this moment."""
+        """Return batches from an offset on, up to the size and isolation level of the call."""
         offset, is_committed = call.offset, call.is_committed
         up_to = ends.last_stable_offset if is_committed else ends.high_watermark
         if offset >= up_to:
@@ -137,9 +137,8 @@ class Stream:
         return Fetched(ends, found.buffers, found.next_offset, found.record_count, aborted)
 
     def _read(self, offset: int, *, bytes_max: int, up_to: int, as_slice: bool) -> BatchBuffers:
-        """Skip batches that compaction has emptied: some clients give up after a few replies
-        without a record. If there are no others, return the last one, so that the reader makes
-        progress."""
+        """Read batches, but skip those emptied by compaction: some clients give up after a few
+        replies without records. If all are empty, return the last one."""
         found = self._log.read_buffers(offset, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice)
         for _ in range(EMPTY_READS_MAX - 1):
             if not found.is_all_empty or found.next_offset >= up_to:
@@ -156,7 +155,7 @@ class Stream:
     async def find_time(
         self, timestamp_ms: int, *, start_offset: int, tenant: str
     ) -> tuple[int, int]:
-        """Return offset and time of the first record at or after a time; (-1, -1) if none."""
+        """Return offset and timestamp of the first record at or after a time, or (-1, -1)."""
         high_watermark = self._journal.high_watermark
         offset = max(self._log.find_time(timestamp_ms), start_offset)
         while offset < high_watermark:
@@ -184,20 +183,19 @@ class Stream:
 
     def trim(self, start_offset: int) -> None:
         self.producers.trim(start_offset)
-        self.advanced()  # readers also wait for the start of the log
+        self.advanced()  # readers also wait for a new start offset
 
     def snapshot(self) -> bytes:
-        """Forget producers that have been idle for too long, and return a snapshot."""
         wall_ms = self._clock.wall_ms()
         self.producers.expire(wall_ms=wall_ms)
         return self.producers.snapshot(wall_ms=wall_ms)
 
 
 def count_messages(log: Log, start: int, end: int, *, bytes_max: int) -> Generator[None, None, int]:
-    """Count the messages in [start, end) by batch headers. Yields after each read."""
+    """Return the number of messages in [start, end), from batch headers. Yields after each read."""
     count = 0
     while start < end:
-        start = max(start, log.start_offset)  # segments may have been dropped since the last read
+        start = max(start, log.start_offset)  # segments may have been deleted since the last read
         try:
             batches = log.read(start, bytes_max=bytes_max)
         except Damaged:
@@ -234,9 +232,9 @@ def replay_producers(producers: Producers, batch: bytes, header: BatchHeader, at
 
 @dataclass
 class LowWatermark:
-    """The first offset that is left of a partition, and how it moves up. A stream keeps it in a
-    file (``docs/adr/0032``): first this node's, then readers and followers, then share cursors
-    forget what is below. Queues, and clusters below the feature level, append a Trim event."""
+    """The first readable offset of a partition. A stream stores it in a file (``docs/adr/0032``):
+    first on this node, then on followers; then share cursors drop what is below. Queues, and
+    clusters below the feature level, append a Trim event instead."""
 
     log: Log
     journal: Journal
@@ -245,11 +243,11 @@ class LowWatermark:
     replication: Replication | None
     is_queue: Callable[[], bool]
     _storing: asyncio.Task[None] | None = None
-    _requested: int = 0  # the largest value that a caller waits for
+    _requested: int = 0  # the largest offset that a caller waits for
 
     async def move(self, offset: int, *, is_expiry: bool = True) -> bool:
-        """Return when no view shows anything below ``offset``, also after a restart. True: it does
-        not survive elections yet (``Replication.low_watermark_held``)."""
+        """Hide all records below ``offset`` on this node. Returns True if the caller must also wait
+        for the other replicas (``Replication.low_watermark_held``)."""
         level = LOW_WATERMARK_FILES if self.replication is None else self.replication.level
         is_file = level >= LOW_WATERMARK_FILES and not self.is_queue()
         if is_file:
@@ -258,16 +256,14 @@ class LowWatermark:
             passed = await self._passed(leases, offset)
             events = leases.clip(offset, passed=passed, is_expiry=is_expiry)
             if not is_file:
-                await leases.settled(events)  # every later leader has a committed event
+                await leases.settled(events)  # later leaders will read the event
         return is_file and self.replication is not None
 
     async def rest(self) -> None:
-        """Return when no thread writes the file. The journal has failed: nothing new begins."""
         if self._storing is not None:
             await asyncio.wait([self._storing])
 
     async def _store(self, offset: int) -> None:
-        """Write the file once at a time, for all callers; a cancelled caller does not end it."""
         self._requested = max(self._requested, offset)
         while self.log.stored_low_watermark < offset:
             if self.journal.failure is not None:
@@ -287,7 +283,7 @@ class LowWatermark:
             self.replication.stored_low_watermark(offset)
 
     async def _passed(self, leases: Leases, offset: int) -> int:
-        """Count the messages between a view's head and ``offset``, as of the return."""
+        """Count the messages below ``offset`` that a cursor has not delivered yet."""
         while True:
             head = leases.cursor.head
             passed = await self.count(head, offset)

@@ -1,10 +1,9 @@
-"""One ShareFetch of one partition: which records are leased, and the batches that have them.
+"""One ShareFetch of one partition: leases records and returns the batches that contain them.
 
-Batches are sent whole, so they are read first, from the first offset that can be leased, and only
-records in those that fit are leased; until there are enough, or no room. With ``read_committed``
-nothing from the last stable offset on is leased, and records of aborted transactions are acked
-instead of delivered.
-"""
+Batches are sent whole. So batches that fit into the reply are read first, from the first offset
+that can be leased, and only their records are leased, until there are enough. With
+``read_committed``, records from the last stable offset on are not leased, and records of aborted
+transactions are acked instead of delivered."""
 
 import asyncio
 from bisect import bisect_right
@@ -41,7 +40,7 @@ class Acquisition:
         *,
         in_flight_max: int,
     ) -> None:
-        self.deliveries: list[Delivery] = []  # each as soon as it is leased
+        self.deliveries: list[Delivery] = []  # filled as records are leased
         self._partition = partition
         self._leases = leases
         self._redriver = redriver
@@ -52,8 +51,8 @@ class Acquisition:
         self._in_flight_max = min(in_flight_max, settings.locks_max)
         self._call = call
         self._bytes_left = call.bytes_max
-        self._is_strict = call.is_strict  # not even the first batch may be larger
-        self._read_bytes = READ_BYTES_MIN  # grows with each read: most fetches need little
+        self._is_strict = call.is_strict  # even the first batch must fit
+        self._read_bytes = READ_BYTES_MIN  # grows with each read; most fetches need little
         self._batches: dict[int, bytes] = {}  # by base offset
 
     def batches(self) -> list[bytes]:
@@ -82,7 +81,7 @@ class Acquisition:
                     in_flight_max=self._in_flight_max,
                 )
             if not (result.deliveries or result.late or result.dead):
-                passed = offset  # skipped, or the in-flight limit is reached
+                passed = offset  # none could be leased, or the in-flight limit is reached
             await self._settle(result, batches)
 
     def _next_batches(self, offset: int, up_to: int) -> Batches:
@@ -100,7 +99,7 @@ class Acquisition:
         size = 0
         for batch in found:
             header = parse_header(batch)
-            # A batch that is in the reply already needs no more room.
+            # A batch that is already in the reply needs no more room.
             size += 0 if header.base_offset in self._batches else len(batch)
             if size > self._bytes_left and (batches or not is_first):
                 break
@@ -146,14 +145,14 @@ class Acquisition:
                 kept.append(each)
         self.deliveries[first:] = kept
         if gone:
-            # No consumer got them: they count as expired.
+            # No consumer received them, so they count as expired.
             await self._leases.ack(gone, reason=AckReason.EXPIRED)
 
     async def _add_batches(self, deliveries: Sequence[Delivery], batches: Batches) -> None:
         for delivery in deliveries:
             offset = delivery.record.offset
             found = _find(batches, offset)
-            if found is None:  # a skipped record of a noisy group, from another part of the log
+            if found is None:  # a record of a message group that was skipped before
                 batch = self._partition.log.read(offset, bytes_max=1)[0]
                 found = (parse_header(batch), batch)
             header, batch = found
@@ -161,7 +160,7 @@ class Acquisition:
                 self._batches[header.base_offset] = batch
                 self._bytes_left -= len(batch)
                 if len(batch) > MIB:
-                    await asyncio.sleep(0)  # a batch of 16 MiB takes some milliseconds to read
+                    await asyncio.sleep(0)  # reading a batch of 16 MiB takes milliseconds
 
 
 def _find(batches: Batches, offset: int) -> tuple[BatchHeader, bytes] | None:

@@ -1,12 +1,12 @@
-"""Dead letters, and move tasks that move them back to their source or to another queue.
+"""Dead-letter queues, and move tasks (StartMessageMoveTask), which move messages back to their
+source queues or to another queue.
 
-A dead letter is appended to the dead-letter queue, then acked here. After a crash in between, it is
-moved again when its short internal lease has ended. The copy has the record's origin as its
-deduplication id, so a FIFO queue stores it once, and so does any queue for five minutes.
+A dead letter is appended to the dead-letter queue, then acked in its source. After a crash in
+between, it is moved again when its short internal lease has ended. The copy's deduplication id
+names the original record, so any queue stores it only once within five minutes.
 
-A move task leases, sends a new message, and acks, a few at a time. Its state is in the metadata
-store: it continues after a restart, when the leases of messages that were not moved have ended.
-"""
+A move task leases a few messages, sends copies and acks the originals. Its state is in the metadata
+store, so it continues after a restart, once the leases of unmoved messages have ended."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ from penstock.model.topic import Topic, partition_of_group
 
 log_ = logging.getLogger(__name__)
 
-# Of a share without a dead-letter queue: the deliveries after which a record is dropped.
+# The number of deliveries after which a share without a dead-letter queue drops a record.
 ATTEMPTS_CONFIG = "share.delivery.count.limit"
 
 
@@ -41,7 +41,8 @@ class Redriver:
     hold: BackupHold
 
     def attempts_max(self, topic: Topic) -> int | None:
-        """A rule whose queue is gone does not count: records are delivered rather than lost."""
+        """Return the attempts before a message is dead-lettered. A redrive policy whose queue does
+        not exist is ignored, so that messages are not lost."""
         redrive = topic.settings.redrive
         if redrive is not None and self._target(topic) is not None:
             return redrive.attempts_max
@@ -54,16 +55,16 @@ class Redriver:
         return None if target is None or not topic.may_pass_messages_to(target) else target
 
     async def move(self, leases: Leases, picks: Sequence[Pick]) -> None:
-        """Move records that have no attempts left, or that a consumer has rejected."""
+        """Move records that have no attempts left or were rejected to the dead-letter queue."""
         topic = leases.topic
         redrive = topic.settings.redrive
         target = self._target(topic)
         if target is not None:
             moved = await self._copy(leases, picks, target)
         elif redrive is None and topic.is_share:
-            moved = list(picks)  # no dead-letter queue: dropped
+            moved = list(picks)  # dropped without a dead-letter queue
         else:
-            return  # the short lease ends and the record is delivered again
+            return  # delivered again when the short lease ends
         if moved:
             claims = [Claim(leases.index, pick.offset, pick.lease_seq) for pick in moved]
             await self.hold.crossing()
@@ -88,7 +89,7 @@ class Redriver:
                 await self.broker.call(Append(target, _partition_for(letter, target), [letter]))
             except PenstockError as error:
                 fields = {"topic": topic.name, "reason": str(error)}
-                log_.warning("dead letter not moved", extra=fields)
+                log_.warning("message not moved to its dead-letter queue", extra=fields)
                 continue
             moved.append(pick)
         return moved
@@ -102,11 +103,11 @@ def _partition_for(message: Message, target: Topic) -> int:
 log_ = logging.getLogger(__name__)
 
 STEP_RECORDS = 10
-LEASE_MS = 60_000  # long enough to move one step, short enough not to hide a failed one
+LEASE_MS = 60_000  # enough for one step, but soon over after a failure
 SAVE_EVERY_RECORDS = 500
 STOP_SECONDS_MAX = 5.0
 
-STOPPED = "STOPPED"  # by the node, not by a user: it stays RUNNING in the store
+STOPPED = "STOPPED"  # by the node, not by a user: the task stays RUNNING in the store
 
 QUEUE_GONE = "AWS.SimpleQueueService.NonExistentQueue"
 SOURCE_UNKNOWN = "CouldNotDetermineMessageSource"
@@ -120,10 +121,10 @@ class Mover:
     entropy: Callable[[int], bytes]
     hold: BackupHold
     _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    # Ahead of the store by a few hundred messages.
+    # Up to a few hundred messages ahead of the state in the store.
     _states: dict[str, MoveTask] = field(default_factory=dict)
     _cancelled: set[str] = field(default_factory=set)
-    _left: set[str] = field(default_factory=set)  # sources here that another node leads now
+    _left: set[str] = field(default_factory=set)  # sources that another node leads now
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def resume(self) -> None:
@@ -155,7 +156,7 @@ class Mover:
         return [self._states.get(task.task_id, task) for task in self.tasks.list(source_arn)]
 
     async def stop(self) -> None:
-        """Let running tasks finish their present message; the next start resumes them."""
+        """Let running tasks finish their current message. They are resumed at the next start."""
         self._stopping.set()
         running = list(self._running.values())
         if running:
@@ -230,7 +231,7 @@ class Mover:
         return None
 
     def _target(self, task: MoveTask, source: Topic, message: Message) -> tuple[Topic | None, str]:
-        """Return the queue to move a message to, for which the task's creator was authorized."""
+        """Return the queue to move a message to, or the reason why the task fails."""
         arn = task.destination_arn or message.source_arn
         if arn is None:
             return None, SOURCE_UNKNOWN
@@ -256,7 +257,7 @@ class Mover:
             body=message.body,
             attributes=message.attributes,
             group=message.group,
-            # Deduplicated, so that a repeated move stores it once.
+            # A repeated move stores it once.
             dedup_id=uuid_text(message.message_id) if target.is_fifo else None,
             sender=message.sender,
             trace_header=message.trace_header,

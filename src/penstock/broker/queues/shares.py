@@ -1,5 +1,5 @@
-"""The handlers of calls to shares, for the partitions of this node. A share is a named lease cursor
-over a topic: its settings are in the catalog, its position is in the log of each partition."""
+"""Handlers of calls to shares, for the partitions of this node. A share is a named lease cursor
+over a topic. Its settings are in the catalog, its position is in the log of each partition."""
 
 import asyncio
 import contextlib
@@ -37,10 +37,10 @@ from penstock.model.stream import settings_of
 from penstock.model.topic import Kind, Topic
 
 RECEIPT_KEY_BYTES = 32
-REJECT_MS = 30_000  # to copy rejected records to the dead-letter queue
-SHARES_PER_TOPIC_MAX = 100  # each is updated by every append
+REJECT_MS = 30_000  # time to copy rejected records to the dead-letter queue
+SHARES_PER_TOPIC_MAX = 100  # every append updates each share
 NAME_CHARS_MAX = 512
-OPEN_SECONDS_MAX = 2.0  # for other nodes; a member that joins waits for it
+OPEN_SECONDS_MAX = 2.0  # timeout of calls to other nodes; a joining member waits
 
 
 class ShareCalls:
@@ -58,10 +58,10 @@ class ShareCalls:
         self._redriver = redriver
         self._entropy = entropy
         self.all_brokers: BrokerPort | None = None  # None without a cluster
-        # The settings of a share's group; replaced by the node's GroupHost.
+        # Returns the settings of a share's group. Replaced by the node's GroupHost.
         self.settings_of: Callable[[Topic], ShareSettings] = lambda _: SHARE_DEFAULT
-        # By source and group. Concurrent calls wait for the same task: a share that began a second
-        # time at the end of the log would lack the messages in between.
+        # By source and group. Concurrent calls wait for the same task: a share that was started
+        # twice at the end of the log would miss the messages in between.
         self._opening: dict[tuple[str, str], asyncio.Task[Topic]] = {}
         self.handlers: Mapping[type[BrokerCall[Any]], Callable[[Any], Coroutine[Any, Any, Any]]] = {
             OpenShare: self._open_share,
@@ -117,8 +117,8 @@ class ShareCalls:
 
     async def _begin(self, source: Topic, group: str, share: Topic, start: int) -> Topic:
         partitions = (await self._open(source)).partitions
-        # The log first: a share in the catalog without a start in the log counts as one whose start
-        # was dropped with its segment.
+        # The log first: the start of a share that is in the catalog but not in the log counts as
+        # deleted with its segment.
         for partition in partitions.values():
             await partition.begin_share(share, start)
         try:
@@ -126,7 +126,7 @@ class ShareCalls:
         except BaseException as error:
             for partition in partitions.values():
                 partition.end_share(share.topic_id)
-            # A concurrent call on another node may have created it.
+            # A concurrent call on another node may have created the share.
             found = self.find_share(source, group) if isinstance(error, TopicExists) else None
             if found is None:
                 raise
@@ -139,14 +139,14 @@ class ShareCalls:
         return share
 
     async def _open_remote(self, brokers: BrokerPort, source: Topic, share: Topic) -> None:
-        """Other nodes learn of a share from the catalog; a member's first fetch may be faster."""
+        """Open the share on other nodes, which may not have seen it in the catalog yet."""
         with contextlib.suppress(TimeoutError, PenstockError):
             async with asyncio.timeout(OPEN_SECONDS_MAX):
                 for partition in range(1, source.partition_count):
                     await brokers.call(ShareStart(share, partition))
 
     async def _begin_remote(self, brokers: BrokerPort, share: Topic, start: int) -> None:
-        """Begin the share on other nodes; if one fails, the share is deleted."""
+        """Set the start of the share on other nodes. If one fails, the share is deleted."""
         try:
             for partition in range(1, share.partition_count):
                 await brokers.call(RestartShare(share, partition, start))
@@ -161,7 +161,7 @@ class ShareCalls:
     def _check(self, source: Topic, group: str) -> None:
         if not group or len(share_name(source.name, group)) > NAME_CHARS_MAX:
             raise InvalidRequest(
-                f"A share needs a group name; topic and group have at most {NAME_CHARS_MAX}"
+                f"A share needs a group name; topic and group may have at most {NAME_CHARS_MAX}"
                 " characters together."
             )
         if is_internal(source.name):
@@ -170,13 +170,11 @@ class ShareCalls:
             text = "is a share; share the topic that it reads instead."
             raise InvalidRequest(f"{source.name} {text}")
         if source.is_fifo:
-            raise InvalidRequest(f"{source.name} is a FIFO queue; shares do not keep its order.")
+            raise InvalidRequest(f"{source.name} is a FIFO queue, which cannot be shared.")
         if settings_of(source, self._context.defaults).is_compacted:
-            raise InvalidRequest(
-                f"{source.name} is compacted; a share needs a topic that keeps its records."
-            )
+            raise InvalidRequest(f"{source.name} is a compacted topic, which cannot be shared.")
         if len(self._catalog.shares_of(source.topic_id)) >= SHARES_PER_TOPIC_MAX:
-            raise InvalidRequest(f"{source.name} has its maximum of {SHARES_PER_TOPIC_MAX} shares.")
+            raise InvalidRequest(f"{source.name} has the maximum of {SHARES_PER_TOPIC_MAX} shares.")
 
     async def _close_share(self, call: CloseShare) -> bool:
         share = self.find_share(call.topic, call.group)
@@ -198,7 +196,7 @@ class ShareCalls:
         try:
             await acquisition.lease()
         except asyncio.CancelledError:
-            # The reply is lost: release them.
+            # The client is gone: release the records.
             claims = [(each.claim, 0) for each in acquisition.deliveries]
             self._partitions.spawn(_release(leases, claims), "release")
             raise
@@ -211,7 +209,7 @@ class ShareCalls:
         claims = call.claims
         if not call.is_rejected or leases.topic.settings.redrive is None:
             return await leases.ack(claims, is_strict=True)
-        # Another short lease, so that no consumer gets them while they are being moved.
+        # Another short lease, so that no consumer gets the records while they are moved.
         results = await leases.extend([(claim, REJECT_MS) for claim in claims], is_strict=True)
         picks = [
             Pick(claim.offset, claim.lease_seq, leases.cursor.attempts_of(claim.offset), 0, None)

@@ -1,11 +1,10 @@
-"""Opens the logs of replicas, and declares in their rows which may have lost records, before this
-node can be elected with them (R4, R5). Repairs replicas whose log is found damaged later (R5).
+"""Opens the logs of replicas. If a log may have lost records, this is declared in the partition's
+row in the metadata store before this node can be elected. Repairs replicas found damaged later.
 
-A damaged log may lack events, so a leader with it would deliver messages that were deleted long
-ago. Following does not repair it, for a follower fetches only what comes after its end. So if other
-replicas have everything, the damaged replica is quarantined and rebuilt. If not, it continues as it
-is, until one has.
-"""
+A damaged log may lack events, so as a leader it would deliver messages that were deleted long ago.
+Following does not repair it, because a follower fetches only records after its end. If other
+replicas have all records, the damaged replica is quarantined and rebuilt. Otherwise it stays in use
+until another replica has them (rules R4 and R5 in docs/replication.md)."""
 
 import asyncio
 import contextlib
@@ -51,7 +50,7 @@ async def open_replica(
     *,
     may_be_new: bool,
 ) -> OpenedLog | None:
-    """Open a log and declare its loss, if any, unless it ``may_be_new``. None: no topic yet."""
+    """Open a replica's log. Declares possible data loss unless the log ``may_be_new``."""
     topic = context.catalog.find_id(key.topic_id)
     if topic is None:
         return None
@@ -82,9 +81,9 @@ async def open_replica(
 async def _declare_loss(
     key: PartitionKey, view: View | None, node: int, cluster: ClusterView, reason: str
 ) -> None:
-    """Return when the store has it: before that, this node must not register."""
+    """Declare that this replica may have lost records, before this node registers."""
     while view is not None and (change := declare_loss(view, node)) is not None:
-        log_.error("replica may lack committed records", extra=about(key, reason))
+        log_.error("replica may have lost committed records", extra=about(key, reason))
         with contextlib.suppress(VersionConflict, OutcomeUnknown):
             await cluster.propose(key, change)
             return
@@ -97,15 +96,15 @@ class DamagedReplicas:
     node: int
     view: ClusterView
     replicas: Mapping[PartitionKey, Replicator]
-    # Closes a replica soon, and opens it again: with its files, or emptied (True).
+    # Closes a replica soon and opens it again, with its files (False) or empty (True).
     reopen: Callable[[Replicator, bool], None]
-    rows_changed: asyncio.Event  # set for rows and registrations; others wait for it too
+    rows_changed: asyncio.Event  # set when rows or registrations change
     _tasks: dict[Replicator, asyncio.Task[None]] = field(default_factory=dict)
     _is_stopped: bool = False
 
     def found(self, replicator: Replicator, reason: str, *, fetched_in: int = NO_EPOCH) -> bool:
-        """Begin to repair a replica; return whether it is quarantined already. ``fetched_in``: the
-        last epoch in which this node may have sent a fetch."""
+        """Start to repair a replica. Returns whether it is already quarantined. ``fetched_in`` is
+        the last epoch in which this node may have sent a fetch."""
         if self._is_stopped:
             return False
         if self._is_spare(replicator):
@@ -125,7 +124,7 @@ class DamagedReplicas:
         return view is not None and election.is_spare(view.row, self.node)
 
     def _view_of(self, replicator: Replicator) -> View | None:
-        """Return the view of the row; None if the replica does not belong to this node any more."""
+        """Return the partition's state in the store; None if the replica is not here any more."""
         key = replicator.key
         view = self.view.rows.get(key)
         is_open = self.replicas.get(key) is replicator
@@ -163,7 +162,7 @@ class DamagedReplicas:
                 await self._wait_changed()
             else:
                 fields = {"partition": str(key), "step": step.value}
-                log_.info("damaged replica reopened", extra=fields)
+                log_.info("reopening a damaged replica", extra=fields)
                 self.reopen(replicator, step is RepairStep.EMPTY)
                 return
 
@@ -174,7 +173,7 @@ class DamagedReplicas:
             except (VersionConflict, OutcomeUnknown):
                 await self.view.refresh_rows()
         except PenstockError as error:
-            log_.warning("damaged replica not reported yet", extra=about(key, error))
+            log_.warning("damaged replica not reported to the store yet", extra=about(key, error))
             await asyncio.sleep(STORE_RETRY_SECONDS)
 
     async def _wait_changed(self) -> None:

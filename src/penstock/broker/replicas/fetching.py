@@ -1,7 +1,7 @@
-"""Both ends of ``replica fetch``. The fetcher sends the fetches of one turn of the loop to each
-leader in one call. The server replies when there is news for any of them, and leaves out the
-others, which are fetched again together. So a busy partition soon has its own calls, and a thousand
-quiet ones share one that waits."""
+"""Client and server of the call ``replica fetch``, with which followers copy from leaders. The
+client sends the fetches of many partitions to a leader in one call. The server replies as soon as
+any partition has new records; the other partitions are fetched again together. So a busy partition
+soon has calls of its own, and a thousand idle partitions share one waiting call."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ from penstock.wire.internal.node_calls import (
     StandingsRequest,
 )
 
-WAIT_MS = 500  # for news; well below the time after which a silent follower counts as lagging
+WAIT_MS = 500  # for new records; a follower counts as lagging much later
 CALL_MS = WAIT_MS + 3_500
 PAUSE_MS = 100  # after a failed call
 FETCHES_MAX = 1_000  # in one call
@@ -49,7 +49,7 @@ class ReplicaFetcher:
     incarnation: Callable[[], int]
     peer: Callable[[int], Caller]  # raises PenstockError for a node that is not registered
     counts: ReplicationCounts
-    _ready: dict[Replicator, None] = field(default_factory=dict)  # in the order they came
+    _ready: dict[Replicator, None] = field(default_factory=dict)  # in order of arrival
     _is_due: bool = False
     _calls: set[asyncio.Task[None]] = field(default_factory=set)
     _is_stopped: bool = False
@@ -92,7 +92,7 @@ class ReplicaFetcher:
         try:
             reply = await self.peer(leader).call(REPLICA_FETCH, request, timeout_ms=CALL_MS)
         except PenstockError:
-            # Not logged: the watch of nodes reports a node that is gone.
+            # Not logged: the watch of nodes reports nodes that are gone.
             counts.fetches_unanswered += 1
             for replicator, fetch in fetches:
                 replicator.follower_log.fetch_failed(fetch, after_ms=PAUSE_MS)
@@ -137,7 +137,7 @@ def _decode_reply(fetch: Fetch, reply: PartitionReply) -> Reply[bytes]:
     return NotYet(fetch)
 
 
-# Position in the call, the leader's replica, and the fetch as a value and as received.
+# Position in the call, the leader's replica, the fetch, and the fetch as received.
 _Waiting = tuple[int, Replicator, Fetch, PartitionFetch]
 
 
@@ -145,7 +145,7 @@ _Waiting = tuple[int, Replicator, Fetch, PartitionFetch]
 class ReplicaServer:
     find: Callable[[PartitionKey], Replicator | None]
     incarnation: Callable[[], int]
-    level: Callable[[], int]  # the feature level in force
+    level: Callable[[], int]  # the cluster's current feature level
     counts: ReplicationCounts
 
     def register(self, handlers: CallHandlers) -> None:
@@ -210,7 +210,7 @@ class ReplicaServer:
         def wake(at: int) -> None:
             news[at] = None
             if not woken.done():
-                # The call continues after this turn: the reply has everything that happens in it.
+                # The call resumes after the current callbacks, so the reply includes their appends.
                 woken.set_result(None)
 
         wakers = [(each[1], partial(wake, at)) for at, each in enumerate(fetches)]
@@ -230,7 +230,7 @@ class ReplicaServer:
                 left_bytes -= len(reply.data)
         if replies:
             return replies
-        # No news: followers learn at least what is committed, and where the log begins by now.
+        # No new records: reply with a changed high watermark, start offset or low watermark.
         return [
             _encode_reply(position, Data(fetch, (), replicator.replica.high_watermark), replicator)
             for position, replicator, fetch, received in fetches

@@ -1,13 +1,12 @@
-"""The log of a replica while it follows: one thing is done to it at a time.
+"""The log of a replica while it follows. Only one operation runs on it at a time.
 
-    fetch ──► reply ──► append, truncate or restart ──► read on into cursors ──► fetch
+    fetch ──► reply ──► append, truncate or restart ──► replay into cursors ──► fetch
 
-One fetch is in progress at a time, and none while a thread works on the log (``_work``). Segments
-that the leader has dropped are dropped here. The low watermark of a stream is stored before
-anything that was sent with it is appended. A follower compacts by itself, as far as it has read
-what is committed: offsets are the same on both, so the order does not matter. Only the swap of
-segments waits while a thread reads the log, and the round is ended before the log is truncated.
-"""
+Only one fetch is in progress, and none while a thread works on the log (``_work``). Segments that
+the leader has deleted are deleted here too. A stream's low watermark is stored before records that
+were sent with it are appended. A follower compacts its log on its own, up to the committed offset
+that it has replayed; offsets do not change, so it need not be in step with the leader. Segments are
+not replaced while a thread reads the log, and compaction is stopped before the log is truncated."""
 
 import asyncio
 import logging
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
 log_ = logging.getLogger(__name__)
 T = TypeVar("T")
 
-REPLAY_BYTES = 512 * 1_024  # of the log, read into cursors between two fetches
-PAUSE_MS = 50  # after a leader could not serve a fetch yet
-FULL_PAUSE_MS = 1_000  # after the disk was full
+REPLAY_BYTES = 512 * 1_024  # replayed into cursors between two fetches
+PAUSE_MS = 50  # after the leader replied that it is not ready
+FULL_PAUSE_MS = 1_000  # after a failed append
 
 
 def about(key: PartitionKey, reason: object) -> dict[str, object]:
@@ -50,9 +49,9 @@ def about(key: PartitionKey, reason: object) -> dict[str, object]:
 
 class FollowerLog:
     def __init__(self, owner: "Replicator") -> None:
-        self.leader_start = 0  # of the leader's log, from its last reply
-        self._held_offset = 0  # what every replica has, from the last reply of this epoch's leader
-        # The cursors over the committed part of the log, so that this node can lead at once.
+        self.leader_start = 0  # start of the leader's log, from its last reply
+        self._held_offset = 0  # offset that all replicas have, from the leader's last reply
+        # The cursors over the committed part of the log, so that this node can lead quickly.
         self.replay: Replay | None = None
         self._owner = owner
         self._key = owner.key
@@ -70,10 +69,10 @@ class FollowerLog:
         return self._owner.topic
 
     async def producers(self) -> Sequence[ProducerSeen] | None:
-        """Return the producers of the committed part of the log; None if it cannot be read now."""
+        """Return the producers of committed records, or None if they cannot be read now."""
         up_to = self._owner.replica.high_watermark
         if self.replay is None and self._work is None:
-            self._continue()  # otherwise the log is read after the leader's next reply
+            self._continue()  # otherwise the log is replayed after the leader's next reply
         while (replay := self.replay) is None or replay.offset < up_to or self._is_read_in_thread:
             if self._work is None:
                 return None
@@ -87,7 +86,6 @@ class FollowerLog:
         return self._fetch
 
     def cancel_fetch(self) -> None:
-        """Ignore the reply in progress, and what an earlier leader said about other replicas."""
         self._fetch = None
         self._held_offset = 0
 
@@ -97,17 +95,17 @@ class FollowerLog:
             self._owner.fetch_soon(after_ms=after_ms)
 
     def apply_reply(self, reply: Reply[bytes], news: PartitionReply) -> None:
-        """Apply a reply, received as ``news``; one to a cancelled fetch is ignored (R16)."""
+        """Apply a reply to the fetch in progress (rule R16). ``news`` is its encoded form."""
         if reply.fetch is not self._fetch:
             return
         self._fetch = None
         if self._work is not None or self._owner.is_changing_role:
-            return  # afterwards the replica fetches again, if it still follows
+            return  # the replica fetches again later, if it still follows
         self._held_offset = news.held_offset
         try:
             self._apply(reply, news.start_offset, news.low_watermark)
         except Exception as error:
-            log_.exception("replica stopped", extra={"partition": str(self._key)})
+            log_.exception("leader's reply not applied", extra={"partition": str(self._key)})
             self._owner.halt(f"{type(error).__name__}: {error}")
 
     def _apply(self, reply: Reply[bytes], leader_start: int, low_watermark: int) -> None:
@@ -115,7 +113,7 @@ class FollowerLog:
         step = owner.replica.apply_reply(reply)
         if isinstance(step, Append):
             if low_watermark > self._log.stored_low_watermark:
-                # First of all, because the leader decided with it; the records are fetched again.
+                # First of all, because the leader relies on it. The records are fetched again.
                 self._begin(self._store_low_watermark(low_watermark))
                 return
             self.leader_start = max(self.leader_start, leader_start)
@@ -138,10 +136,10 @@ class FollowerLog:
                 for header in self._log.append_copied(data, now_ms=now_ms):
                     replica.appended(header.leader_epoch, header.next_offset)
         except (DiskFull, Damaged) as error:
-            log_.warning("replica cannot append", extra=about(self._key, error))
+            log_.warning("replica append failed, retrying", extra=about(self._key, error))
             pause_ms = FULL_PAUSE_MS
         except (OSError, AppendsRefused) as error:
-            owner.halt(f"append failed: {error}")
+            owner.halt(f"appending to the log failed: {error}")
             return
         replica.followed(step.high_watermark)
         owner.committed()
@@ -152,7 +150,7 @@ class FollowerLog:
         self._continue(after_ms=pause_ms)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        assert self._work is None, "one thing is done to a log at a time"
+        assert self._work is None, "only one operation runs on a log at a time"
         self._work = self._loop.create_task(self._run(work), name=f"replicate {self._key}")
 
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
@@ -160,13 +158,13 @@ class FollowerLog:
         try:
             await work
         except DiskFull as error:
-            # For a side file: nothing is lost, and the replica continues when there is room.
-            log_.warning("replica waits for disk space", extra=about(self._key, error))
+            # Only a metadata file could not be written; the replica continues when there is space.
+            log_.warning("replica is waiting for disk space", extra=about(self._key, error))
             self._work = None
             owner.fetch_soon(after_ms=FULL_PAUSE_MS)
             return
         except Exception as error:
-            # After a failed sync or truncation the state of the disk is unknown: no retry.
+            # After a failed sync or truncation the state of the disk is unknown, so do not retry.
             owner.halt(f"{type(error).__name__}: {error}")
             return
         finally:
@@ -174,10 +172,10 @@ class FollowerLog:
         try:
             self._continue()
         except Exception as error:
-            owner.halt(f"{type(error).__name__}: {error}")  # reading the disk may fail
+            owner.halt(f"{type(error).__name__}: {error}")  # reading from disk failed
 
     def _continue(self, *, after_ms: int = 0) -> None:
-        """Fetch again, unless something has to be done to the log first."""
+        """Do what the log needs next: replay, write a checkpoint, or fetch again."""
         replica = self._owner.replica
         if replica.follower is None or self._owner.is_changing_role:
             return
@@ -185,7 +183,7 @@ class FollowerLog:
         if replay is None:
             self._begin(self._open_replay())
         elif not replay.advance(replica.high_watermark, bytes_max=REPLAY_BYTES):
-            # A long part is read in a thread, so that requests do not wait.
+            # A long part is replayed in a thread, so that requests do not wait.
             up_to = replica.high_watermark
             self._begin(self._read_in_thread(lambda: replay.advance(up_to)))
         elif replay.replayed_bytes - self._checkpoint_bytes >= CHECKPOINT_BYTES:
@@ -197,7 +195,6 @@ class FollowerLog:
             self._owner.fetch_soon(after_ms=after_ms)
 
     async def rest(self) -> None:
-        """Return when nothing uses the log. Nothing new may begin (``is_changing_role``)."""
         if self._work is not None:
             await asyncio.wait([self._work])
         await self._compactor.stop()
@@ -216,7 +213,7 @@ class FollowerLog:
 
     async def _checkpoint(self, replay: Replay) -> None:
         self._checkpoint_bytes = replay.replayed_bytes
-        with suppress(OSError, DiskFull):  # a checkpoint only saves reading again
+        with suppress(OSError, DiskFull):  # without it, the next start only takes longer
             await self._owner.in_thread(replay.checkpoint())
 
     async def _sync(self) -> None:
@@ -227,12 +224,12 @@ class FollowerLog:
         await self.save_epochs()
 
     async def sync_rest(self) -> None:
-        """Sync what was appended under another leader, for nothing else may do it."""
+        """Sync the records that were appended under the previous leader."""
         replica, durable_offset = self._owner.replica, self._owner.durable_offset
         if durable_offset < replica.end_offset and self._log.refusal is None:
             await self._sync()
         else:
-            # A sync that ended after the old epoch was not counted then.
+            # A sync that ended after its epoch was not counted.
             replica.synced(min(durable_offset, replica.end_offset))
 
     async def _store_low_watermark(self, offset: int) -> None:
@@ -251,7 +248,7 @@ class FollowerLog:
         self._log.finish_sync(job)
 
     def sync_soon(self) -> None:
-        """Called every interval. Topics that never sync do so after a segment, to compact it."""
+        """Sync the log if its fsync mode needs it (``never`` needs it for closed segments)."""
         owner, log, fsync = self._owner, self._log, self._owner.fsync
         if owner.replica.leader is not None or owner.is_changing_role:
             return
@@ -283,18 +280,18 @@ class FollowerLog:
         await self._compactor.stop()
 
         def work() -> T:
-            # First the files that describe the part that goes.
+            # First remove the files that describe the part to be truncated.
             forget_beyond(self._log, to)
             forget_clean_beyond(self._log, to)
             return cut()
 
-        self._saved_epoch = NO_EPOCH  # the log itself removes the saved epochs
+        self._saved_epoch = NO_EPOCH  # the log has removed the saved epochs
         result = await self._owner.in_thread(work)
         self._compactor = self._new_compactor()
         return result
 
     async def save_epochs(self, *, is_last: bool = False) -> None:
-        """Save the epochs for the next start. ``is_last``: even if there is no new epoch."""
+        """Save the epochs for the next start, if there is a new epoch or ``is_last``."""
         history = self._owner.replica.history
         if is_last or history.last != self._saved_epoch:
             self._saved_epoch = history.last
@@ -303,11 +300,11 @@ class FollowerLog:
                 await self._owner.in_thread(lambda: write_epochs(self._log, entries, end))
 
     def _drop_segments(self) -> None:
-        """Drop what the leader has dropped, as far as it is known to be committed."""
+        """Delete the segments that the leader has deleted, if they are committed."""
         start = max(self.leader_start, self._log.stored_low_watermark)
         start = min(start, self._owner.replica.high_watermark)
         if self.replay is not None:
-            start = min(start, self.replay.offset)  # it has not read the rest yet
+            start = min(start, self.replay.offset)  # the rest is not replayed yet
         if start > self._log.start_offset:
             detached = self._log.detach_before(start)
             if detached.paths:
@@ -318,21 +315,20 @@ class FollowerLog:
         return Compactor(self._log, self._owner.context, wait_unread=self._wait_unread)
 
     async def _wait_unread(self) -> None:
-        """Segments must not change while a thread reads them."""
         while self._is_read_in_thread and self._work is not None:
             await asyncio.wait([self._work])
 
     async def compact(self) -> int:
-        """Compact as ``Partition.compact`` does, if this node follows. Returns the bytes freed."""
+        """Compact the log if this node follows. Returns the number of bytes freed."""
         owner, replay = self._owner, self.replay
         defaults = owner.context.defaults
         if (
-            not (owner.topic.configs or defaults.configs)  # of thousands, hardly any is compacted
+            not (owner.topic.configs or defaults.configs)  # true for most topics
             or owner.replica.follower is None
             or owner.is_changing_role
             or replay is None
             or replay.damage is not None
-            or self._is_read_in_thread  # it changes, and is far behind: wait for the next round
+            or self._is_read_in_thread  # far behind: wait for the next round
         ):
             return 0
         settings = settings_of(owner.topic, defaults)
@@ -341,7 +337,7 @@ class FollowerLog:
         up_to = replay.last_stable_offset(owner.replica.high_watermark)
 
         def forget(gone: Collection[Aborted]) -> None:
-            # If it cannot be done now, the next round finds the same transactions again.
+            # If this is not possible now, the next round finds the same transactions again.
             if self.replay is replay and not self._is_read_in_thread:
                 replay.producers.forget_aborted(gone)
 
@@ -356,5 +352,5 @@ class FollowerLog:
             )
         except Unreadable as unreadable:
             with suppress(Damaged):
-                self._log.read(unreadable.offset, bytes_max=1)  # the log notes the damaged range
+                self._log.read(unreadable.offset, bytes_max=1)  # the log records the damaged range
             raise

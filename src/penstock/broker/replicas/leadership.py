@@ -1,6 +1,5 @@
-"""What a node does as a leader: one epoch of a partition, as the journal and the partition see it,
-and changes of in-sync sets, which are checked twice a second and whenever a node comes or goes. And
-the counters of replicas."""
+"""The leader's side of replication: one epoch of a partition, as its journal sees it; changes of
+in-sync sets, which are checked twice a second and when a node starts or stops; and counters."""
 
 import asyncio
 import contextlib
@@ -24,14 +23,14 @@ ASYNC_CONFIG = "penstock.replication"
 
 
 class Leadership:
-    """Implements ``journal.Replication``. Once ``is_over`` is set, calls have no effect."""
+    """One epoch in which this node leads a partition. Calls have no effect once ``is_over``."""
 
     def __init__(self, replicator: "Replicator") -> None:
         self._replicator = replicator
         self._replica = replicator.replica
         self.epoch = self._replica.epoch
         self.is_over = False
-        self.is_paused = False  # about to hand over: new requests wait for the next leader
+        self.is_paused = False  # about to hand over; new requests go to the next leader
 
     @property
     def high_watermark(self) -> int:
@@ -39,7 +38,7 @@ class Leadership:
 
     @property
     def is_awaited(self) -> bool:
-        """Also once other nodes may consider this node dead (R20)."""
+        """True if replies wait for commits. Always true if this node may count as dead."""
         return not self._is_async or not self._replicator.home.is_registered
 
     @property
@@ -60,7 +59,6 @@ class Leadership:
         return self._replicator.home.level()
 
     def stored_low_watermark(self, offset: int) -> None:
-        """Also after the end of the epoch: this is about the file of this node."""
         self._replicator.replica.stored_low_watermark(offset)
         self._replicator.wake()
 
@@ -96,7 +94,7 @@ class Leadership:
             self._replicator.damaged(damage)
 
     def synced(self, durable_offset: int) -> int:
-        """A sync that ends after the epoch says nothing about the log of the next leader."""
+        """Update the durable offset, and return the high watermark. Ignored once ``is_over``."""
         if self.is_over:
             return self._replica.high_watermark
         return self._replica.synced(min(durable_offset, self._replica.end_offset))
@@ -108,16 +106,16 @@ class ReplicationCounts:
     fetches_asked: int = 0
     fetches_unanswered: int = 0  # no such node, or no reply in time
     bytes_in: int = 0
-    truncations: int = 0  # logs that diverged from their leader's
-    restarts: int = 0  # logs that ended before their leader's log begins
+    truncations: int = 0  # logs that diverged from their leader's log
+    restarts: int = 0  # logs that ended before the start of their leader's log
     # As a leader:
     fetches_served: int = 0
     bytes_out: int = 0
-    joined: int = 0  # in-sync sets, by followers that have caught up
-    left: int = 0  # by followers that lag or are gone
-    refused: int = 0  # changes of in-sync sets that the store rejected or did not confirm
-    # As either:
-    epochs: int = 0  # new leader epochs of replicas here
+    joined: int = 0  # followers that caught up and joined an in-sync set
+    left: int = 0  # followers that left because they lagged or stopped
+    refused: int = 0  # changes of in-sync sets that failed or have an unknown outcome
+    # As leader or follower:
+    epochs: int = 0  # new leader epochs of the replicas on this node
 
     def in_sync_changed(self, before: View | None, change: Change) -> None:
         if before is not None:
@@ -154,7 +152,7 @@ class InSyncSets:
 
     async def run(self) -> None:
         while True:
-            # Not wait_for: it loses a cancellation in the turn in which the event is set.
+            # Not wait_for, which loses a cancellation that arrives together with the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_SECONDS):
                     await self._is_check_due.wait()
@@ -181,13 +179,13 @@ class InSyncSets:
             self.counts.in_sync_changed(before, change)
         except VersionConflict:
             self.counts.refused += 1
-            with contextlib.suppress(PenstockError):  # the watch brings the present row
+            with contextlib.suppress(PenstockError):  # the watch will deliver the current row
                 await self.view.refresh_rows()
             replicator.change_rejected(change)
         except PenstockError as error:
             self.counts.refused += 1
             replicator.change_unknown(change)
-            log_.warning("in-sync set not changed", extra=about(key, error))
+            log_.warning("in-sync set not changed, retrying", extra=about(key, error))
 
     async def stop(self) -> None:
         await cancel_all(self._proposing.values())

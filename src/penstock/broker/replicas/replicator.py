@@ -1,10 +1,9 @@
-"""One replica of one partition on this node: joins its log, the rules (``replication/replica.py``)
-and the partition that leads.
+"""One replica of a partition on this node. It connects its log, the replication rules
+(``replication/replica.py``) and, while it leads, the ``Partition``.
 
-What the end of an epoch invalidates ends at once, in the turn in which the view arrives; what takes
-time follows in ``_take_role``, one step after the other. The log has one user at a time: the
-follower (``follower_log.py``), a restore in a thread, or the partition that leads.
-"""
+When a new epoch arrives, everything that it invalidates ends at once, without an await. Slow steps
+follow in ``_take_role``, one after the other. The log has one user at a time: the follower
+(``follower_log.py``), a replay in a thread, or the leading ``Partition``."""
 
 import asyncio
 import logging
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 
 log_ = logging.getLogger(__name__)
 
-READ_BYTES_MAX = 4 * 1_048_576  # for one follower in one reply
-PENDING_SECONDS_MAX = 5.0  # that a client waits for the outcome of its request after an election
+READ_BYTES_MAX = 4 * 1_048_576  # per follower and reply
+PENDING_SECONDS_MAX = 5.0  # maximum wait of a client for the outcome after an election
 
 T = TypeVar("T")
 
@@ -54,16 +53,16 @@ class Replicator:
         self.log = log
         self.home = home
         self.context = home.context
-        self.partition: Partition | None = None  # while this replica leads
+        self.partition: Partition | None = None  # set while this replica leads
         self.leadership: Leadership | None = None
-        # Epoch and end of the leader's log, from its last reply.
+        # Epoch and end offset of the leader's log, from its last reply.
         self.leader_end = (NO_EPOCH, -1)
-        self.is_quarantined = False  # for good: the log is damaged, a new replica replaces this one
+        self.is_quarantined = False  # once True, this replica is never used again
         self._loop = asyncio.get_running_loop()
         self._waiting_fetches: set[Callable[[], None]] = set()
         self._role_task: asyncio.Task[None] | None = None
         self._is_closed = False
-        # Written by this node when it led, in log order, and without a reply yet.
+        # Appended in log order when this node led, and not confirmed to clients yet.
         self._pending: deque[Flush] = deque()
         self._low_watermark_waits: list[asyncio.Future[None]] = []
         self.replica = Replica(
@@ -88,12 +87,12 @@ class Replicator:
 
     @property
     def durable_offset(self) -> int:
-        """The end of what counts as durable: everything, if commits do not wait for disks."""
+        """The end offset of durable records. Unless fsync is ``always``, all records count."""
         return self.log.durable_offset if self.fsync is Fsync.ALWAYS else self.log.end_offset
 
     @property
     def lag_count(self) -> int:
-        """The number of records that the leader has and this replica lacks; 0 if unknown."""
+        """The number of records that this replica lags behind the leader; 0 if unknown."""
         epoch, end = self.leader_end
         replica = self.replica
         if replica.role is not Role.FOLLOWER or epoch != replica.epoch:
@@ -117,14 +116,14 @@ class Replicator:
         if (replica.epoch, replica.role) == before:
             self._apply_watermark()
             if view.row.replicas != holders:
-                self.wake()  # a node that is not a replica any more learns it at once
+                self.wake()  # a node that is no longer a replica must notice
             return
         if replica.role is Role.HALTED:
             self.log_halt(replica.halt_reason)
         self._change_role()
 
     def _change_role(self) -> None:
-        """End everything of the old epoch at once, and begin the new role."""
+        """End the old role at once, and start the new one."""
         self._end_leadership()
         self.follower_log.cancel_fetch()
         self.wake()
@@ -133,8 +132,8 @@ class Replicator:
             self._role_task = self._loop.create_task(self._take_role(), name=name)
 
     def _end_leadership(self) -> None:
-        """From here on nothing of the old epoch is accepted or counted (R8). Appends without a
-        reply may still be committed by the next leader: their clients wait for that."""
+        """Stop accepting and counting anything of the old epoch (rule R8). The next leader may
+        still commit appends that have no reply yet, so their clients wait for that."""
         if self.leadership is None or self.leadership.is_over:
             return
         self.leadership.is_over = True
@@ -146,13 +145,13 @@ class Replicator:
         self._wake_low_watermark_waits()
 
     def committed(self) -> None:
-        """Confirm what this node wrote when it led and is known to be committed."""
+        """Reply to appends from this node's time as leader that are committed now."""
         high_watermark = self.replica.high_watermark
         while self._pending and self._pending[0].end_offset <= high_watermark:
             self._pending.popleft().settle()
 
     def fail_pending_after(self, offset: int) -> None:
-        """The log is truncated here. Another replica may have the rest: the outcome is unknown."""
+        """Fail appends beyond an offset with an unknown outcome: another replica may have them."""
         while self._pending and self._pending[-1].end_offset > offset:
             self._pending.pop().settle(self.outcome_unknown())
 
@@ -163,7 +162,7 @@ class Replicator:
             flush.settle(self.outcome_unknown())
 
     async def settle(self) -> None:
-        """Return when the outcome of all that this node wrote when it led is known, or is late."""
+        """Wait for the outcome of all appends from this node's time as leader."""
         waiting = [flush.committed.wait() for flush in self._pending]
         await asyncio.gather(*waiting, return_exceptions=True)
 
@@ -183,13 +182,13 @@ class Replicator:
                 if (epoch, role) == (self.replica.epoch, self.replica.role):
                     return
         except Exception as error:
-            log_.exception("replica stopped", extra={"partition": str(self.key)})
+            log_.exception("replica role change failed", extra={"partition": str(self.key)})
             self.halt(f"{type(error).__name__}: {error}")
         finally:
             self._role_task = None
 
     async def _leave_role(self) -> None:
-        """Return when nothing of the old role uses the log any more."""
+        """Wait until nothing of the old role uses the log."""
         partition, self.partition, self.leadership = self.partition, None, None
         if partition is not None:
             await self.home.partitions.release(partition, self.outcome_unknown())
@@ -199,19 +198,19 @@ class Replicator:
     async def _lead(self) -> None:
         leadership = Leadership(self)
         await self.follower_log.save_epochs()
-        # An operator may have elected this replica although it lacks records below the low
-        # watermark: records written next must not be hidden.
+        # An operator may have elected this replica although it ends below the low watermark. New
+        # records must not be hidden by it.
         await self.in_thread(self.log.lower_low_watermark)
         self.replica.stored_low_watermark(self.log.stored_low_watermark)
         try:
             partition = await self.home.lead(self, leadership)
         except (NotLeader, TopicNotFound):
             # The log is damaged and another replica will lead; or the topic was deleted, and this
-            # replica is closed when the partition's row goes.
+            # replica will be closed.
             leadership.is_over = True
             return
         if self.replica.epoch != leadership.epoch or self.replica.role is not Role.LEADER:
-            # Another view arrived while the log was being read.
+            # The row changed while the log was being read.
             leadership.is_over = True
             await self.home.partitions.release(partition, self.outcome_unknown())
             return
@@ -225,7 +224,7 @@ class Replicator:
         replay, self.follower_log.replay = self.follower_log.replay, None
         wanted = frozenset(share.topic_id for share in shares)
         if replay is None or replay.damage is not None or replay.share_ids != wanted:
-            # A share may have begun before this node knew of it.
+            # The follower may not have known a new share.
             replay = await self.in_thread(lambda: self._replay_with(shares))
         replay.topic = self.topic
 
@@ -237,16 +236,15 @@ class Replicator:
         return await self.in_thread(finish)
 
     def new_replay(self) -> Replay:
-        """Read checkpoints: call this in a thread."""
         return self._replay_with(self.context.catalog.shares_of(self.key.topic_id))
 
     def _replay_with(self, shares: Sequence[Topic]) -> Replay:
         return Replay(self.log, self.topic, self.key.index, shares=shares, context=self.context)
 
     def serve(self, fetch: Fetch, *, bytes_max: int) -> Reply[bytes] | None:
-        """Return the reply to a follower; None if there is nothing new for it yet."""
+        """Return the reply to a follower's fetch, or None if there are no new records yet."""
         if self.replica.leader is not None and self.partition is None:
-            return NotYet(fetch)  # the log is being read into cursors
+            return NotYet(fetch)  # the log is being replayed
         self.note_start()
         found = self.replica.fetched(fetch, now_ms=self.home.now_ms())
         self._apply_watermark()
@@ -269,7 +267,7 @@ class Replicator:
                 self._wake_low_watermark_waits()
 
     async def low_watermark_moved(self) -> None:
-        """Return when the replicas that may be elected, or what they have stored, changed."""
+        """Wait until the low watermark of a replica, or the set of replicas, changes."""
         moved = self._loop.create_future()
         self._low_watermark_waits.append(moved)
         await moved
@@ -281,7 +279,7 @@ class Replicator:
                 each.set_result(None)
 
     def park(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` once, when a fetch that found nothing new may get a reply."""
+        """Call ``wake`` once, when there may be new records for a waiting fetch."""
         self._waiting_fetches.add(wake)
 
     def unpark(self, wake: Callable[[], None]) -> None:
@@ -307,7 +305,6 @@ class Replicator:
             self._apply_watermark()
 
     def change_unknown(self, change: Change) -> None:
-        """The store may have applied the change, or may do so later."""
         if self.replica.leader is not None:
             self.replica.leader.doubted(change)
 
@@ -318,7 +315,6 @@ class Replicator:
 
     @property
     def is_changing_role(self) -> bool:
-        """The follower must not begin anything."""
         return self._role_task is not None or self._is_closed
 
     def fetch_soon(self, *, after_ms: int = 0) -> None:
@@ -333,7 +329,7 @@ class Replicator:
         return await self._loop.run_in_executor(self.context.pool, work)
 
     def reincarnate(self, incarnation: int) -> None:
-        """The node was considered dead and has registered again: its earlier roles do not count."""
+        """Leave all roles, because the node counted as dead and has registered again."""
         before = self.replica
         if before.role is Role.HALTED:
             return
@@ -352,10 +348,10 @@ class Replicator:
             self.partition.note_damage(found)
 
     def quarantine(self) -> None:
-        """Use this log no more: it is damaged, and other replicas have everything."""
+        """Stop using this log for good. It is damaged, and other replicas have all records."""
         self.is_quarantined = True
         self._end_leadership()
-        self.replica.halt("the log is damaged; it is rebuilt once another node leads")
+        self.replica.halt("the log is damaged; it will be rebuilt once another node leads")
         self.fail_pending_after(-1)
         self._change_role()
 

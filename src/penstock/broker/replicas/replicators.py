@@ -1,10 +1,9 @@
-"""All replicas on this node: opened when a row names the node, updated when rows change, closed and
-removed when their rows do not name the node any more.
+"""All replicas on this node. A replica is opened when its partition's row in the metadata store
+names this node, updated when the row changes, and closed when the row no longer names the node.
 
-A start has the order of R4: first no other node relies on this node any more; then its logs are
-opened, and losses declared; then it registers, and only rows read from then on count. A node whose
-lease ended while it was running does the same without closing its logs.
-"""
+A node starts in the order of R4. First it removes its old registration, so that no node relies on
+it. Then it opens its logs and declares losses. Then it registers, and only rows read from then on
+count. A node whose lease ended while it was running does the same without closing its logs."""
 
 import asyncio
 import contextlib
@@ -41,7 +40,7 @@ from penstock.wire.internal.node_calls import DROP, DropRequest
 log_ = logging.getLogger(__name__)
 
 OPEN_AT_ONCE = 64
-LEAVE_SECONDS_MAX = 10.0  # that a stopping node waits for other nodes to lead
+LEAVE_SECONDS_MAX = 10.0  # wait of a stopping node for new leaders
 DROP_RETRY_SECONDS = 2.0
 RESTART_RETRY_SECONDS = 1.0
 OPEN_RETRY_SECONDS = 2.0
@@ -76,8 +75,8 @@ class Replicators:
         self._jobs: list[asyncio.Task[None]] = []
         self._registering_again: asyncio.Task[None] | None = None
         self._is_stopped = False
-        self._is_started = False  # rows are about this process from then on
-        self._is_registering = False  # all logs are opened together: nothing else opens one
+        self._is_started = False  # rows refer to this process from then on
+        self._is_registering = False  # all logs are opened together; no other task opens one
         self._rows_changed = asyncio.Event()
         self.counts = ReplicationCounts()
         self._in_sync_sets = InSyncSets(self._replicas, view, self.counts)
@@ -87,7 +86,6 @@ class Replicators:
         self._fetcher = ReplicaFetcher(self.node, incarnation=incarnation, peer=peer, counts=counts)
         self._server = ReplicaServer(self.find, incarnation=incarnation, level=level, counts=counts)
         self.register = self._server.register
-        # For replicas:
         self.now_ms = context.clock.mono_ms
         self.fetch_soon = self._fetcher.fetch_soon
         self.check_in_sync_soon = self._in_sync_sets.check_soon
@@ -97,11 +95,11 @@ class Replicators:
 
     @property
     def is_registered(self) -> bool:
-        """Whether no other node can consider this node dead yet (R20)."""
+        """True if no other node can consider this node dead (rule R20)."""
         return self._membership.is_good
 
     async def lead(self, replicator: Replicator, leadership: Leadership) -> Partition:
-        """Raises NotLeader if the log turns out to be damaged."""
+        """Start to lead a partition. Raises NotLeader if its log is damaged."""
         key = replicator.key
         restored = await replicator.restored(self.context.catalog.shares_of(key.topic_id))
         if restored.damage is not None and self.damaged(replicator, restored.damage):
@@ -113,7 +111,6 @@ class Replicators:
         return self._damaged.found(replicator, str(damage))
 
     def _reopen(self, replicator: Replicator, is_emptied: bool) -> None:
-        """For ``DamagedReplicas``. The replica is opened when this has ended (``_spawn``)."""
         key = replicator.key
 
         async def close() -> None:
@@ -140,26 +137,26 @@ class Replicators:
         self._jobs = [asyncio.create_task(self._in_sync_sets.run(), name="in-sync sets")]
 
     async def _refresh_rows(self) -> None:
-        """Give all replicas their rows, which the view does not repeat."""
+        """Apply the current state of all partitions. The watch reports only changes."""
         await self._view.refresh_rows()
         for key, view in tuple(self._view.rows.items()):
             if self.node in view.row.replicas:
                 self._row_changed(key, view)
 
     async def _remove_deleted(self) -> None:
-        """Remove folders of topics that were deleted while this node was down. An unknown folder
-        stays: the store may have been restored from an old backup."""
+        """Remove folders of topics that were deleted while this node was down. Unknown folders are
+        kept, because the metadata store may have been restored from an old backup."""
         known = {key.topic_id for key in self._view.rows}
         for folder in sorted(self._folder.iterdir()):
             if folder.name in known:
                 continue
             if self.context.catalog.tombstone(folder.name) is None:
-                log_.warning("folder without a topic kept", extra={"folder": folder.name})
+                log_.warning("folder of unknown topic kept", extra={"folder": folder.name})
             else:
                 await self._remove(folder)
 
     async def _register(self) -> None:
-        """Register as R4 requires, from the removal of the old entry to the new one."""
+        """Register this node again, in the order that rule R4 requires."""
         self._is_registering = True
         try:
             await self._open_and_register()
@@ -183,7 +180,7 @@ class Replicators:
             if key in tasks
         ]
         if busy:
-            await asyncio.wait(busy)  # a log has one owner
+            await asyncio.wait(busy)  # a log must have only one owner
         logs: dict[PartitionKey, OpenedLog] = {}
         for start in range(0, len(wanted), OPEN_AT_ONCE):
             keys = wanted[start : start + OPEN_AT_ONCE]
@@ -198,7 +195,7 @@ class Replicators:
 
     async def _open(self, key: PartitionKey, view: View) -> OpenedLog | None:
         if key in self._replicas or key in self._dropping:
-            return None  # open all the time, or opened when the drop has ended
+            return None  # still open, or opened again after the drop
         return await open_replica(
             key, view, self.node, self._view, self.context, may_be_new=self._is_started
         )
@@ -255,12 +252,12 @@ class Replicators:
             try:
                 opened = await self._open(key, view)
                 break
-            except (OSError, DiskFull) as error:  # retried until there is room
-                log_.warning("replica not opened", extra=about(key, error))
+            except (OSError, DiskFull) as error:  # retried until there is space
+                log_.warning("opening a replica failed, retrying", extra=about(key, error))
             await asyncio.sleep(OPEN_RETRY_SECONDS)
         if opened is None:
-            return  # opened when the catalog has the topic
-        # This process may have had a replica of the partition before.
+            return  # opened when the topic is in the catalog
+        # This process may have had the replica before.
         replicator = self._add(key, opened, fetched_in=view.row.epoch)
         view = self._own_view(key)
         if view is not None:
@@ -268,7 +265,7 @@ class Replicators:
 
     def _catalog_changed(self, _before: Topic | None, after: Topic | None) -> None:
         if after is None:
-            return  # its rows go, and then its replicas
+            return  # its rows are deleted next, and then its replicas
         for index in self._view.of_topic(after.topic_id):
             key = PartitionKey(after.topic_id, index)
             replicator = self._replicas.get(key)
@@ -286,18 +283,18 @@ class Replicators:
         replicator.log.config = log_config(replicator.topic, self.context)
 
     async def _drop(self, key: PartitionKey, view: View | None) -> None:
-        """Close a replica. Its files are removed only if the topic was deleted, or if the
-        partition's leader confirms that this node is not a replica any more (R22)."""
+        """Close a replica. Its files are removed only if the topic was deleted or the partition's
+        leader confirms that this node is no longer a replica (rule R22)."""
         replicator = self._replicas.pop(key)
         await replicator.close(is_clean=True)
         if view is None:
             if self.context.catalog.tombstone(key.topic_id) is None:
-                text = "row gone without a tombstone, files kept"
+                text = "partition missing in the store but not deleted, keeping its files"
                 log_.warning(text, extra={"partition": str(key)})
                 return
         elif not await self._may_drop(key, view):
             return
-        log_.info("replica removed", extra={"partition": str(key)})
+        log_.info("removing the files of a dropped replica", extra={"partition": str(key)})
         await self._remove(self._folder_of(key))
 
     async def _may_drop(self, key: PartitionKey, view: View) -> bool:
@@ -309,14 +306,14 @@ class Replicators:
                 if reply.is_right:
                     return True
             except PenstockError as error:
-                text = "leader has not confirmed the removal of a replica"
+                text = "leader has not confirmed yet that a replica may be removed"
                 log_.info(text, extra=about(key, error))
             await asyncio.sleep(DROP_RETRY_SECONDS)
             newer = self._view.rows.get(key)
             if newer is None:
                 return self.context.catalog.tombstone(key.topic_id) is not None
             if self.node in newer.row.replicas:
-                return False  # a replica again, which begins with these files
+                return False  # it is a replica again and keeps its files
             view = newer
 
     def find(self, key: PartitionKey) -> Replicator | None:
@@ -333,13 +330,12 @@ class Replicators:
         ]
 
     def lost_lease(self) -> None:
-        """For ``Membership.on_lost``: other nodes may lead what this node led."""
+        """Register again, because this node's lease was lost and others may lead its partitions."""
         if self._registering_again is None and not self._is_stopped:
             work = self._register_again()
             self._registering_again = asyncio.create_task(work, name="register again")
 
     async def _register_again(self) -> None:
-        """Register until this node has a lease, which may end meanwhile, and its rows."""
         try:
             while True:
                 try:
@@ -349,13 +345,13 @@ class Replicators:
                     if self._membership.lease:
                         return
                 except PenstockError as error:
-                    log_.warning("node not registered yet", extra={"reason": str(error)})
+                    log_.warning("node registration failed, retrying", extra={"reason": str(error)})
                     await asyncio.sleep(RESTART_RETRY_SECONDS)
         finally:
             self._registering_again = None
 
     async def leave(self) -> None:
-        """Let other nodes lead, if there are any, so that their clients notice nothing."""
+        """Hand over leadership to other nodes, if there are any, before this node stops."""
         others = {node for node, entry in self._view.nodes.items() if not entry.is_leaving}
         if not others - {self.node} or not self._membership.incarnation:
             return
@@ -368,11 +364,11 @@ class Replicators:
                 while any(self._may_hand_over(each) for each in self._replicas.values()):
                     self._rows_changed.clear()
                     await self._rows_changed.wait()
-        # Clients of other nodes wait for what was written here; only the next leader can confirm.
+        # Only the next leader can confirm pending appends, so wait for their outcome.
         await asyncio.gather(*(each.settle() for each in self._replicas.values()))
 
     def _may_hand_over(self, replicator: Replicator) -> bool:
-        """Return whether this node leads the partition and another node could."""
+        """Return whether this node leads the partition and another node could lead it."""
         leader = replicator.replica.leader
         if leader is None:
             return False
@@ -422,10 +418,10 @@ class Replicators:
                 self._open_soon(key)
 
         tasks[key] = asyncio.create_task(run(), name=f"{name} {key}")
-        tasks[key].add_done_callback(lambda _: work.close())  # cancelled before it began, perhaps
+        tasks[key].add_done_callback(lambda _: work.close())  # if cancelled before it began
 
 
 def _remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
-        folder.parent.rmdir()  # of the topic, if this was its last partition here
+        folder.parent.rmdir()  # the topic's folder, if this was its last partition

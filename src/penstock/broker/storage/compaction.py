@@ -1,12 +1,11 @@
-"""When a log is compacted, and where: steps run in a thread, swaps of segments in the loop, with
-pauses as long as the steps. The node runs one round at a time, which bounds the memory for keys.
-No round runs while the disk is low, except on logs of coordinators' rows, which would otherwise use
-up the reserve.
+"""Runs the compaction of a log: steps in a thread, replacement of segments in the event loop, with
+pauses as long as the steps. A node compacts one log at a time, which limits the memory for keys. No
+compaction runs while the disk is low, except for the logs of coordinators, which would otherwise
+use up the reserve.
 
-Readers of committed records need to know of an aborted transaction as long as it has records. After
-a round, the batch headers show which still have any, and the others are forgotten. Only segments
-that such a transaction overlaps are read.
-"""
+Readers of committed records need the list of aborted transactions that still have records. After a
+compaction, batch headers show which transactions have none left, and these are forgotten. Only
+segments that overlap an aborted transaction are read."""
 
 import asyncio
 import logging
@@ -25,9 +24,9 @@ from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader
 
 class AbortedScan:
     def __init__(self, log: Log, aborted: Sequence[Aborted], *, up_to: int) -> None:
-        """Look at transactions whose marker is below ``up_to``, in sealed segments."""
-        assert up_to <= log.sealed_offset, "a segment that is read does not grow"
-        self.gone: frozenset[Aborted] = frozenset()  # valid after a step has returned DONE
+        """Check the aborted transactions whose marker is below ``up_to``, in closed segments."""
+        assert up_to <= log.sealed_offset, "only closed segments are scanned"
+        self.gone: frozenset[Aborted] = frozenset()  # set when a step returned DONE
         self._folder = log.folder
         self._disk = log.disk
         self._segments = [each for each in log.segments() if each.base_offset < up_to]
@@ -40,10 +39,9 @@ class AbortedScan:
         try:
             return next(self._work, Progress.DONE)
         except FileNotFoundError:
-            return Progress.DONE  # retention removed a segment, and notes that itself
+            return Progress.DONE  # retention removed a segment, and forgets its transactions
 
     def close(self) -> None:
-        """Needed if the last step was not DONE; safe to repeat."""
         self._work.close()
 
     def _run(self) -> Generator[Progress, None, None]:
@@ -66,7 +64,7 @@ class AbortedScan:
         self.gone = frozenset(gone)
 
     def _transaction_of(self, header: BatchHeader) -> Aborted | None:
-        """Return the aborted transaction that a batch with records belongs to."""
+        """Return the aborted transaction that a batch belongs to, if any."""
         if not header.count or header.is_control or not header.attributes & ATTR_TRANSACTIONAL:
             return None
         own = self._by_producer.get(header.producer_id)
@@ -78,7 +76,7 @@ class AbortedScan:
 
 
 def _joined(aborted: Sequence[Aborted]) -> list[tuple[int, int]]:
-    """Return the ranges that the transactions cover, as first offset and marker, in order."""
+    """Return the merged offset ranges (first offset, marker) of the transactions, in order."""
     ranges: list[tuple[int, int]] = []
     for _, first, marker in aborted:
         if ranges and first <= ranges[-1][1]:
@@ -107,7 +105,6 @@ class Compactor:
         *,
         wait_unread: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """``wait_unread`` returns when no other thread reads the log; None: none ever does."""
         self._wait_unread = wait_unread
         self._log = log
         self._clock = context.clock
@@ -129,9 +126,9 @@ class Compactor:
         held_offset: int | None = None,
         uses_reserve: bool = False,
     ) -> int:
-        """Run one round below ``up_to`` if it is worth it. Returns the bytes freed. ``forget`` gets
-        the aborted transactions without records. ``held_offset``: what every replica has.
-        ``uses_reserve``: also while the disk is low. Raises Unreadable if the log is damaged."""
+        """Compact the log below ``up_to`` if enough would be gained. Returns the bytes freed.
+        ``forget`` gets the aborted transactions that have no records left. ``held_offset`` is the
+        offset that all replicas have. Raises Unreadable if the log is damaged."""
         log = self._log
         if self._is_stopped or self._round is not None or log.refusal is not None or log.damage:
             return 0
@@ -172,7 +169,7 @@ class Compactor:
         return freed_bytes
 
     async def _drive(self, work: Compaction | AbortedScan) -> int:
-        """Return the bytes freed. After ``stop`` the end of the round is left to that."""
+        """Run all steps of a compaction or a scan. Returns the number of bytes freed."""
         self._round = work
         freed_bytes = 0
         try:
@@ -198,7 +195,7 @@ class Compactor:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         future = self._loop.run_in_executor(self._pool, work)
         self._thread = future
-        # The caller may be cancelled; the thread continues, and ``stop`` waits for it.
+        # If the caller is cancelled, the thread continues, and ``stop`` waits for it.
         return await asyncio.shield(future)
 
     async def _end_round(self) -> None:
@@ -207,13 +204,13 @@ class Compactor:
             await self._in_thread(ended.close)
 
     async def stop(self) -> None:
-        """Return when no thread uses the log's files, and no partial work is left."""
+        """Stop, and wait until no thread uses the log's files and temporary files are removed."""
         self._is_stopped = True
         while self._thread is not None and not self._thread.done():
             await asyncio.wait([self._thread])
         try:
             await self._end_round()
         except OSError as error:
-            # Files that are left are removed when the log is opened again.
+            # Remaining files are removed when the log is opened again.
             fields = {"folder": str(self._log.folder), "reason": str(error)}
-            log_.warning("compaction cleanup failed", extra=fields)
+            log_.warning("removing temporary files of a compaction failed", extra=fields)

@@ -6,10 +6,10 @@ from penstock.model.errors import PenstockError
 
 
 class Stage:
-    """One stage of a flush. Each caller waits for a separate future: a cancelled task cancels the
-    future it awaits, which must not reach the others."""
+    """One stage of a flush that callers can wait for. Each gets a future of its own, because
+    cancelling a task also cancels the future that it awaits."""
 
-    # Defaults of the class: every send makes three stages and waits for one of them.
+    # Class attributes as defaults, because every send creates three stages and waits for one.
     is_past = False
     _error: BaseException | None = None
     _futures: list[asyncio.Future[None]] | None = None
@@ -27,7 +27,7 @@ class Stage:
         return future
 
     def settle(self, error: BaseException | None = None) -> None:
-        """End the stage, with success or an error. Only the first call counts."""
+        """End the stage, with success or an error. Later calls have no effect."""
         if self.is_past:
             return
         self.is_past = True
@@ -50,15 +50,14 @@ class Flush:
     def __init__(self) -> None:
         self.started = 0.0
         self.size_bytes = 0
-        self.end_offset = 0  # of the log after it
+        self.end_offset = 0  # end offset of the log after this flush
         self.sent = Stage()  # the messages are committed
-        # The events are in the log: enough for a lease that may be repeated, as long as no other
-        # node could lease the record while this one is running.
+        # The events are written. That is enough for a lease that may be repeated, because no other
+        # node can lease the record while this node is running.
         self.written = Stage()
         self.committed = Stage()  # the events are committed
 
     def settle(self, error: PenstockError | None = None) -> None:
-        """End all stages; with an error the outcome is unknown."""
         self.sent.settle(error)
         self.written.settle(error)
         self.committed.settle(error)

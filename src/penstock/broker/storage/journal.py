@@ -1,18 +1,17 @@
-"""Writes the log of one partition: requests of one turn of the event loop become one append, and
-what is appended while a sync runs shares the next sync. Messages and cursor events are written at
-the end of the turn, messages first, so that the offset of a message is known at once.
+"""Appends to the log of one partition. All requests in one turn of the event loop become one
+append, and appends made while a sync is running share the next sync. Messages and lease events are
+written at the end of the turn, messages first, so that the offset of a message is known at once.
 
-A reply is sent after fdatasync with ``always``, and once the bytes are in the page cache with
-``interval`` and ``never``. Consumers see what is below the high watermark, the end of that. In a
-cluster it is what the in-sync set has (``Replication``), and replies wait for that, unless the
-topic is replicated asynchronously.
+A reply is sent after fdatasync with the fsync mode ``always``, and once the bytes are in the page
+cache with ``interval`` and ``never``. That point in the log is the high watermark, up to which
+consumers can read. In a cluster, the high watermark is the offset that all in-sync replicas have
+(``Replication``), and replies wait for it, unless the topic is replicated asynchronously.
 
-A failed sync ends the journal: the kernel may have dropped the dirty pages, and a second fdatasync
-would report success. A failed append fails for its own callers at once; the messages of a turn and
-its events are two appends. If nothing reached the log, the cursors are read back from the log, and
-the partition continues. After any other error the log and the cursors may disagree: the partition
-is out of service until the node opens it again.
-"""
+After a failed sync the journal rejects everything, because the kernel may have dropped the dirty
+pages, and another fdatasync would report success. A failed append fails at once for its own
+callers; the messages and the events of a turn are two appends. If nothing was written, the cursors
+are restored from the log, and the partition continues. After any other error, log and cursors may
+disagree, so the partition is out of service until the node opens it again."""
 
 import asyncio
 import logging
@@ -35,16 +34,16 @@ from penstock.record.message import encode_message
 
 log_ = logging.getLogger(__name__)
 
-# The overhead of a record is small compared to its body, so this bounds the batch.
+# A record's overhead is small compared to its body, so this limits the size of a batch.
 FLUSH_BYTES_MAX = limits.BATCH_BYTES_MAX // 4
 
 
 class _NotEncoded(Exception):
-    """A message or an event could not be encoded: nothing of its batch is in the log."""
+    """A message or event could not be encoded. Nothing of its batch is in the log."""
 
 
 class Replication(Protocol):
-    """The other replicas, as the journal of the leader sees them (``replicas/leadership.py``)."""
+    """The other replicas, as the leader's journal sees them (``replicas/leadership.py``)."""
 
     @property
     def epoch(self) -> int: ...
@@ -56,17 +55,17 @@ class Replication(Protocol):
     def is_awaited(self) -> bool: ...  # whether replies wait for the in-sync set
 
     @property
-    def is_settled(self) -> bool: ...  # all that earlier leaders may have confirmed is committed
+    def is_settled(self) -> bool: ...  # everything from earlier leaders is committed
 
     @property
-    def held_offset(self) -> int: ...  # what every replica, in sync or not, has on disk
+    def held_offset(self) -> int: ...  # offset that all replicas have on disk
 
     @property
-    def level(self) -> int: ...  # the feature level in force
+    def level(self) -> int: ...  # the cluster's current feature level
 
     def stored_low_watermark(self, offset: int) -> None: ...
 
-    # Returns when every replica that may be elected has stored it. Raises LeaderMoved.
+    # Waits until all replicas that may be elected have stored it. Raises LeaderMoved.
     async def low_watermark_held(self, offset: int) -> None: ...
 
     def check_accepts(self) -> None: ...  # raises NotEnoughReplicas
@@ -95,12 +94,12 @@ class Journal:
         self.log = log
         self._log_fields = {"topic": topic.name, "partition": index}
         self.fsync = topic.fsync or context.fsync_default
-        # A node without a cluster has no epochs, but its log may come from a cluster's backup.
+        # Without a cluster there are no epochs, but the log may come from the backup of a cluster.
         self.leader_epoch = max(log.last_epoch, 0) if replication is None else replication.epoch
         self.high_watermark = log.end_offset if replication is None else replication.high_watermark
         self.failure: PenstockError | None = None
         self.appended_bytes = 0
-        # Append times never decrease along a log; timestamps of producers may be anything.
+        # Append times never decrease along a log. Timestamps of producers can be arbitrary.
         self._last_ms = min(log.last_timestamp_ms, context.clock.wall_ms())
         self._clock = context.clock
         self._pool = context.pool
@@ -112,16 +111,16 @@ class Journal:
         self._on_synced = context.meter.fsynced
         self._on_committed = context.meter.appended
         self._replication = replication
-        # Whether appends wait in a flush to be committed, or are committed when written.
+        # Whether appends must wait to be committed, or are committed when written.
         self._is_flush_awaited = self.fsync is Fsync.ALWAYS or replication is not None
-        # This turn:
+        # Added in this turn of the event loop:
         self._messages: list[Message] = []
         self._events: list[tuple[int, bytes]] = []
         self._flush: Flush | None = None
-        # Batches appended by this call, before ``commit``:
+        # Appended by ``append_batch`` since the last ``commit``:
         self._batches_bytes = 0
         self._batches_at = 0.0
-        # Written, waiting for a sync:
+        # Written, waiting to be committed:
         self._committing: deque[Flush] = deque()
         self._sync_task: asyncio.Future[float] | None = None
 
@@ -144,8 +143,8 @@ class Journal:
     def append_batch(
         self, batch: bytes | memoryview, header: BatchHeader, *, append_time_ms: int | None = None
     ) -> BatchHeader:
-        """Append a producer's batch now. The caller must call ``commit``, whatever else happens.
-        Returns the header as it is in the log. Raises DiskFull."""
+        """Append a producer's batch, and return its header as it is in the log. The caller must
+        call ``commit`` afterwards, even after an error."""
         if self._messages or self._events:
             self.flush()
         if self.failure is not None:
@@ -175,7 +174,7 @@ class Journal:
         return header
 
     def commit(self) -> Flush | None:
-        """Commit the batches just appended. Returns the flush to wait for, if any."""
+        """Commit the batches appended before. Returns the flush to wait for, or None."""
         size, self._batches_bytes = self._batches_bytes, 0
         if not size or self.failure is not None:
             return None
@@ -190,7 +189,7 @@ class Journal:
         return None
 
     def join(self) -> Flush:
-        """Return the flush at the end of this turn."""
+        """Return the flush that will run at the end of this turn of the event loop."""
         if self.failure is not None:
             raise self.failure
         flush = self._flush
@@ -200,7 +199,7 @@ class Journal:
         return flush
 
     def flush(self) -> None:
-        """Append what was added: at the end of the turn, or earlier to fix an order."""
+        """Append everything that was added. Called at the end of the turn, or earlier."""
         flush, self._flush = self._flush, None
         if flush is None:
             return
@@ -224,8 +223,8 @@ class Journal:
                 self._on_high_watermark()
         except Exception as error:
             if flush.committed.is_past:
-                raise  # settled already: waking readers failed
-            flush.settle(self._append_failed(error))  # or its callers would wait for their deadline
+                raise  # already settled; a listener failed
+            flush.settle(self._append_failed(error))
 
     def _write(self, flush: Flush) -> None:
         messages, self._messages = self._messages, []
@@ -259,14 +258,14 @@ class Journal:
         except DiskFull as error:
             return error
         except _NotEncoded as error:
-            log_.error("append not encoded", extra=self._log_fields, exc_info=error.__cause__)
-            return Overloaded("The append failed: a message could not be encoded.")
+            log_.error("append encoding failed", extra=self._log_fields, exc_info=error.__cause__)
+            return Overloaded("The append failed because a message could not be encoded.")
         except Exception as error:
             return self._append_failed(error)
         return None
 
     def _append_failed(self, error: Exception) -> PenstockError:
-        """End the journal: after this error the log and the cursors may disagree."""
+        """Put the partition out of service: log and cursors may disagree after this error."""
         if not isinstance(error, OSError | AppendsRefused):
             log_.error("append failed unexpectedly", extra=self._log_fields, exc_info=error)
         self.log.refuse_appends(f"append failed: {error}")
@@ -322,7 +321,7 @@ class Journal:
             self._replication.appended(self.log.end_offset)
 
     def sync_soon(self) -> None:
-        """For ``interval``: sync without a caller that waits."""
+        """Start a sync that no caller waits for. Used with ``interval``."""
         if self.failure is None:
             self._sync()
 
@@ -332,7 +331,7 @@ class Journal:
         try:
             job = self.log.begin_sync()
         except DiskFull:
-            return  # no room for a side file; the next flush tries again
+            return  # no space for a metadata file; the next flush retries
         except (OSError, AppendsRefused) as error:
             self._fail(f"sync failed: {error}")
             return
@@ -364,7 +363,7 @@ class Journal:
     def _advance(self, durable_offset: int) -> None:
         if self._replication is not None:
             if self.fsync is not Fsync.ALWAYS:
-                durable_offset = self.log.end_offset  # as durable as the topic requires
+                durable_offset = self.log.end_offset  # durable enough for this fsync mode
             self.replicated(self._replication.synced(durable_offset))
             if not self._replication.is_awaited:
                 self._settle_up_to(durable_offset)
@@ -376,7 +375,7 @@ class Journal:
 
     def replicated(self, high_watermark: int) -> None:
         if high_watermark <= self.high_watermark:
-            # A flush that joined in the same turn has nothing more to wait for.
+            # A flush that was added later may have nothing to wait for.
             self._settle_up_to(self.high_watermark)
             return
         self.high_watermark = high_watermark
@@ -389,19 +388,19 @@ class Journal:
             self._commit(committing.popleft())
 
     def _fail(self, reason: str) -> PenstockError:
-        """Reject everything from now on. Appends that are not committed fail."""
+        """Reject all further requests. Appends that are not committed fail."""
         failure = self.failure
         if failure is None:
             failure = self.failure = Overloaded(f"the partition is out of service: {reason}")
             fields = {**self._log_fields, "folder": str(self.log.folder), "reason": reason}
-            log_.critical("partition failed", extra=fields)
+            log_.critical("partition is out of service", extra=fields)
         while self._committing:
             self._committing.popleft().settle(failure)
         return failure
 
     def hand_over(self, reason: PenstockError, unknown: PenstockError) -> Sequence[Flush]:
-        """Reject everything from now on, and what is not written yet. Returns the flushes that are
-        not committed, which the caller must settle."""
+        """Reject all further requests and those that are not written yet. Returns the flushes that
+        are written but not committed; the caller must settle them."""
         flush = self._flush
         is_written = flush is not None and flush.size_bytes > 0  # its batches are in the log
         self.failure = unknown if is_written else reason
@@ -414,7 +413,7 @@ class Journal:
         return pending
 
     async def end(self, reason: PenstockError) -> None:
-        """Reject everything from now on, and return when no sync uses the files."""
+        """Reject all further requests, and wait until no sync uses the files."""
         for flush in self.hand_over(reason, reason):
             flush.settle(reason)
         while self._sync_task is not None:
@@ -429,7 +428,7 @@ class Journal:
             await done
             if self._sync_task is None:
                 return
-            # Where commits do not wait for syncs, a sync may still run.
+            # If commits do not wait for syncs, one may still be running.
             await asyncio.wait([self._sync_task])
 
 

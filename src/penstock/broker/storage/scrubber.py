@@ -1,7 +1,7 @@
-"""Reads all logs of a node, slowly, again and again, so that damage on disk is found while other
-replicas still have the data. A segment is read through separate files, a small piece at a time in a
-thread. Changes of the log meanwhile may look like damage: so it is looked for a second time.
-Pages in the kernel's cache are read from there, not from the disk."""
+"""Reads all logs of a node slowly, again and again, to find damage on disk while other replicas
+still have the data. A segment is opened separately and read in small pieces in a thread. Concurrent
+changes of the log may look like damage, so a segment with damage is checked a second time. Pages in
+the kernel's cache are not read from the disk."""
 
 import asyncio
 import logging
@@ -19,15 +19,15 @@ from penstock.model.limits import KIB, MIB
 
 log_ = logging.getLogger(__name__)
 
-# The time for one piece: a few KiB of small batches, more of large ones. Nothing else runs
-# meanwhile, for there is one interpreter.
+# The target time per piece: a few KiB of small batches, more of large ones. Other threads are
+# blocked meanwhile by the interpreter lock.
 PIECE_SECONDS = 0.000_2
 PIECE_BYTES_MIN, PIECE_BYTES_MAX = 4 * KIB, 256 * KIB
-SEGMENT_COST_BYTES = 4 * KIB  # of opening its files, as bytes that could be read meanwhile
-# The bytes that one second of processor time counts for. Small batches are much work for few bytes:
-# at 4 MiB/s scrubbing takes at most 2 % of a core, and reads fewer bytes instead.
+SEGMENT_COST_BYTES = 4 * KIB  # opening a segment counts as this many bytes
+# One second of processor time counts as this many bytes, because small batches take much time for
+# few bytes. At 4 MiB/s scrubbing uses at most 2 % of a core.
 PROCESSOR_BYTES = 200 * MIB
-FIRST_AFTER_SECONDS = 60.0  # after the start of the node
+FIRST_AFTER_SECONDS = 60.0  # after the node has started
 ROUND_PAUSE_SECONDS_MIN = 1.0
 
 T = TypeVar("T")
@@ -44,10 +44,9 @@ class Scrubbed(Protocol):
 class Scrubber:
     logs: Callable[[], Sequence[Scrubbed]]
     pool: Executor
-    bytes_per_second: int  # a limit; 0: never scrub
+    bytes_per_second: int  # maximum rate; 0 disables scrubbing
     interval_ms: int
     _piece_bytes: int = PIECE_BYTES_MIN
-    # For the meter:
     round_count: int = 0
     read_bytes: int = 0
     damage_count: int = 0
@@ -69,26 +68,26 @@ class Scrubber:
                 await self._scrub(one)
             except OSError as error:
                 at = str(one.log.folder)
-                log_.warning("log not scrubbed", extra={"folder": at, "reason": str(error)})
+                log_.warning("scrubbing a log failed", extra={"folder": at, "reason": str(error)})
         self.round_count += 1
 
     async def _scrub(self, one: Scrubbed) -> None:
         for base_offset in [info.base_offset for info in one.log.segments()]:
             if one.log.damage:
-                return  # known already; more damage changes nothing
+                return  # already known; more damage changes nothing
             first = await self._verify(one.log, base_offset)
             second = await self._verify(one.log, base_offset) if first else []
             if second and second[0].first_offset == first[0].first_offset:
                 if one not in self.logs():
-                    return  # closed, and another log may be there now
+                    return  # closed; the path may belong to another log now
                 self.damage_count += 1
                 fields = {"folder": str(one.log.folder), "reason": second[0].reason}
-                log_.error("damage found on disk", extra=fields)
+                log_.error("scrubber found damage on disk", extra=fields)
                 one.note_damage(second)
                 return
 
     async def _verify(self, log: Log, base_offset: int) -> Sequence[Damage]:
-        """Return the damage in a segment, if the segment has not changed meanwhile."""
+        """Return the damage in a segment, or nothing if the segment was replaced meanwhile."""
         info = _find(log, base_offset)
         if info is None:
             return []
@@ -97,7 +96,7 @@ class Scrubber:
                 lambda: Verification(log.folder, base_offset, info.end_offset, bytes_max=info.bytes)
             )
         except FileNotFoundError:
-            return []  # removed by retention
+            return []  # deleted by retention
         try:
             await self._pause(SEGMENT_COST_BYTES, 0.0)
             while True:
@@ -113,7 +112,7 @@ class Scrubber:
         return found if is_same else []
 
     def _piece(self, verification: Verification) -> tuple[int, float]:
-        """Return bytes read and seconds of processor time. Runs in a thread."""
+        """Read a piece. Returns the bytes read and the processor seconds used. Runs in a thread."""
         began_at = time.thread_time()
         read = verification.advance(self._piece_bytes)
         took = time.thread_time() - began_at
@@ -129,7 +128,7 @@ class Scrubber:
         await asyncio.sleep(cost_bytes / self.bytes_per_second)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Run in a thread, and wait for its end also if cancelled: it uses files."""
+        """Run in a thread. If cancelled, wait for the thread first, because it uses open files."""
         future = asyncio.get_running_loop().run_in_executor(self.pool, work)
         try:
             return await asyncio.shield(future)

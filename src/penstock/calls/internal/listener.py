@@ -45,7 +45,7 @@ class InternalListener(Listener):
         """Log a rejected hello, at most once in REFUSAL_SECONDS because the caller retries."""
         if self.now - self._refusal_logged_at >= REFUSAL_SECONDS:
             self._refusal_logged_at = self.now
-            log.warning("hello of another node rejected", extra={"reason": str(error)})
+            log.warning("handshake of another node rejected", extra={"reason": str(error)})
 
 
 @dataclass(slots=True, eq=False)

@@ -203,7 +203,7 @@ class AuditTrail:
         self.add(self._own(STOPPED))
         if await is_cut_off(self._task, seconds_max):
             facts = {"entries": len(self._queue), "reason": self.trouble}
-            log_.error("last entries of the audit trail lost", extra=facts)
+            log_.error("last audit records lost at shutdown", extra=facts)
 
     async def _run(self) -> None:
         while self._queue or not self._is_stopping:

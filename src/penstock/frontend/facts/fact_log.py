@@ -99,7 +99,7 @@ class FactLog:
         self._sequence = (self._sequence + len(self._pending)) % _SEQUENCES
         self._pending, self._batch = None, b""
         if self.trouble is not None:
-            log_.info("writing to internal topic resumed", extra={"topic": self.name})
+            log_.info("append to topic resumed", extra={"topic": self.name})
             self.trouble = None
 
     async def _is_appended(self, records: Sequence[bytes]) -> bool:
@@ -147,9 +147,7 @@ class FactLog:
 
     def _note(self, reason: str) -> bool:
         if self.trouble is None:
-            log_.warning(
-                "writing to internal topic failed", extra={"topic": self.name, "reason": reason}
-            )
+            log_.warning("append to topic failed", extra={"topic": self.name, "reason": reason})
         self.trouble = f"{self.name}: {reason}"
         return False
 
@@ -262,7 +260,7 @@ class FactWriter(ABC):
     async def stop(self, *, seconds_max: float = STOP_SECONDS_MAX) -> None:
         self._is_stopping.set()
         if self._task is not None and await is_cut_off(self._task, seconds_max):
-            log_.error("%s of the last seconds is lost", self.noun, extra={"reason": self.trouble})
+            log_.error("last %s records lost", self.noun, extra={"reason": self.trouble})
 
     async def _run(self) -> None:
         is_last = False
@@ -274,7 +272,7 @@ class FactWriter(ABC):
             try:
                 await self._turn(is_last=is_last)
             except Exception as error:  # a bug; counting and writing continue
-                log_.error("writing %s failed", self.noun, exc_info=error)
+                log_.error("writing %s data failed", self.noun, exc_info=error)
 
     async def _append(self, wire: Any, kind: Callable[..., Any], **fields: Any) -> None:
         self._flush += 1

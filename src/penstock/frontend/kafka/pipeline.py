@@ -140,13 +140,13 @@ class KafkaFrontend:
         except HangUp:
             raise
         except PenstockError as error:
-            # No field of the reply can report this error.
-            log.warning("request rejected", extra=_about(name, connection, error))
+            # No field of the reply can report it.
+            log.warning("Kafka request rejected", extra=_about(name, connection, error))
             raise HangUp(str(error)) from error
         except Exception as error:
             code = FAILED
-            log.error("request failed", exc_info=error, extra=_about(name, connection, error))
-            raise HangUp("the server failed to handle the request") from error
+            log.error("Kafka request failed", exc_info=error, extra=_about(name, connection, error))
+            raise HangUp("the server failed") from error
         else:
             return buffers
         finally:
@@ -266,7 +266,7 @@ def _rejected(call: KafkaCall, codec: Codec, error: TooManyEntries) -> Sequence[
         return _encoded(call, codec, response)
     about = _about(call.api.name, call.connection, error)
     log.warning(
-        "request has too many entries",
+        "request rejected: too many entries",
         extra={**about, "count": error.count, "bound": error.bound},
     )
     raise HangUp(str(error))

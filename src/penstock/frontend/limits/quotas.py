@@ -200,7 +200,7 @@ class TenantQuotas:
                     self._log_rejected()
                 await self.refresh(broker, is_due=False)
             except Exception as error:  # a bug; retried in the next round
-                log.error("summing stored bytes failed", exc_info=error)
+                log.error("counting stored bytes for quotas failed", exc_info=error)
             await asyncio.sleep(REFRESH_SECONDS)
 
     def _log_rejected(self) -> None:

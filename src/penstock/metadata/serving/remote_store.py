@@ -189,7 +189,7 @@ class RemoteStore(store.Store):
                 if self.trouble is None:
                     self._away_since_ms = self._clock.mono_ms()
                     extra = {"prefix": prefix, "reason": str(error)}
-                    log.warning("metadata service lost", extra=extra)
+                    log.warning("connection to the metadata service lost", extra=extra)
                 self.trouble = str(error)
                 await asyncio.sleep(retry_seconds * (0.5 + self._chance() / 2))
                 retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)

@@ -274,7 +274,7 @@ class StoredCatalog:
             try:
                 listener(after)
             except Exception:
-                log.exception("tombstone listener failed")
+                log.exception("listener for deleted topics failed")
 
     def _remember(self, topic: Topic) -> None:
         place = (topic.account, topic.region)

@@ -66,7 +66,7 @@ async def bootstrap(
             account, name, now_ms=now_ms, key_id=key_id, secret=secret
         )
     except Conflict as error:  # the given key exists, and is disabled or of another user
-        log_.warning("no access key created for root", extra={"reason": str(error)})
+        log_.warning("creating an access key for root failed", extra={"reason": str(error)})
         return None
 
 
@@ -192,7 +192,7 @@ class NodeSecurity:
         try:
             await self.identities.flush()
         except PenstockError as error:
-            log_.warning("last uses of keys not stored", extra={"reason": str(error)})
+            log_.warning("storing the last use of access keys failed", extra={"reason": str(error)})
 
     def _check_shared_master(self) -> None:
         """Raise KeyRingUnusable if this node lacks the master key of the other nodes."""

@@ -83,7 +83,7 @@ async def test_damage_that_is_found_at_the_start_is_mended(
         flip_bit(log.folder / FIRST_SEGMENT, FIRST_BATCH)
         with caplog.at_level(logging.ERROR):
             await second.start()
-        assert "damage found" in caplog.messages
+        assert "damage found in log" in caplog.messages
         await _is_whole_again(on, key)
         assert not second.replica(key).log.damage
         await on.elect(key, 2)

@@ -329,7 +329,7 @@ async def test_a_stop_gives_up_on_a_log_that_takes_nothing(
         writer.start()
         table.find(KEY).add(1, 1, 0)
         await writer.stop(seconds_max=0.05)
-        assert "usage of the last seconds is lost" in caplog.messages
+        assert "last usage records lost" in caplog.messages
         assert not await written(stage)
 
 

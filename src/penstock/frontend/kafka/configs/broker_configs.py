@@ -338,7 +338,7 @@ def alter_loggers(
         assert logger is not None, "checked above"
         logger.setLevel(level)
         shown = _shown_level(logger)
-        log.warning("logger level changed", extra={"logger": logger_name, "to": shown})
+        log.warning("log level changed", extra={"logger": logger_name, "to": shown})
 
 
 def _level(config: AlterableConfig) -> int:

@@ -90,7 +90,7 @@ async def release(
         await context.anywhere.call(Prolong(share, place[1], given))
     except PenstockError as error:
         log.info(
-            "release of a share session failed, its leases will expire",
+            "releasing the leases of a share session failed, they will expire",
             extra={"group": session.group_id, "count": len(claims), "reason": str(error)},
         )
     session.let_go(place, claims)
