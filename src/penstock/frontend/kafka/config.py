@@ -1,3 +1,5 @@
+"""Settings of the Kafka frontend."""
+
 from collections.abc import Callable
 from dataclasses import dataclass
 
