@@ -115,7 +115,7 @@ async def test_an_unreadable_question_is_refused_and_the_connection_goes_on(
     client = cluster.client(1, "x")
     append = wire.wire_of(Append).number
     wrong = Call(append, "wrong", wire.OfTopic, Nothing, is_idempotent=True)
-    with pytest.raises(InvalidRequest, match="unreadable"):
+    with pytest.raises(InvalidRequest, match="cannot be decoded"):
         await client.call(wrong, wire.OfTopic(queue.topic_id, 0), timeout_ms=5_000)
     assert (await Asker(client).call(Ends(queue, 0))).high_watermark == 0
 

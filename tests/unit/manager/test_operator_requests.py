@@ -100,7 +100,7 @@ class TestPlaces:
             await operator_requests.place(cluster.store, PartitionKey("b", 0), (1, 2))
         with pytest.raises(InvalidRequest, match="no node 9"):
             await operator_requests.place(cluster.store, KEY, (1, 2, 9))
-        with pytest.raises(InvalidRequest, match="once"):
+        with pytest.raises(InvalidRequest, match="must not repeat"):
             await operator_requests.place(cluster.store, KEY, (1, 1))
         with pytest.raises(InvalidRequest, match="at least 2 replicas"):
             await operator_requests.place(cluster.store, KEY, (1,))
@@ -265,7 +265,7 @@ class TestCreations:
         await operator_requests.create(
             cluster.store, "a", {0: (2, 3, 1), 4: (1, 2, 3)}, in_sync_min=2
         )
-        with pytest.raises(Conflict, match="Partition 4 exists already"):
+        with pytest.raises(Conflict, match="Partition 4 already exists"):
             await operator_requests.create(
                 cluster.store, "a", {4: (2, 1, 3), 5: (1, 2, 3)}, in_sync_min=2
             )

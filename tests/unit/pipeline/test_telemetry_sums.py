@@ -127,7 +127,7 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_counted() -> None:
     why = sorted(each["op"] for each in rows if each["kind"] == "reject")
     assert [text.partition(":")[0] for text in why] == [
         "column cpu_ms has a number out of range",
-        "not a telemetry record",
+        "the value is not a telemetry record",
     ]
 
 

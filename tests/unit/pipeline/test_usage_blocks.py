@@ -195,7 +195,7 @@ def test_unusual_records_count_and_impossible_ones_are_kept_apart() -> None:
     reasons = {each.offset: each.reason for each in out.rejected}
     assert reasons[3] == "column requests has a number below zero"
     assert reasons[4] == "a row has an unknown kind"
-    assert reasons[6].startswith("not a usage record")
+    assert reasons[6].startswith("the value is not a usage record")
     assert sorted(reasons) == [3, 4, 6]
 
 
