@@ -344,7 +344,7 @@ def test_tails(greedy: Tenant, other_is_served: Callable[[], None]) -> None:
         replies = list(pool.map(lambda _: operator.try_("GET", path), range(9)))
     assert sorted(status for status, _ in replies) == [200] * 8 + [429]
     (refused,) = (body for status, body in replies if status == 429)
-    assert b"This tenant has 8 of 8 tails" in refused
+    assert b"This tenant has 8 of 8 requests waiting" in refused
     other_is_served()
 
 

@@ -181,5 +181,5 @@ def test_usage_is_read_as_rows_and_what_is_none_says_so(
         (1, 2, "none", "", 0),
         (2, None, "none", "", 0),
     ]
-    assert rows[3].error.startswith("not a usage record")
+    assert rows[3].error.startswith("the value is not a usage record")
     assert all(row.error is None for row in rows[:3])

@@ -41,7 +41,7 @@ other = 1
     ("arguments", "code", "said"),
     [
         (["run", "billing", "--rates", "missing.toml"], 2, "missing.toml: No such file"),
-        (["run", "billing", "--rates", "bad.toml"], 2, "bad.toml: not valid TOML"),
+        (["run", "billing", "--rates", "bad.toml"], 2, "bad.toml: the file is not valid TOML"),
         (["run", "billing", "--rates", "card.toml", "--month", "x"], 2, "'x' is not a month"),
         (["run", "billing", "--rates", "card.toml"], 3, "has no table usage_partial"),
         (["run", "quality", "--rules", "missing.toml"], 2, "missing.toml: No such file"),
