@@ -65,7 +65,7 @@ def unpacked(revision: str) -> Path:
 
 
 class Connections:
-    """Sends one request on every connection, then reads the replies."""
+    """Sends each request on a connection of its own, then reads the replies."""
 
     def __init__(self, port: int) -> None:
         self._sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(CONNECTIONS)]
@@ -73,9 +73,10 @@ class Connections:
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def exchange(self, requests: Sequence[bytes]) -> list[bytes]:
-        for each, request in zip(self._sockets, requests, strict=True):
+        used = self._sockets[: len(requests)]
+        for each, request in zip(used, requests, strict=True):
             each.sendall(request)
-        return [self._reply(each) for each in self._sockets]
+        return [self._reply(each) for each in used]
 
     def _reply(self, connection: socket.socket) -> bytes:
         reply = b""
@@ -209,7 +210,7 @@ class ReceiveAndDelete(Send):
         replies = self._connections.exchange([self._requests.receive(1)] * CONNECTIONS)
         receipts = [receipt for reply in replies for receipt in _RECEIPT.findall(reply)]
         self._connections.exchange([self._requests.delete(receipt) for receipt in receipts])
-        return CONNECTIONS
+        return len(receipts)  # fewer for a version that missed the end of large batches
 
 
 class Produce(Case):
