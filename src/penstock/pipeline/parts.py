@@ -47,7 +47,7 @@ TOPIC, PARTITION, OFFSET = "topic", "partition", "offset"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The first and last offset of one partition in one part file, and the number of offsets."""
+    """The first and last offset of a partition in a part file; ``count`` excludes gaps."""
 
     first: int
     last: int

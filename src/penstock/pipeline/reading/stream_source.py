@@ -284,7 +284,7 @@ def range_stream(spark: SparkSession, options: Mapping[str, str]) -> DataStreamR
 
 
 def records_in(options: ReadOptions) -> RecordReader:
-    """Return a function with which tasks read the records of ranges."""
+    """Return a function that takes batches of ranges and yields the records of these ranges."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
