@@ -139,7 +139,7 @@ class Leader:
 
     @property
     def low_watermark_held(self) -> int:
-        """The low watermark that all replicas that may be elected have stored (rule R25)."""
+        """Return the low watermark that every electable replica has stored (rule R25)."""
         held = self.low_watermark
         for member in self._counted():
             if member != self.node:
@@ -210,8 +210,8 @@ class Leader:
         return Change(self._view.version, left)
 
     def adding(self, member: int) -> Change | None:
-        """Return the change that adds a member, or None unless it has, in this epoch and
-        registration, all records that may be committed (rule R11) and the low watermark."""
+        """Return the change that adds a follower to the in-sync set. Returns None if the follower
+        lacks the low watermark or a record that may be committed (rule R11)."""
         peer = self._peers.get(member)
         if (
             peer is None

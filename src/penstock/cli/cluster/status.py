@@ -203,7 +203,7 @@ def partitions(
 
 
 def problems(found: Found) -> list[str]:
-    """Return the problems of the cluster with their fixes, those of the replying node last."""
+    """Return the problems of the cluster, then those of the replying node, with their fixes."""
     known = [] if found["manager"] is not None else [troubles.no_manager()]
     known += [
         troubles.node_dead(
