@@ -52,7 +52,7 @@ class GroupCoordinators(Coordinators, Protocol):
 
     @property
     def has_stored_configs(self) -> bool:
-        """Return False below feature level 3, where only ``CONFIGS_OF_ROWS`` can be set."""
+        """Return whether all group configs can be set, which needs feature level 3."""
         ...
 
 

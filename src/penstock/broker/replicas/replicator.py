@@ -132,8 +132,8 @@ class Replicator:
             self._role_task = self._loop.create_task(self._take_role(), name=name)
 
     def _end_leadership(self) -> None:
-        """Stop accepting and counting anything of the old epoch (rule R8). The next leader may
-        still commit appends that have no reply yet, so their clients wait for that."""
+        """Stop accepting appends in the old epoch (rule R8). The next leader may still commit
+        appends that have no reply yet, so clients wait for the outcome."""
         if self.leadership is None or self.leadership.is_over:
             return
         self.leadership.is_over = True

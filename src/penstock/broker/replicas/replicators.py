@@ -152,7 +152,9 @@ class Replicators:
             if folder.name in known:
                 continue
             if self.context.catalog.tombstone(folder.name) is None:
-                log_.warning("folder of unknown topic kept", extra={"folder": folder.name})
+                log_.warning(
+                    "keeping the folder of an unknown topic", extra={"folder": folder.name}
+                )
             else:
                 await self._remove(folder)
 

@@ -81,7 +81,7 @@ class BrokerService:
         return None if topic is None or topic.modified_at_ms < request.modified_at_ms else topic
 
     async def _catch_up(self, request: wire.OfTopic) -> Topic:
-        """Wait for the caller's version of the topic; after a while return an older one."""
+        """Wait for the caller's version of the topic. After a timeout, return an older version."""
         topic_id = request.topic_id
         until = self._loop.time() + self._catch_up_seconds
         while (left := until - self._loop.time()) > 0:

@@ -252,7 +252,9 @@ class DataKeys:
     def _reserved(self, topic: Topic, task: "asyncio.Task[None]") -> None:
         del self._reserving[topic.topic_id]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("data key not reserved", extra={"topic": topic.name, "reason": str(error)})
+            log.warning(
+                "reserving a data key failed", extra={"topic": topic.name, "reason": str(error)}
+            )
 
     async def _reserve(self, topic: Topic) -> None:
         label = _label_of(topic)

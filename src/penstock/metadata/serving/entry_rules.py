@@ -127,7 +127,7 @@ def _configs_key(key: str, value: bytes) -> str:
 def _data_key_key(key: str, value: bytes) -> str:
     decode_data_key(value)
     if _DATA_KEY.match(key) is None:
-        raise InvalidRequest(f"{key} is not the key of a data key.")
+        raise InvalidRequest(f"{key} is not the metadata key of a data key.")
     return key
 
 

@@ -358,7 +358,7 @@ class MetadataService:
         self, request: calls.ListPage, error: errors.PenstockError
     ) -> calls.Listed:
         """Return a page of the topics of one account from the store. Raises Overloaded if all
-        topics are requested, because each of their many pages would read all of them."""
+        topics are requested, because every page would read all topics from the store."""
         if request.prefix == TOPICS_PREFIX:
             raise errors.Overloaded("Not every metadata node replied; retry.") from error
         self._fell_back("list", error)

@@ -320,7 +320,7 @@ def _widths_of(
 def _copartition(
     topology: TopologyValue, counts: dict[str, int], sources: Mapping[str, int]
 ) -> None:
-    """Set the partition counts of repartition topics to the count of the topics that they are joined
+    """Set the partition counts of repartition topics to the count of the topics they are joined
     with. Raises _Wrong if those topics have different counts."""
     fixed = _fixed_counts(topology).keys()
     for part in topology.subtopologies:

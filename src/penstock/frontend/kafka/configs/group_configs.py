@@ -146,7 +146,7 @@ def _patterns(text: str) -> str:
     for part in _listed(text).split(",") if text else ():
         if not (found := _PATTERN.match(part)) or found[1] not in _MATCHED:
             raise ValueError(
-                f"must be a list of NAME=PATTERN where NAME is one of {', '.join(_MATCHED)}"
+                f"the value must be a list of NAME=PATTERN, NAME being one of {', '.join(_MATCHED)}"
             )
     return _listed(text)
 

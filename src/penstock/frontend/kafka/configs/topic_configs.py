@@ -56,7 +56,7 @@ def _policies(text: str) -> str:
     """Check a ``cleanup.policy``. An empty one is valid and keeps all records."""
     parts = tuple(dict.fromkeys(part.strip() for part in text.split(","))) if text else ()
     if not set(parts) <= {stream.DELETE, stream.COMPACT}:
-        raise ValueError("must be delete, compact, 'compact,delete' or empty")
+        raise ValueError("the value must be delete, compact, 'compact,delete' or empty")
     return ",".join(parts)
 
 
@@ -65,7 +65,7 @@ def _throttled(text: str) -> str:
     is_right = parts == ["*"] or all(map(_THROTTLED.match, parts))
     if not is_right or len(text) > THROTTLED_CHARS_MAX:
         raise ValueError(
-            "must be * or a comma-separated list of PARTITION:NODE with at most"
+            "the value must be * or a comma-separated list of PARTITION:NODE with at most"
             f" {THROTTLED_CHARS_MAX:,} characters"
         )
     return ",".join(parts)
@@ -73,7 +73,7 @@ def _throttled(text: str) -> str:
 
 def _is_false(text: str) -> str:
     if text.lower() != "false":
-        raise ValueError("must be false (there is no tiered storage)")
+        raise ValueError("the value must be false (there is no tiered storage)")
     return "false"
 
 
@@ -83,7 +83,7 @@ def _gzip_level(text: str) -> str:
     try:
         return rows.whole(1, 9)(text)
     except ValueError:
-        raise ValueError("must be -1 or a whole number from 1 to 9") from None
+        raise ValueError("the value must be -1 or a whole number from 1 to 9") from None
 
 
 TABLE: Final = rows.table(
