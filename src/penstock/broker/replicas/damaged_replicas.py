@@ -1,4 +1,4 @@
-"""Opens the logs of replicas. If a log may have lost records, this is declared in the partition's
+"""Opens the logs of replicas. If a log may have lost records, this is stored in the partition's
 row in the metadata store before this node can be elected. Repairs replicas found damaged later.
 
 A damaged log may lack events, so as a leader it would deliver messages that were deleted long ago.

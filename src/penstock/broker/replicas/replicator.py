@@ -87,7 +87,7 @@ class Replicator:
 
     @property
     def durable_offset(self) -> int:
-        """The end offset of durable records. Unless fsync is ``always``, all records count."""
+        """The end of the durable records. If fsync is not ``always``, all records are included."""
         return self.log.durable_offset if self.fsync is Fsync.ALWAYS else self.log.end_offset
 
     @property

@@ -291,7 +291,7 @@ def check_txn(txn: Txn) -> Sequence[str]:
     keys = [*(key for key, _ in txn.puts), *txn.deletes]
     seen = [key for key, _ in (*txn.compare, *txn.compare_created)]
     if len(keys) > CHANGES_PER_TXN_MAX or len(seen) > CHANGES_PER_TXN_MAX:
-        raise InvalidRequest(f"The transaction has more than {CHANGES_PER_TXN_MAX} keys.")
+        raise InvalidRequest(f"A transaction must have at most {CHANGES_PER_TXN_MAX} keys.")
     if len(set(keys)) != len(keys):
         raise InvalidRequest("The transaction changes a key more than once.")
     families = {RULES[prefix_of(key)].family for key in (*keys, *seen)}

@@ -225,7 +225,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 begins[place] = before
         gone = sorted(set(begun.at) - set(end.at))
         if gone and is_strict:
-            raise DataLoss(gone[0], begun.at[gone[0]], begun.at[gone[0]], "it was deleted")
+            raise DataLoss(gone[0], begun.at[gone[0]], begun.at[gone[0]], "the topic was deleted")
         if fresh:
             begins |= self._client.offsets(dict.fromkeys(fresh, EARLIEST))
         return begins
