@@ -267,7 +267,7 @@ class ReadableLog:
         self.stored_low_watermark = offset
 
     def lower_low_watermark(self) -> None:
-        """Lower the low watermark to at most the log's end, or new records would be hidden."""
+        """Lower a low watermark that is above the log's end, where it would hide new records."""
         if self.stored_low_watermark > self.end_offset:
             self.store_low_watermark(self.end_offset)
 

@@ -225,7 +225,7 @@ class Leader:
 
     def held_offset(self, durable_offset: int) -> int:
         """Return the offset that all replicas have on disk, or 0 if one has sent no fetch.
-        Compaction may remove records before it without a trace."""
+        Compaction may remove earlier records completely."""
         return self._least(durable_offset, self.row.replicas)
 
     def worst_lag(self, *, start_offset: int, end_offset: int, now_ms: int) -> tuple[int, int]:

@@ -240,6 +240,6 @@ class DynamicConfigs:
             listener()
 
     def _topic_configs(self, own: Configs) -> Configs:
-        """Return the topic defaults of a broker with these configs of its own."""
+        """Return the topic defaults of a broker that has these configs."""
         names, merged = self._topic_names, {**self.of_all, **own}
         return {names[name]: text for name, text in merged.items() if name in names}
