@@ -234,7 +234,6 @@ class ReadableLog:
         return self.end_offset
 
     def epochs(self, start: int) -> Epochs:
-        """Return the epochs from an offset on, with their first offsets."""
         found: Epochs = []
         for segment in self._segments.since(start):
             last_epoch = found[-1][0] if found else NO_EPOCH

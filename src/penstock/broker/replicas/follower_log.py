@@ -43,7 +43,6 @@ FULL_PAUSE_MS = 1_000  # after a failed append
 
 
 def about(key: PartitionKey, reason: object) -> dict[str, object]:
-    """Return the fields of a log event about a replica."""
     return {"partition": str(key), "reason": str(reason)}
 
 

@@ -371,7 +371,6 @@ class Replicators:
         await asyncio.gather(*(each.settle() for each in self._replicas.values()))
 
     def _may_hand_over(self, replicator: Replicator) -> bool:
-        """Return whether this node leads the partition and another node could lead it."""
         leader = replicator.replica.leader
         if leader is None:
             return False

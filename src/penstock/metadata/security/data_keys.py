@@ -295,7 +295,6 @@ class DataKeys:
         return None
 
     async def _create(self, topic: Topic, label: str) -> DataKey:
-        """Create a key with its first block of messages reserved, and store it."""
         topic_id, now_ms = topic.topic_id, self._clock.wall_ms()
         key_id = self._entropy(KEY_ID_BYTES).hex()
         at = data_key_key(topic_id, key_id)

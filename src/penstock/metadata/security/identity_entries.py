@@ -263,7 +263,6 @@ class IdentityMemory:
         return self._live_keys.get(key_id)
 
     def keys(self, account: str, user: str) -> Sequence[AccessKey]:
-        """Return the keys of a user, oldest first."""
         entry = self._users.get(user_key(account, user))
         ids = () if entry is None else entry.key_ids
         return [self._live_keys[key_id] for key_id in ids if key_id in self._live_keys]

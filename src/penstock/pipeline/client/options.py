@@ -393,7 +393,6 @@ def new_client(connection: Connection) -> KafkaClient:
 
 
 def client_for(connection: Connection) -> KafkaClient:
-    """Return the cached client of this thread."""
     if getattr(_local, "pid", None) != os.getpid():
         _local.pid, _local.clients = os.getpid(), OrderedDict()
     clients: OrderedDict[Connection, KafkaClient] = _local.clients
