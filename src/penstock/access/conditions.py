@@ -289,8 +289,8 @@ class _Given(msgspec.Struct, frozen=True):
     has_escapes: bool
     takes_any_arn: bool
 
-    def wrong(self, value: str, noun: str) -> MalformedPolicy:
-        return MalformedPolicy(f"{self.place}: {value[:200]} is not {noun}.")
+    def wrong(self, value: str, problem: str) -> MalformedPolicy:
+        return MalformedPolicy(f"{self.place}: {value[:200]} {problem}.")
 
 
 Make = Callable[[_Given], Test]
@@ -318,7 +318,7 @@ def _arns(given: _Given) -> Test:
         if value != "*" and (len(parts) != ARN_PARTS or parts[0] != "arn"):
             if given.takes_any_arn:
                 continue
-            raise given.wrong(value, "an ARN")
+            raise given.wrong(value, "is not an ARN")
         patterns.append([] if value == "*" else parts)
     has_escapes = given.has_escapes
 
@@ -345,7 +345,7 @@ def _networks(given: _Given) -> Test:
         try:
             networks.append(ipaddress.ip_network(value, strict=False))
         except ValueError:
-            raise given.wrong(value, "an address range") from None
+            raise given.wrong(value, "is not an address range") from None
 
     def fits(value: str) -> bool:
         address = _address(value)
@@ -402,7 +402,7 @@ def _comparing(
             try:
                 wanted.append(read(value))
             except (ValueError, OverflowError):
-                raise given.wrong(value, noun) from None
+                raise given.wrong(value, f"is not {noun}") from None
 
         def fits(value: str) -> bool:
             found = read(value)

@@ -1,9 +1,9 @@
 """Access decisions for requests of all protocols, made from the policies and cached.
 
-Any change of users or tenants clears the cache. A decision that depends on the address or the
-transport is cached for requests with the same ones; a decision that depends on the time is not
-cached. A stored policy that is invalid denies everything, because its meaning is unknown; the owner
-of a queue can still replace the policy of the queue."""
+Any change of users or tenants clears the cache. A decision that depends on address or
+transport is cached for requests with the same address and transport, and a decision that depends on
+the time is not cached. An invalid stored policy denies everything, because its meaning is unknown;
+the owner of a queue can still replace the policy of the queue."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -132,7 +132,7 @@ class Decisions:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Make decisions in this block without raising Postponed. The block must not await."""
+        """Return a context in which decisions do not raise Postponed. Its block must not await."""
         before, self._postpones = self._postpones, False
         try:
             yield
@@ -153,8 +153,7 @@ class Decisions:
     def is_cached(
         self, caller: Caller, action: str, *, arn: str, owner: str, policy: str | None
     ) -> bool:
-        """Return whether a decision is cached that depends on neither address, transport nor
-        time."""
+        """Return whether there is a cached decision that applies at any address and time."""
         return (caller.account, caller.user, action, arn, owner, policy) in self._decisions
 
     def grants_anything(
@@ -272,7 +271,7 @@ def _compile_identity(name: str, text: str, caller: Caller) -> Compiled:
         return evaluation.compile_policy(text, Kind.IDENTITY)
     except MalformedPolicy as error:
         log.error(
-            "invalid user policy denies all requests",
+            "user policy is invalid: denying all requests",
             extra={"user": caller.arn, "policy": name, "reason": str(error)},
         )
         return _INVALID
@@ -286,7 +285,7 @@ def _compile_resource(question: Question) -> Compiled | None:
         return evaluation.compile_policy(text, Kind.RESOURCE)
     except MalformedPolicy as error:
         log.error(
-            "invalid resource policy denies all requests except its replacement",
+            "resource policy is invalid: denying requests that do not replace it",
             extra={"arn": arn, "reason": str(error)},
         )
         return _INVALID_RESOURCE

@@ -58,8 +58,8 @@ def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 def global_options(*, from_environment: bool) -> list[click.Option]:
-    """Return the global options. Those of the root command also read environment variables. Those
-    of a verb do not, because a variable would win over a flag written before the noun."""
+    """Return the global options. Only the root command reads environment variables: if a verb did,
+    a variable would win over a flag that is written before the noun."""
 
     def option(flag: str, *names: str, **rest: Any) -> click.Option:
         if from_environment and not rest.get("is_flag"):

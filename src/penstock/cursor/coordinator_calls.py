@@ -52,7 +52,7 @@ class GroupCoordinators(Coordinators, Protocol):
 
     @property
     def has_stored_configs(self) -> bool:
-        """Whether all group configs can be set, not only those in ``CONFIGS_OF_ROWS``."""
+        """Return whether all group configs can be set, which needs feature level 3."""
         ...
 
 
@@ -191,7 +191,7 @@ class AddGroup(ProducerCall[ErrorCode], frozen=True):
 
 
 class VerifyPartition(ProducerCall[ErrorCode], frozen=True):
-    """Check that a partition is in the open transaction, which is certain until the next await."""
+    """Check that a partition is in the open transaction. This holds until the next await."""
 
     partition: Place
 

@@ -263,7 +263,7 @@ class Log(ReadableLog):
 
     def truncate(self, to: int) -> int:
         """Cut off the batch that holds ``to`` and everything after it, durably. Returns the new end
-        offset. A crash meanwhile leaves a log that ends between the old and the new end. May run in
+        offset. After a crash the log ends anywhere between the old and the new end. May run in
         a thread if nothing else uses the log. The owner first removes later checkpoints."""
         self._assert_at_rest()
         assert to >= self.start_offset, "to drop the whole log, call restart"
@@ -327,8 +327,8 @@ class Log(ReadableLog):
             save_damage(self.folder, left, self.disk)
 
     def restart(self, at: int) -> None:
-        """Delete everything and become an empty log that begins at offset ``at``. A crash meanwhile
-        leaves the old log or the new one. May run in a thread, as ``truncate``."""
+        """Delete everything and become an empty log that begins at offset ``at``. After a
+        crash there is the old log or the new one. May run in a thread, as ``truncate``."""
         self._assert_at_rest()
         assert at >= 0
         while self._detached:

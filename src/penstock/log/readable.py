@@ -234,7 +234,6 @@ class ReadableLog:
         return self.end_offset
 
     def epochs(self, start: int) -> Epochs:
-        """Return the epochs from an offset on, with their first offsets."""
         found: Epochs = []
         for segment in self._segments.since(start):
             last_epoch = found[-1][0] if found else NO_EPOCH
@@ -267,7 +266,7 @@ class ReadableLog:
         self.stored_low_watermark = offset
 
     def lower_low_watermark(self) -> None:
-        """Lower the low watermark to at most the log's end, or new records would be hidden."""
+        """Lower a low watermark that is above the log's end, where it would hide new records."""
         if self.stored_low_watermark > self.end_offset:
             self.store_low_watermark(self.end_offset)
 

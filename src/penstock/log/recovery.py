@@ -74,7 +74,7 @@ class RecoveryReport:
 
     @property
     def was_stopped(self) -> bool:
-        """Return whether every stop was clean; ``was_clean`` covers only the last one."""
+        """Return whether all stops since the last ``Log.settle`` were clean."""
         return self.doubts & DOUBT_CRASHED == 0
 
 
@@ -137,7 +137,7 @@ class Recovery:
         return report
 
     def _read_low_watermark(self, end_offset: int) -> None:
-        """Read the low watermark, and lower it to the log's end, or new records would be hidden."""
+        """Read the low watermark. Above the log's end it would hide new records, so lower it."""
         try:
             self.low_watermark = read_low_watermark(self.folder, self.disk)
         except Damaged:

@@ -237,7 +237,7 @@ async def raise_levels(store: Store, level: ClusterLevel, *, manager_created: in
 
 
 async def _raise_level(store: Store, level: ClusterLevel, manager_created: int) -> bool:
-    """Raise the level if requested. Return False if this must be retried."""
+    """Raise the feature level if requested. Return False if this must be retried."""
     entry, version = level.entry, level.version
     if not entry.wanted:
         return True

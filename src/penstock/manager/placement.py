@@ -316,8 +316,8 @@ class _Plan:
         return led
 
     def even_leaders(self) -> None:
-        """Even out the leaders. A change may need a chain of nodes, each passing a partition to the
-        next."""
+        """Give every node about the same number of leaders. A change may need a chain of nodes,
+        each passing a partition to the next."""
         shared: _Shared = {node: {} for node in self._on}
         led = dict.fromkeys(self._on, 0)
         for key in self._keys:

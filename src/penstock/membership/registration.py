@@ -112,7 +112,7 @@ class LeaseClock:
 
     @property
     def is_good(self) -> bool:
-        """Whether no other node can have declared this node dead yet."""
+        """Return whether the lease is valid: no other node can have declared this node dead."""
         return self._clock_ms() < self.deadline_ms
 
     async def start(self) -> int:

@@ -165,18 +165,18 @@ def check_changes(txn: Txn) -> None:
     compared = [key for key, _ in (*txn.compare, *txn.compare_created)]
     if len(keys) > CHANGES_PER_TXN_MAX or len(compared) > CHANGES_PER_TXN_MAX:
         raise InvalidRequest(
-            f"A transaction compares and changes at most {CHANGES_PER_TXN_MAX} keys."
+            f"The transaction compares or changes more than {CHANGES_PER_TXN_MAX} keys."
         )
     for key in (*keys, *compared):
         if len(key.encode()) > KEY_BYTES_MAX:
-            raise InvalidRequest(f"A metadata key has at most {KEY_BYTES_MAX} bytes.")
+            raise InvalidRequest(f"A metadata key is longer than {KEY_BYTES_MAX} bytes.")
     size = sum(len(key.encode()) for key in keys)
     for key, value in txn.puts:
         if len(value) > VALUE_BYTES_MAX:
-            raise InvalidRequest(f"{key}: a metadata value has at most {VALUE_BYTES_MAX} bytes.")
+            raise InvalidRequest(f"The value of {key} is longer than {VALUE_BYTES_MAX} bytes.")
         size += len(value)
     if size > TXN_BYTES_MAX:
-        raise InvalidRequest(f"A transaction has at most {TXN_BYTES_MAX} bytes, not {size}.")
+        raise InvalidRequest(f"A transaction must have at most {TXN_BYTES_MAX} bytes, not {size}.")
 
 
 def check_ttl(ttl_ms: int) -> None:

@@ -289,7 +289,6 @@ def replica_halted(place: str, reason: str) -> Trouble:
 
 
 def coordinator_down(reason: str) -> Trouble:
-    """Return the trouble; ``reason`` begins with the coordinator's topic and partition."""
     place = reason.partition(":")[0]
     return Trouble(
         Kind.COORDINATOR_DOWN,

@@ -106,7 +106,6 @@ def _on_stop_signal(stop: asyncio.Event) -> None:
 
 
 def _root_key(node: AnyNode) -> list[str]:
-    """Return the lines that show a new access key of root, with its secret."""
     made = node.root_key
     if made is None:
         return []

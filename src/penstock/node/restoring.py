@@ -197,7 +197,7 @@ async def _fill(config: Config, data: Path, backup: Path, manifest: Manifest) ->
 
 
 def _entries(backup: Path, manifest: Manifest, node: int) -> Iterator[tuple[str, bytes]]:
-    """Yield the entries to restore, first the rows: a topic without rows would count as new."""
+    """Yield the entries to restore. Partition rows are first: without them, a topic is new."""
     if node:
         for part in manifest.partitions:
             key = cluster.PartitionKey(part.topic_id, part.partition)

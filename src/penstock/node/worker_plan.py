@@ -156,7 +156,6 @@ def worker_settings(
 
 
 def shared_settings(*, is_auth_on: bool) -> dict[str, str]:
-    """Return the settings that all processes share."""
     return {
         "node.workers": "0",
         "auth.mode": "on" if is_auth_on else "off",

@@ -47,7 +47,7 @@ TOPIC, PARTITION, OFFSET = "topic", "partition", "offset"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The first and last offset of one partition in one part file, and the number of offsets."""
+    """The offsets of a partition in a part file. ``count`` is their number: there may be gaps."""
 
     first: int
     last: int

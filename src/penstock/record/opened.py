@@ -83,7 +83,6 @@ class OpenedBatch:
             raise self._malformed
 
     def find(self, offset: int) -> Record | None:
-        """Return the record at this offset, or None if there is none or it is malformed."""
         number, position = self._place_before(offset)
         end = min(number + MARK_RECORDS, self.header.count)
         try:

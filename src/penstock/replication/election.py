@@ -77,7 +77,7 @@ def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_
 def elect(
     view: View, incarnations: Mapping[int, int], *, avoiding: frozenset[int] = frozenset()
 ) -> Change | None:
-    """Elect the first live replica with all committed records, if possible not ``avoiding``."""
+    """Elect the first live replica with all committed records, preferably not ``avoiding``."""
     row = view.row
     able = [node for node in row.replicas if node in row.whole and node in incarnations]
     chosen = next((node for node in able if node not in avoiding), able[0] if able else None)

@@ -139,7 +139,7 @@ class Leader:
 
     @property
     def low_watermark_held(self) -> int:
-        """The low watermark that all replicas that may be elected have stored (rule R25)."""
+        """Return the low watermark that every electable replica has stored (rule R25)."""
         held = self.low_watermark
         for member in self._counted():
             if member != self.node:
@@ -210,8 +210,8 @@ class Leader:
         return Change(self._view.version, left)
 
     def adding(self, member: int) -> Change | None:
-        """Return the change that adds a member, or None unless it has, in this epoch and
-        registration, all records that may be committed (rule R11) and the low watermark."""
+        """Return the change that adds a follower to the in-sync set. Returns None if the follower
+        lacks the low watermark or a record that may be committed (rule R11)."""
         peer = self._peers.get(member)
         if (
             peer is None
@@ -225,7 +225,7 @@ class Leader:
 
     def held_offset(self, durable_offset: int) -> int:
         """Return the offset that all replicas have on disk, or 0 if one has sent no fetch.
-        Compaction may remove records before it without a trace."""
+        Compaction may remove earlier records completely."""
         return self._least(durable_offset, self.row.replicas)
 
     def worst_lag(self, *, start_offset: int, end_offset: int, now_ms: int) -> tuple[int, int]:

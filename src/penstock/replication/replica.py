@@ -155,7 +155,7 @@ class Replica:
 
     @property
     def low_watermark_held(self) -> int:
-        """On a leader, the low watermark that all replicas that may be elected have stored."""
+        """On a leader, the low watermark that every electable replica has stored."""
         return 0 if self.leader is None else self.leader.low_watermark_held
 
     @property

@@ -637,7 +637,7 @@ async def test_a_node_of_another_cluster_hears_why_it_is_refused() -> None:
     role = Role()
     async with listening(role) as (_, port), calling(port, cluster_id="c2") as client:
         with pytest.raises(
-            Unreachable, match="belongs to cluster c2; this is server of cluster c1"
+            Unreachable, match="belongs to cluster c2, but node server belongs to cluster c1"
         ):
             await ask(client, "hello")
 

@@ -210,7 +210,10 @@ DATA_KEY_AT = data_key_key("ab" * 16, "cd" * 8)
         (Txn([], [(USER_AT, encode(USER))]), "must compare the version"),
         (Txn([(KEY_AT, 0)], [(KEY_AT + "x", encode(KEY))]), "the value belongs under"),
         (Txn([], [(KEY_AT, encode(KEY))]), "must compare the version"),
-        (Txn([("/datakeys/a/b", 0)], [("/datakeys/a/b", DATA_KEY)]), "not the key of a data key"),
+        (
+            Txn([("/datakeys/a/b", 0)], [("/datakeys/a/b", DATA_KEY)]),
+            "not the metadata key of a data key",
+        ),
         (Txn([], [(DATA_KEY_AT, DATA_KEY)]), "must compare the version"),
         (Txn([(DATA_KEY_AT, 0)], [(DATA_KEY_AT, b"{}")]), "cannot be read"),
         (Txn([], [("/producer-ids", b"1")]), "must compare the version"),

@@ -35,7 +35,7 @@ def test_some_failures_may_be_allowed() -> None:
         ('check = "not_null"\nfield = "a..b"', "not a path"),
         ('check = "not_null"\nfield = "header:"', "followed by a name"),
         ('check = "not_null"\nmini = 1', "unknown key mini"),
-        ('check = "volume"\nmin = 1\non_fail = "quarantine"', "no single rows"),
+        ('check = "volume"\nmin = 1\non_fail = "quarantine"', "not check single rows"),
         ('check = "freshness"', "max_age_s is missing"),
         ('check = "not_null"\nallowed = -1', "allowed"),
         ('check = "not_null"\n[[rule]]\ntopic = "t"\ncheck = "not_null"', "two rules"),

@@ -114,7 +114,7 @@ class OpenedBatches:
 
 
 class BrokerMeter(Protocol):
-    """The metrics counters of a broker. None is called once per message."""
+    """The metrics counters of a broker. No method is called once per message."""
 
     def dedup_hit(self) -> None: ...
     def dead_lettered(self, count: int) -> None: ...

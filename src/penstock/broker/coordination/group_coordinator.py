@@ -229,7 +229,7 @@ class GroupCoordinator(CoordinatorRuntime):
         try:
             decision = self._decide(decide)
         except Exception:
-            log_.exception("coordinator decision failed", extra={"coordinator": self._label})
+            log_.exception("background change of groups failed", extra={"coordinator": self._label})
         else:
             self._carry_out(decision, is_divisible=is_divisible)
 

@@ -353,7 +353,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         )
 
     async def _list_groups(self, call: calls.ListGroups) -> tuple[ErrorCode, Sequence[Listing]]:
-        """List the groups of this node's coordinators, or fail: a partial list misleads."""
+        """List the groups of this node's coordinators. Returns an error if one is not available."""
         found: list[Listing] = []
         fields = msgspec.structs.asdict(call)
         for coordinator in self._own_coordinators():

@@ -184,7 +184,7 @@ class RowLog:
         return RowUnreadable(self._topic.name, self.partition, offset, row, reason)
 
     async def append(self, decisions: Sequence[Sequence[Row]]) -> None:
-        """Append records and wait until they are committed. On errors some may be in the log."""
+        """Append rows and wait until they are committed. After an error, some may be in the log."""
         for batch in encode_rows(decisions, wall_ms=self._clock.wall_ms()):
             await self._broker.call(
                 AppendBatches(self._topic, self.partition, acks=ACKS_ALL, batches=(batch,))

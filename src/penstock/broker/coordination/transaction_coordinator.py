@@ -96,7 +96,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         *,
         needs_id: bool,
     ) -> TxnReply:
-        """Return the committed reply. Waits for the previous transaction of the id if needed."""
+        """Return the reply once it is committed. Waits until the previous transaction has ended."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while True:
             if needs_id and not await self._has_spare_id():
@@ -176,7 +176,9 @@ class TransactionCoordinator(CoordinatorRuntime):
         try:
             outcome = self._attempt(decide)
         except Exception:
-            log_.exception("coordinator decision failed", extra={"coordinator": self._label})
+            log_.exception(
+                "background change of transactions failed", extra={"coordinator": self._label}
+            )
         else:
             self._carry_out(outcome, is_divisible=is_divisible)
 

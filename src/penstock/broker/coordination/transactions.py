@@ -200,7 +200,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         return code, replace(found, partitions=shown)
 
     def _shown(self, partition: TopicPartition) -> TopicPartition:
-        """Return a group's partition of ``__groups``; other partitions are returned unchanged."""
+        """Return the partition as clients see it: for a group, its partition of ``__groups``."""
         topic_id, _ = partition
         groups = self._catalog.find(*self._namespace, GROUPS)
         if groups is None or not topic_id.startswith(GROUP_PREFIX):
@@ -212,7 +212,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         self,
         call: calls.ListTransactions,  # noqa: ARG002 - it has no fields
     ) -> tuple[ErrorCode, dict[str, TxnValue]]:
-        """List the transactions of this node, or fail: a partial list misleads."""
+        """List the transactions of this node. Returns an error if a coordinator is unavailable."""
         found: dict[str, TxnValue] = {}
         for coordinator in self._own_coordinators():
             code, ids = await coordinator.read(Transactions.view)

@@ -171,7 +171,7 @@ class RecordReader:
         return True
 
     def _decode(self, data: bytes, header: BatchHeader, from_offset: int) -> list[Record]:
-        """Return the records of a batch. Those of an unreadable batch count as expired."""
+        """Return the records of a batch. Records of an unreadable batch are treated as expired."""
         try:
             return decode_batch(data, origin=self._origin, from_offset=from_offset)
         except MalformedBatch as error:

@@ -390,7 +390,7 @@ class Partition:
         return await self._loop.run_in_executor(self._context.pool, detached.remove)
 
     def sync_soon(self) -> None:
-        """Sync the log if its fsync mode needs it (``never`` needs it for closed segments)."""
+        """Start a sync of unsynced records, or with fsync ``never`` only of closed segments."""
         fsync = self.journal.fsync
         if fsync is Fsync.INTERVAL or (fsync is Fsync.NEVER and self.log.has_unsynced_sealed):
             self.journal.sync_soon()

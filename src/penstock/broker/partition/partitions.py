@@ -338,7 +338,9 @@ class Partitions:
         known = {topic.topic_id for topic in self._context.catalog.all_topics()}
         for folder in self._folder.iterdir():
             if folder.name not in known:
-                log_.warning("folder of unknown topic kept", extra={"folder": folder.name})
+                log_.warning(
+                    "keeping the folder of an unknown topic", extra={"folder": folder.name}
+                )
 
     def spawn(self, work: Awaitable[None], name: str) -> None:
 

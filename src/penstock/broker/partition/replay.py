@@ -379,7 +379,7 @@ def _hydrate(log: Log, cursor: LeaseCursor, origin: bytes, context: BrokerContex
 def _remember_recent(
     log: Log, dedup: DedupTable, topic: Topic, origin: bytes, context: BrokerContext
 ) -> None:
-    """Read the last five minutes for deduplication. They are never deleted earlier."""
+    """Add the messages of the last five minutes, which are still in the log, to the table."""
     offset = log.find_time(context.clock.wall_ms() - limits.DEDUP_WINDOW_MS)
     while offset < log.end_offset:
         try:

@@ -1,4 +1,4 @@
-"""Opens the logs of replicas. If a log may have lost records, this is declared in the partition's
+"""Opens the logs of replicas. If a log may have lost records, this is stored in the partition's
 row in the metadata store before this node can be elected. Repairs replicas found damaged later.
 
 A damaged log may lack events, so as a leader it would deliver messages that were deleted long ago.
@@ -50,7 +50,8 @@ async def open_replica(
     *,
     may_be_new: bool,
 ) -> OpenedLog | None:
-    """Open a replica's log. Declares possible data loss unless the log ``may_be_new``."""
+    """Open a replica's log. If records may be missing, report this to the store, unless the log is
+    empty and ``may_be_new``."""
     topic = context.catalog.find_id(key.topic_id)
     if topic is None:
         return None
@@ -81,7 +82,7 @@ async def open_replica(
 async def _declare_loss(
     key: PartitionKey, view: View | None, node: int, cluster: ClusterView, reason: str
 ) -> None:
-    """Declare that this replica may have lost records, before this node registers."""
+    """Store in the partition's row that this replica may have lost records."""
     while view is not None and (change := declare_loss(view, node)) is not None:
         log_.error("replica may have lost committed records", extra=about(key, reason))
         with contextlib.suppress(VersionConflict, OutcomeUnknown):

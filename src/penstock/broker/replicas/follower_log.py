@@ -43,7 +43,6 @@ FULL_PAUSE_MS = 1_000  # after a failed append
 
 
 def about(key: PartitionKey, reason: object) -> dict[str, object]:
-    """Return the fields of a log event about a replica."""
     return {"partition": str(key), "reason": str(reason)}
 
 
@@ -248,7 +247,7 @@ class FollowerLog:
         self._log.finish_sync(job)
 
     def sync_soon(self) -> None:
-        """Sync the log if its fsync mode needs it (``never`` needs it for closed segments)."""
+        """Start a sync of unsynced records, or with fsync ``never`` only of closed segments."""
         owner, log, fsync = self._owner, self._log, self._owner.fsync
         if owner.replica.leader is not None or owner.is_changing_role:
             return

@@ -38,7 +38,7 @@ class Leadership:
 
     @property
     def is_awaited(self) -> bool:
-        """True if replies wait for commits. Always true if this node may count as dead."""
+        """Return whether replies wait for commits. True if others may consider this node dead."""
         return not self._is_async or not self._replicator.home.is_registered
 
     @property

@@ -87,7 +87,7 @@ class Replicator:
 
     @property
     def durable_offset(self) -> int:
-        """The end offset of durable records. Unless fsync is ``always``, all records count."""
+        """The end of the durable records. If fsync is not ``always``, all records are included."""
         return self.log.durable_offset if self.fsync is Fsync.ALWAYS else self.log.end_offset
 
     @property
@@ -132,8 +132,8 @@ class Replicator:
             self._role_task = self._loop.create_task(self._take_role(), name=name)
 
     def _end_leadership(self) -> None:
-        """Stop accepting and counting anything of the old epoch (rule R8). The next leader may
-        still commit appends that have no reply yet, so their clients wait for that."""
+        """Stop accepting appends in the old epoch (rule R8). The next leader may still commit
+        appends that have no reply yet, so clients wait for the outcome."""
         if self.leadership is None or self.leadership.is_over:
             return
         self.leadership.is_over = True

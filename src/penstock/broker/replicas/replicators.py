@@ -1,9 +1,10 @@
 """All replicas on this node. A replica is opened when its partition's row in the metadata store
 names this node, updated when the row changes, and closed when the row no longer names the node.
 
-A node starts in the order of R4. First it removes its old registration, so that no node relies on
-it. Then it opens its logs and declares losses. Then it registers, and only rows read from then on
-count. A node whose lease ended while it was running does the same without closing its logs."""
+A node starts in this order (rule R4 in docs/replication.md): it removes its old registration, so
+that no node relies on it; it opens its logs, and reports replicas that may have lost records to the
+store; it registers, and from then on ignores rows that it has read before. A node whose lease ended
+while it was running does the same without closing its logs."""
 
 import asyncio
 import contextlib
@@ -95,7 +96,7 @@ class Replicators:
 
     @property
     def is_registered(self) -> bool:
-        """True if no other node can consider this node dead (rule R20)."""
+        """Return whether this node's lease is valid: no other node considers it dead (rule R20)."""
         return self._membership.is_good
 
     async def lead(self, replicator: Replicator, leadership: Leadership) -> Partition:
@@ -151,7 +152,9 @@ class Replicators:
             if folder.name in known:
                 continue
             if self.context.catalog.tombstone(folder.name) is None:
-                log_.warning("folder of unknown topic kept", extra={"folder": folder.name})
+                log_.warning(
+                    "keeping the folder of an unknown topic", extra={"folder": folder.name}
+                )
             else:
                 await self._remove(folder)
 
@@ -368,7 +371,6 @@ class Replicators:
         await asyncio.gather(*(each.settle() for each in self._replicas.values()))
 
     def _may_hand_over(self, replicator: Replicator) -> bool:
-        """Return whether this node leads the partition and another node could lead it."""
         leader = replicator.replica.leader
         if leader is None:
             return False

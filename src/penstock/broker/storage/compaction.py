@@ -64,7 +64,6 @@ class AbortedScan:
         self.gone = frozenset(gone)
 
     def _transaction_of(self, header: BatchHeader) -> Aborted | None:
-        """Return the aborted transaction that a batch belongs to, if any."""
         if not header.count or header.is_control or not header.attributes & ATTR_TRANSACTIONAL:
             return None
         own = self._by_producer.get(header.producer_id)

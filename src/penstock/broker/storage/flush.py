@@ -1,4 +1,4 @@
-"""The appends of one turn of the event loop, and the callers that wait for them."""
+"""The appends of one iteration of the event loop, and the callers that wait for them."""
 
 import asyncio
 

@@ -113,7 +113,7 @@ class Journal:
         self._replication = replication
         # Whether appends must wait to be committed, or are committed when written.
         self._is_flush_awaited = self.fsync is Fsync.ALWAYS or replication is not None
-        # Added in this turn of the event loop:
+        # Added in this iteration of the event loop:
         self._messages: list[Message] = []
         self._events: list[tuple[int, bytes]] = []
         self._flush: Flush | None = None
@@ -189,7 +189,7 @@ class Journal:
         return None
 
     def join(self) -> Flush:
-        """Return the flush that will run at the end of this turn of the event loop."""
+        """Return the flush that will run at the end of this iteration of the event loop."""
         if self.failure is not None:
             raise self.failure
         flush = self._flush
@@ -199,7 +199,7 @@ class Journal:
         return flush
 
     def flush(self) -> None:
-        """Append everything that was added. Called at the end of the turn, or earlier."""
+        """Append everything that was added. Called at the end of the iteration, or earlier."""
         flush, self._flush = self._flush, None
         if flush is None:
             return

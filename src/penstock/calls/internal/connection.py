@@ -277,7 +277,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
     def send(
         self, kind: Kind, call: int, request_id: int, payload: bytes, *, deadline_ms: int = 0
     ) -> None:
-        """Send a frame in the next iteration of the event loop. ``fits`` was checked before."""
+        """Send a frame in the next iteration of the event loop. The caller has checked ``fits``."""
         header = wire.pack_header(
             self._version,
             kind,

@@ -81,7 +81,7 @@ class BrokerService:
         return None if topic is None or topic.modified_at_ms < request.modified_at_ms else topic
 
     async def _catch_up(self, request: wire.OfTopic) -> Topic:
-        """Wait for the caller's version of the topic; after a while return an older one."""
+        """Wait for the caller's version of the topic. After a timeout, return an older version."""
         topic_id = request.topic_id
         until = self._loop.time() + self._catch_up_seconds
         while (left := until - self._loop.time()) > 0:
@@ -120,7 +120,7 @@ class BrokerService:
             raise NotLeader(place, leader=leader, epoch=led[1])
 
     def _is_added(self, topic: Topic, partition: int) -> bool:
-        """Return whether a share's source topic has got this partition meanwhile."""
+        """Return whether the source topic of a share now has this partition."""
         source = None if topic.source_id is None else self._catalog.find_id(topic.source_id)
         return source is not None and 0 <= partition < source.partition_count
 
@@ -176,7 +176,7 @@ class BrokerService:
         topic = self._known(request) or await self._catch_up(request)
         if not 0 < len(request.known) <= wire.WATCHED_MAX:
             raise InvalidRequest(
-                f"One call watches 1 to {wire.WATCHED_MAX} partitions, not {len(request.known)}."
+                f"One call can watch 1 to {wire.WATCHED_MAX} partitions, not {len(request.known)}."
             )
         for partition, _ in request.known:
             self._check(topic, partition)

@@ -25,7 +25,7 @@ class RateFlags(NamedTuple):
 
 _RATES = (
     RateFlags("tenant_requests", "--requests-per-second", "--burst", "requests of the tenant"),
-    RateFlags("tenant_bytes", "--bytes-per-second", "--burst-bytes", "bytes in and out"),
+    RateFlags("tenant_bytes", "--bytes-per-second", "--burst-bytes", "bytes received and sent"),
     RateFlags("user_requests", "--user-requests-per-second", "--user-burst", "requests per user"),
     RateFlags(
         "queue_requests", "--queue-requests-per-second", "--queue-burst", "requests per queue"
@@ -120,7 +120,8 @@ def _options() -> list[Any]:
             kind = _or_default(kind)
         text, burst = f"{each.help} per second; 0: no limit", f"{each.field}_burst"
         options.append(click.option(each.flag, each.field, type=kind, help=text))
-        options.append(click.option(each.burst_flag, burst, type=kind, help="maximum burst size"))
+        text = f"maximum number of {each.help} in a burst"
+        options.append(click.option(each.burst_flag, burst, type=kind, help=text))
     for field, text in _QUOTAS.items():
         kind = bytes_of(0, _COUNT_MAX) if "bytes" in field else click.IntRange(0, _COUNT_MAX)
         flag, text = f"--{field.replace('_', '-')}", f"{text}; 0: no limit"

@@ -154,7 +154,10 @@ class Connection:
             raise
         if not reply.isclosed():
             self._http.close()
-            raise Failure(f"{self.url} sent a huge reply", f"it has over {_REPLY_BYTES_MAX} bytes")
+            raise Failure(
+                f"{self.url} sent a reply that is too large",
+                f"it has over {_REPLY_BYTES_MAX} bytes",
+            )
         return reply.status, {k.lower(): v for k, v in reply.getheaders()}, data
 
     def close(self) -> None:

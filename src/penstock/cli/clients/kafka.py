@@ -185,7 +185,7 @@ class Group(NamedTuple):
 
 
 def connected(listener: str, *, is_tls: bool, timeout_s: float) -> Kafka:
-    """Return a client of ``[PROTOCOL://]HOST:PORT``. ``is_tls``: use TLS if it has no protocol."""
+    """Return a client of ``[PROTOCOL://]HOST:PORT``. ``is_tls`` is the default of the protocol."""
     protocol, mark, address = listener.rpartition("://")
     if mark and protocol.upper() not in PROTOCOLS:
         raise Misuse(

@@ -250,7 +250,7 @@ _LEVEL = Parsed("latest|N", _level)
 
 @cluster.command()
 @click.option("--to", type=_LEVEL, default=LATEST, help="new feature level [default: latest]")
-@click.option("--dry-run", is_flag=True, help="check whether the upgrade is possible, do nothing")
+@click.option("--dry-run", is_flag=True, help="check whether the upgrade is possible")
 def upgrade(session: Session, to: int | str, dry_run: bool) -> None:
     """Raise the feature level of the cluster, after all nodes run a new version.
 

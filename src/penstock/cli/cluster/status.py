@@ -1,6 +1,6 @@
-"""Commands of ``penstock cluster`` that show the cluster; any node replies for all nodes. Changes
-are in ``changes.py``, ``up`` and ``down`` in ``up.py``. ``penstock coordinator`` skips an
-unreadable row in the log of a coordinator, which is out of service until then."""
+"""Commands of ``penstock cluster`` that show the cluster, as reported by one node. Commands that
+change it are in ``changes.py``; ``up`` and ``down`` are in ``up.py``. ``penstock coordinator``
+skips an unreadable row in a coordinator's log; until then, the coordinator is out of service."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -178,9 +178,9 @@ def _members(found: Found) -> list[Row]:
 
 
 @cluster.command()
-@click.option("--topic", metavar="NAME", help="topic or queue of the partitions [default: all]")
-@click.option("--node", type=click.IntRange(1), help="node holding the partitions [default: all]")
-@click.option("--state", type=click.Choice(_STATES), help="state of the partitions [default: any]")
+@click.option("--topic", metavar="NAME", help="list only partitions of this topic or queue")
+@click.option("--node", type=click.IntRange(1), help="list only partitions on this node")
+@click.option("--state", type=click.Choice(_STATES), help="list only partitions in this state")
 @click.option("--under-replicated", is_flag=True, help="the same as --state under_replicated")
 def partitions(
     session: Session, topic: str | None, node: int | None, state: str | None, under_replicated: bool
@@ -203,7 +203,7 @@ def partitions(
 
 
 def problems(found: Found) -> list[str]:
-    """Return the problems of the cluster with their fixes, those of the replying node last."""
+    """Return the problems of the cluster, then those of the replying node, with their fixes."""
     known = [] if found["manager"] is not None else [troubles.no_manager()]
     known += [
         troubles.node_dead(

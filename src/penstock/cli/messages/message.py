@@ -245,7 +245,7 @@ def receive(
 @message.command()
 @count_option(10_000, 10, "maximum number of messages to show")
 @click.option("--partition", type=click.IntRange(min=0), help="partition to show [default: all]")
-@click.option("--start", type=click.IntRange(min=0), default=0, help="offset to start at")
+@option("--start", click.IntRange(min=0), "offset to start at", default=0)
 def peek(session: Session, queue: str, count: int, partition: int | None, start: int) -> None:
     """Show messages without receiving them, including messages in flight and delayed messages."""
     from penstock.cli.messages import peeking

@@ -34,9 +34,7 @@ _GROWTH = math.log(1.01)
 _FIRST_S = 1e-6
 _BUCKETS = 1_870
 _shape_options = several(
-    click.option(
-        "-c", "--connections", type=click.IntRange(1, 1_000), default=16, show_default=True
-    ),
+    option("-c --connections", click.IntRange(1, 1_000), "number of connections", default=16),
     option(
         "--duration", some_seconds(0.1, 3_600), "maximum run time", default=10.0, metavar="DURATION"
     ),

@@ -27,7 +27,7 @@ def config() -> None:
 )  # fmt: skip
 @repeatable("--host hosts", "NAME|ADDRESS", "host that the certificate is valid for")
 @click.option("--no-localhost", is_flag=True, help="omit localhost, 127.0.0.1 and ::1 as hosts")
-@click.option("--name", default="penstock", metavar="NAME", help="name of the node or client")
+@option("--name", "NAME", "name of the node or client", default="penstock")
 @option("--days", click.IntRange(1, 3_650), "validity of the certificate in days", default=365)
 @click.option("--client", "is_client", is_flag=True, help="create a client certificate")
 def certs(

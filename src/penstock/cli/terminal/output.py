@@ -134,7 +134,6 @@ class Output:
 
     @property
     def is_for_people(self) -> bool:
-        """True if a terminal shows a table. Only then does a command say that a result is empty."""
         return self.is_table and self._stream.isatty()
 
     def format_of(self, otherwise: str) -> str:

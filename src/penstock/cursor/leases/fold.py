@@ -297,7 +297,6 @@ class LeaseState:
         self._deadlines_max = 2 * len(self._deadlines) + _STALE_MIN
 
     def _advance(self, now_ms: int) -> None:
-        """End the leases and delays whose time is over."""
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now_ms:
             until_ms, offset = heappop(deadlines)

@@ -341,7 +341,6 @@ class LeaseCursor(LeaseState):
     def state_of(
         self, record: Record, *, now_ms: int, wall_ms: int, queue_delay_ms: int = 0
     ) -> RecordState | None:
-        """Return the state of a record, or None if the record is gone."""
         self._advance(now_ms)
         offset = record.offset
         entry = self._table.get(offset)
@@ -385,5 +384,4 @@ class LeaseCursor(LeaseState):
 
 
 def _is_held(entry: Entry, claim: Claim | Attempt) -> bool:
-    """Return whether the lease of a claim is still running."""
     return entry.state == LEASED and entry.lease_seq == claim.lease_seq

@@ -1,8 +1,8 @@
 """Dead letters: records that were leased too often, and the messages written for them.
 
 The cursor holds such a record under an internal lease that does not count as an attempt. The broker
-appends a copy to the dead-letter queue, waits until it is durable, and acks the original. A crash
-in between repeats the copy, which the deduplication id makes a duplicate."""
+appends a copy to the dead-letter queue, waits until it is durable, and acks the original. After a
+crash in between, the copy is appended again, and its deduplication id marks it as a duplicate."""
 
 import msgspec
 

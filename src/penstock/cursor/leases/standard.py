@@ -152,7 +152,7 @@ class StandardCursor(LeaseCursor):
                     heappush(self._ready, each)
 
     def _take_again(self, selection: Selection) -> bool:
-        """Pick records that became available again. Return True if the event is full."""
+        """Pick records that became available again. Return True if the lease event is full."""
         ready = self._ready
         while ready and len(selection.picked) < selection.take:
             offset = ready[0]

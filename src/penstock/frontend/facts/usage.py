@@ -124,7 +124,7 @@ class UsageTable:
         return self._counts.get(key) or self._open(key)
 
     def move(self, key: Key, messages: int, bytes_in: int, bytes_out: int) -> None:
-        """Count the messages of one topic in a request about several topics."""
+        """Count the messages and bytes of one topic in a request about several topics."""
         counts = self.find(key)
         counts.messages += messages
         counts.bytes_in += bytes_in
@@ -132,7 +132,7 @@ class UsageTable:
         counts.units64k += -(-(bytes_in + bytes_out) // UNIT_BYTES)
 
     def request(self, key: Key, seconds: float) -> None:
-        """Count a request about several topics, without its messages."""
+        """Count a request. Its messages and bytes are counted separately, by topic (``move``)."""
         counts = self.find(key)
         counts.requests += 1
         counts.took(seconds)

@@ -153,7 +153,6 @@ class Replies:
             waiting.set_result(None)
 
     async def _find(self, key: Key) -> _Stored | None:
-        """Return the newest reply with this key, after waiting for a request in progress."""
         under_way = self._under_way
         while key in under_way:
             waiting = under_way[key]

@@ -51,7 +51,6 @@ def segment_paths(folder: Path, base_offset: int) -> list[Path]:
 
 
 def base_offset_of(name: str) -> int | None:
-    """Return the base offset in the file name of a segment, or None for other file names."""
     stem, dot, suffix = name.partition(".")
     if len(stem) != _DIGITS or not (stem.isascii() and stem.isdigit()):
         return None

@@ -252,7 +252,9 @@ class DataKeys:
     def _reserved(self, topic: Topic, task: "asyncio.Task[None]") -> None:
         del self._reserving[topic.topic_id]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("data key not reserved", extra={"topic": topic.name, "reason": str(error)})
+            log.warning(
+                "reserving a data key failed", extra={"topic": topic.name, "reason": str(error)}
+            )
 
     async def _reserve(self, topic: Topic) -> None:
         label = _label_of(topic)
@@ -293,7 +295,6 @@ class DataKeys:
         return None
 
     async def _create(self, topic: Topic, label: str) -> DataKey:
-        """Create a key with its first block of messages reserved, and store it."""
         topic_id, now_ms = topic.topic_id, self._clock.wall_ms()
         key_id = self._entropy(KEY_ID_BYTES).hex()
         at = data_key_key(topic_id, key_id)

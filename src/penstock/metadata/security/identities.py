@@ -330,7 +330,7 @@ class StoredIdentities(entries.IdentityMemory):
         await self._acls.remove(account, rules)
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
-        """Encrypt every secret with the present master key; the old one is not needed any more."""
+        """Encrypt every secret with the present master key, so that old keys can be removed."""
         count = unreadable = 0
 
         def again(wrapped: bytes, *, context: bytes) -> bytes:

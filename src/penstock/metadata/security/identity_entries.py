@@ -167,7 +167,7 @@ def check_user_name(name: str) -> None:
 def check_policies(user: User) -> None:
     """Check names, number and sizes of a user's policies, but not their content."""
     if len(user.policies) > POLICIES_PER_USER_MAX:
-        raise InvalidRequest(f"A user has at most {POLICIES_PER_USER_MAX} policies.")
+        raise InvalidRequest(f"A user can have at most {POLICIES_PER_USER_MAX} policies.")
     total_bytes = 0
     for name, text in user.policies.items():
         if _POLICY_NAME.match(name) is None:
@@ -179,7 +179,7 @@ def check_policies(user: User) -> None:
         total_bytes += size_bytes
     if total_bytes > POLICIES_BYTES_MAX:
         raise InvalidRequest(
-            f"The policies of a user have at most {POLICIES_BYTES_MAX} bytes together."
+            f"The policies of a user can have at most {POLICIES_BYTES_MAX} bytes together."
         )
 
 
@@ -263,7 +263,6 @@ class IdentityMemory:
         return self._live_keys.get(key_id)
 
     def keys(self, account: str, user: str) -> Sequence[AccessKey]:
-        """Return the keys of a user, oldest first."""
         entry = self._users.get(user_key(account, user))
         ids = () if entry is None else entry.key_ids
         return [self._live_keys[key_id] for key_id in ids if key_id in self._live_keys]

@@ -127,7 +127,7 @@ def _configs_key(key: str, value: bytes) -> str:
 def _data_key_key(key: str, value: bytes) -> str:
     decode_data_key(value)
     if _DATA_KEY.match(key) is None:
-        raise InvalidRequest(f"{key} is not the key of a data key.")
+        raise InvalidRequest(f"{key} is not the metadata key of a data key.")
     return key
 
 
@@ -291,12 +291,12 @@ def check_txn(txn: Txn) -> Sequence[str]:
     keys = [*(key for key, _ in txn.puts), *txn.deletes]
     seen = [key for key, _ in (*txn.compare, *txn.compare_created)]
     if len(keys) > CHANGES_PER_TXN_MAX or len(seen) > CHANGES_PER_TXN_MAX:
-        raise InvalidRequest(f"A transaction changes at most {CHANGES_PER_TXN_MAX} keys.")
+        raise InvalidRequest(f"A transaction must have at most {CHANGES_PER_TXN_MAX} keys.")
     if len(set(keys)) != len(keys):
-        raise InvalidRequest("A transaction changes each key at most once.")
+        raise InvalidRequest("The transaction changes a key more than once.")
     families = {RULES[prefix_of(key)].family for key in (*keys, *seen)}
     if len(families) > 1:
-        raise InvalidRequest("A transaction changes entries of one kind only.")
+        raise InvalidRequest("A transaction must only change entries of one kind.")
     compared = {**dict(txn.compare_created), **dict(txn.compare)}
     tombs = _check_puts(txn.puts, compared, is_leased=txn.lease != 0)
     for key in txn.deletes:

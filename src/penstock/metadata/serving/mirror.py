@@ -298,7 +298,7 @@ class Mirror(PrefixWatch):
         self._held.put(Entry(key, change.value, change.version, created))
 
     def _trim(self) -> None:
-        """Drop old history. It may exceed its limits by a quarter, so that this is done rarely."""
+        """Drop old changes. The history may exceed its limits by a quarter, so this is rare."""
         history = self._history
         many = self._history_changes_max * 5 // 4
         if len(history) <= many and self._history_bytes <= HISTORY_BYTES_MAX * 5 // 4:

@@ -38,7 +38,7 @@ from penstock.model import errors
 from penstock.wire.internal.calls import Call, Caller, CallerInfo, CallHandlers, Nothing, Q, R
 
 PAGE_ENTRIES_MAX = 2_000
-PAGE_BYTES_MAX = 8 * 1_048_576  # of a page, merged from the pages of all members
+PAGE_BYTES_MAX = 8 * 1_048_576  # size of a page that is merged from the pages of all members
 CATCH_UP_SECONDS = 0.25  # wait for the watch to report a revision that another node has seen
 SETTLE_RETRY_SECONDS = 1.0
 WHOLE_AGAIN = 0.8  # below this part of whole_entries_max all topics are held again
@@ -51,7 +51,7 @@ class MetadataConfig:
     whole_entries_max: int = 50_000  # up to this number of topics every metadata node holds all
     read_through_entries_max: int = 10_000  # cached entries of other members
     topics_max: int = TOPICS_MAX
-    watchers_max: int = 4_096  # waiting for a change at once
+    watchers_max: int = 4_096  # number of watches that wait at once
     watch_ms_max: int = 30_000
     forward_ms_max: int = 1_000  # after this time the store is read instead
     stale_ms_max: int = 10_000  # if the store is away for longer, missing entries may exist
@@ -322,8 +322,8 @@ class MetadataService:
         return listed if isinstance(listed, calls.Listed) else await listed
 
     async def _list_as_of_now(self, mirror: Mirror, request: calls.ListPage) -> calls.Listed:
-        """Return a page that is as new as the store: a node must not act on partition rows that are
-        older than its registration."""
+        """Return a page of entries that is as new as the store, because a node must not act on
+        partition rows that are older than its registration."""
         _, revision = await self._store.list(MANAGER_KEY)  # at most one entry; the revision matters
         await mirror.catch_up(max(revision, request.min_revision), seconds=0)
         return self._page(mirror, request)
@@ -358,7 +358,7 @@ class MetadataService:
         self, request: calls.ListPage, error: errors.PenstockError
     ) -> calls.Listed:
         """Return a page of the topics of one account from the store. Raises Overloaded if all
-        topics are requested, because each of their many pages would read all of them."""
+        topics are requested, because every page would read all topics from the store."""
         if request.prefix == TOPICS_PREFIX:
             raise errors.Overloaded("Not every metadata node replied; retry.") from error
         self._fell_back("list", error)

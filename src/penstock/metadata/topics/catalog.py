@@ -129,7 +129,7 @@ class StoredCatalog:
         return list(self._by_id.values())
 
     def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool:
-        """Return whether a topic of this name was deleted so recently that the name is guarded."""
+        """Return whether a topic was deleted so recently that its name cannot be used yet."""
         tomb = self._deleted.get((account, region, name))
         if tomb is None or tomb.deleted_at_ms is None:
             return False

@@ -52,8 +52,8 @@ def config_key(resource: Resource) -> str:
     key = f"{CONFIGS_PREFIX}{account}/{kind}/{quote(name, safe='')}"
     if len(key) > KEY_BYTES_MAX:
         raise InvalidRequest(
-            f"The name of a {kind} with configs has at most {KEY_BYTES_MAX} bytes, percent-encoded"
-            f" and with its prefix; this one has {len(key)}."
+            f"The name of a {kind} with configs must have at most {KEY_BYTES_MAX} bytes,"
+            f" percent-encoded and with its prefix, not {len(key)}."
         )
     return key
 
@@ -68,7 +68,7 @@ def resource_of(key: str) -> Resource:
 
 def decode_configs(value: bytes) -> Configs:
     if len(value) > RESOURCE_CONFIGS_BYTES_MAX:
-        raise ValueError(f"configs have at most {RESOURCE_CONFIGS_BYTES_MAX} bytes")
+        raise ValueError(f"the configs are longer than {RESOURCE_CONFIGS_BYTES_MAX} bytes")
     configs = _decode(value)
     if not configs:
         raise ValueError("the configs are empty")
@@ -79,8 +79,8 @@ def _encode_configs(configs: Configs) -> bytes:
     value = _encode(configs)
     if len(value) > RESOURCE_CONFIGS_BYTES_MAX:
         raise InvalidRequest(
-            f"The configs of one resource have at most {RESOURCE_CONFIGS_BYTES_MAX:,} bytes;"
-            f" these have {len(value):,}."
+            f"The configs of one resource must have at most {RESOURCE_CONFIGS_BYTES_MAX:,} bytes,"
+            f" not {len(value):,}."
         )
     return value
 
@@ -240,6 +240,6 @@ class DynamicConfigs:
             listener()
 
     def _topic_configs(self, own: Configs) -> Configs:
-        """Return the topic defaults of a broker with these configs of its own."""
+        """Return the topic defaults of a broker that has these configs."""
         names, merged = self._topic_names, {**self.of_all, **own}
         return {names[name]: text for name, text in merged.items() if name in names}

@@ -169,7 +169,7 @@ class KafkaClient:
 
     def retried(self, ask: Callable[[], T], *, is_repeatable: bool = True) -> T:
         """Return the result of ``ask``, retried within the timeout. A request that is not
-        repeatable is not retried after a lost reply, nor any request if the cluster was never
+        repeatable is not retried after a lost reply. No request is retried if the cluster was never
         reached."""
         ends_at = time.monotonic() + self._dialling.timeout_s
         pause_s = _PAUSE_S
@@ -286,8 +286,8 @@ class KafkaClient:
     ) -> dict[Place, Fetched]:
         """Return batches from the given offsets on, perhaps none; the first batch may begin before
         the requested offset. Partitions with a new leader are left out if others have a reply.
-        Lasting errors, such as OFFSET_OUT_OF_RANGE, are in the reply. ``limits`` are the limits of
-        ``try_fetch``."""
+        Errors that a retry cannot fix, such as OFFSET_OUT_OF_RANGE, are in the reply. ``limits``
+        are the limits of ``try_fetch``."""
 
         def ask() -> dict[Place, Fetched]:
             replies = self.try_fetch(wanted, wait_ms=wait_ms, **limits)
@@ -340,10 +340,10 @@ class KafkaClient:
         acks: int = ACKS_ALL,
         transactional_id: str | None = None,
     ) -> dict[Place, int]:
-        """Append one batch to each partition and return their first offsets, -1 for a duplicate. If
-        ``is_repeatable``, the batches have a producer id and sequence numbers, so that they can be
-        sent again after a lost reply. Raises the first lasting error; other batches may have been
-        appended."""
+        """Append one batch to each partition. Return the first offset of each batch, or -1 for a
+        duplicate. If ``is_repeatable``, the batches have a producer id and sequence numbers, so
+        that they can be sent again after a lost reply. Raises the first error that a retry cannot
+        fix; other batches may have been appended."""
         left = dict(batches)
         placed: dict[Place, int] = {}
 

@@ -293,7 +293,6 @@ def _kind_of(setting: Setting) -> units.Kind | None:
 
 
 def _counted(setting: Setting, text: str, kind: units.Kind, origin: Origin) -> int:
-    """Return the milliseconds or bytes of a text such as 15m or 64MB."""
     value = units.parsed(text, kind)
     if value is None or value != int(value):
         example = "15m" if kind is units.DURATION else "64MiB"

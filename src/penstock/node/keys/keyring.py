@@ -191,7 +191,7 @@ class MasterKeyRing:
 
     def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
         if len(wrapped) < _WRAPPED_BYTES_MIN:
-            raise _damaged(context, "it is too short")
+            raise _damaged(context, "the content is too short")
         if wrapped[0] != VERSION:
             raise _damaged(context, f"version {wrapped[0]} is not supported, only {VERSION}")
         head = wrapped[:_HEAD_BYTES]
@@ -202,7 +202,9 @@ class MasterKeyRing:
         try:
             return cipher.decrypt(nonce, wrapped[_HEAD_BYTES + _NONCE_BYTES :], head + context)
         except InvalidTag:
-            raise _damaged(context, "it is damaged, or was copied from another entry") from None
+            raise _damaged(
+                context, "the content is damaged, or was copied from another entry"
+            ) from None
 
     def derive(self, purpose: bytes) -> bytes:
         """Return 32 bytes derived from the master key, the same after every start."""

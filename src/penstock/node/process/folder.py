@@ -120,7 +120,8 @@ class DataFolder:
         return self.path / METADATA_NAME
 
     def renew_anchor(self, clock: SystemClock) -> bool:
-        """Store the time. Returns False if the clock was set or the machine restarted meanwhile."""
+        """Store the time. Returns False if the clock was set, or the machine restarted, since the
+        last call."""
         now = clock.anchor()
         file = self.path / ANCHOR_NAME
         try:

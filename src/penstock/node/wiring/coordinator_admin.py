@@ -106,7 +106,6 @@ class CoordinatorAdmin:
         return CoordinatorLog(topic.name, partition, start, end, shown, skipped), unreadable
 
     async def _row_at(self, topic: Topic, partition: int, offset: int) -> PlacedRow | None:
-        """Return the row at an offset, even if it is skipped."""
         plain = msgspec.structs.replace(topic, skipped_rows=())
         log = RowLog(self._broker, plain, partition, self._clock)
         start, end = await log.ends()

@@ -205,7 +205,7 @@ def gather(
     archived: Mapping[Place, int],
     acked: Mapping[Place, Mapping[str, int]],
 ) -> Facts:
-    """Collect the facts for a plan. ``acked`` has the offsets that outside readers need."""
+    """Collect the input of a plan. ``acked`` has the offsets that outside readers need."""
     places = _places(client, policies)
     needs = _joined(_committed(client, places), acked)
     firsts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}

@@ -232,7 +232,7 @@ def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> Rea
     if least is not None and most is not None and least > most:
         raise OptionInvalid(f"minOffsetsPerTrigger {least} is above maxOffsetsPerTrigger {most}")
     if most is not None and found.bytes_per_trigger_max is not None:
-        raise OptionInvalid("maxOffsetsPerTrigger and maxBytesPerTrigger exclude each other")
+        raise OptionInvalid("maxOffsetsPerTrigger and maxBytesPerTrigger cannot be combined")
     if not 65_536 <= found.fetch_bytes <= 1 << 30:
         raise OptionInvalid(f"option fetchBytes must be 64k to 1g, not {found.fetch_bytes}")
     return found
@@ -393,7 +393,6 @@ def new_client(connection: Connection) -> KafkaClient:
 
 
 def client_for(connection: Connection) -> KafkaClient:
-    """Return the cached client of this thread."""
     if getattr(_local, "pid", None) != os.getpid():
         _local.pid, _local.clients = os.getpid(), OrderedDict()
     clients: OrderedDict[Connection, KafkaClient] = _local.clients

@@ -150,7 +150,7 @@ class Decoder:
         return is_wanted
 
     def _end_aborted(self, buffer: Buffer, batch: BatchHeaders, aborted: set[Aborted]) -> None:
-        """Remove the producer's oldest aborted transaction at its end: the next may commit."""
+        """Forget the producer's oldest aborted transaction, whose marker was read."""
         try:
             kinds = [kind for _, kind, _ in iter_control(_raw(buffer, batch, 0))]
         except MalformedBatch as error:

@@ -142,8 +142,8 @@ def _flush_rows(flushes: Iterable[FlushRange], turn: int) -> list[pa.RecordBatch
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The hours of one day whose final sums a task computes. ``through`` has, by hour, the last
-    commit (turn) whose partial sums belong to the hour; ``files`` has the files to read."""
+    """The hours of one day whose final sums a task computes. ``through`` has, by hour, the number
+    of the last commit whose partial sums belong to the hour; ``files`` has the files to read."""
 
     through: Mapping[int, int]
     files: Mapping[str, Sequence[str]]

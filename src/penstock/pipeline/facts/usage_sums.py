@@ -68,7 +68,7 @@ class Flushes:
         self.ranges[name] = merged
 
     def gaps(self) -> dict[Name, int]:
-        """Return how many flushes are missing between counted ones, by node, if any are."""
+        """Return the number of missing flushes, for each node that has any."""
         found = {
             name: sum(after[0] - before[1] - 1 for before, after in pairwise(of))
             for name, of in self.ranges.items()

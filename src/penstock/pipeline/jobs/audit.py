@@ -50,7 +50,7 @@ SHOWN: Final = (
 )  # fmt: skip
 FIELDS: Final = ("principal", "action", "resource", "outcome", "tenant")
 LIMIT: Final = 100
-LIMIT_MAX: Final = 100_000
+_LIMITS: Final = click.IntRange(1, 100_000)
 
 
 class AuditTables:
@@ -330,7 +330,7 @@ SEARCH: Final = Job(
     run=run_search,
     options=(
         *(option(f"--{n}", "TEXT", f"{n} of the entries; TEXT* for a prefix") for n in FIELDS),
-        option("--limit", None, None, type=click.IntRange(1, LIMIT_MAX), default=LIMIT),
+        option("--limit", None, "maximum number of entries", type=_LIMITS, default=LIMIT),
     ),
     modes=frozenset({Mode.ONCE}),
     needs_spark=False,

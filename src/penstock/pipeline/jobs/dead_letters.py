@@ -38,6 +38,7 @@ COLUMNS: Final = "key,value,headers,topic,partition,offset,timestamp"
 BATCH_BYTES: Final = "64m"
 GROUPS_MAX: Final = 10_000  # of one queue; one row has the sums of all rarer causes
 SHOWN: Final = 20
+_TOP: Final = click.IntRange(1, GROUPS_MAX)
 REST: Final = "*"
 _INT64_MAX: Final = 2**63 - 1
 _QUEUE: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -298,7 +299,7 @@ JOB: Final = Job(
         option(
             "--error-attribute", "NAME", "attribute with the failure reason [default: usual names]"
         ),
-        option("--top", None, None, type=click.IntRange(1, GROUPS_MAX), default=SHOWN),
+        option("--top", None, "number of groups to show", type=_TOP, default=SHOWN),
         option("--csv", "PATH", "CSV file to write all groups to"),
     ),
 )

@@ -128,7 +128,7 @@ def run(context: JobContext) -> None:
 def _send(
     context: JobContext, choice: Choice, replay: Replay, left: Mapping[int, int]
 ) -> tuple[int, int]:
-    """Return the number of records sent, and how many of them the target had already."""
+    """Send the records. Return their number, and how many of them the target already had."""
     from pyspark.errors import AnalysisException
 
     rate = context.arguments.get("rate")

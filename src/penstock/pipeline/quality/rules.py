@@ -121,7 +121,9 @@ def _rule(number: int, table: dict[str, Any]) -> Rule:
         **_PARAMETERS[check](given),
     )
     if rule.on_fail is OnFail.QUARANTINE and check not in OF_ROWS:
-        raise given.wrong(f"{check.value} checks no single rows, so on_fail cannot be quarantine")
+        raise given.wrong(
+            f"{check.value} does not check single rows, so on_fail cannot be quarantine"
+        )
     given.finish()
     return rule
 

@@ -38,7 +38,7 @@ class DataLoss(Exception):
         place, begin, end, reason = self.args
         return (
             f"data loss in topic {place.topic}, partition {place.partition}:"
-            f" offsets {begin} to {end} cannot be read, {reason}"
+            f" offsets {begin} to {end} cannot be read: {reason}"
             " (option failOnDataLoss=false continues with the remaining records)"
         )
 
@@ -104,7 +104,7 @@ class Fetcher:
     def _lose(self, begin: int, end: int, reason: str) -> None:
         if self._options.on_data_loss is OnDataLoss.FAIL:
             raise DataLoss(self._range.place, begin, end, reason)
-        _log(self._range, f"offsets {begin} to {end} are lost, {reason}")
+        _log(self._range, f"offsets {begin} to {end} are lost: {reason}")
 
 
 def whole_span(buffer: bytes | memoryview) -> tuple[int, int]:

@@ -225,7 +225,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 begins[place] = before
         gone = sorted(set(begun.at) - set(end.at))
         if gone and is_strict:
-            raise DataLoss(gone[0], begun.at[gone[0]], begun.at[gone[0]], "it was deleted")
+            raise DataLoss(gone[0], begun.at[gone[0]], begun.at[gone[0]], "the topic was deleted")
         if fresh:
             begins |= self._client.offsets(dict.fromkeys(fresh, EARLIEST))
         return begins
@@ -284,7 +284,7 @@ def range_stream(spark: SparkSession, options: Mapping[str, str]) -> DataStreamR
 
 
 def records_in(options: ReadOptions) -> RecordReader:
-    """Return a function with which tasks read the records of ranges."""
+    """Return a function that takes batches of ranges and yields the records of these ranges."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -141,7 +141,7 @@ class Appender:
             is_stated = wanted.is_valid().to_numpy(zero_copy_only=False)
             if (is_stated & ((numbers < 0) | (numbers >= count))).any():
                 raise RowInvalid(
-                    f"topic {topic} has partitions 0 to {count - 1}; a row names another one"
+                    f"topic {topic} has partitions 0 to {count - 1}; a row names another partition"
                 )
             chosen = np.where(is_stated, numbers, chosen)
         return chosen

@@ -33,7 +33,6 @@ _FORBIDDEN_TAILS = (b"\xef\xbf\xbe", b"\xef\xbf\xbf")
 
 
 def body_bytes(text: str | None) -> bytes:
-    """Return the checked body as it is stored."""
     if not text:
         raise missing("MessageBody")
     body = _checked_utf8(text)

@@ -132,7 +132,7 @@ def _masked(body: bytes) -> Generator[None, None, bytes]:
         piece = piece.replace(rb"\\", b"__").replace(rb"\"", b"__")
         quotes += piece.count(_QUOTE)
         if quotes > 2 * limits.JSON_STRINGS_MAX:
-            raise _too_many(f"more than {limits.JSON_STRINGS_MAX} names and values")
+            raise _too_many(f"has more than {limits.JSON_STRINGS_MAX} names and values")
         pieces.append(piece)
         yield None
     return b"".join(pieces)
@@ -151,12 +151,12 @@ def _long_strings(masked: bytes) -> list[Span]:
         end = closing + 1
     structure += len(masked) - end
     if structure > limits.JSON_STRUCTURE_BYTES_MAX:
-        raise _too_many(f"more than {limits.JSON_STRUCTURE_BYTES_MAX} bytes outside of strings")
+        raise _too_many(f"has more than {limits.JSON_STRUCTURE_BYTES_MAX} bytes outside of strings")
     return spans
 
 
 def _too_many(what: str) -> Fault:
-    return fault("SerializationException", f"The body has {what}. Send less in one request.")
+    return fault("SerializationException", f"The body {what}. Send less in one request.")
 
 
 def _decode_string(body: bytes, start: int, end: int) -> Generator[None, None, str]:
@@ -172,7 +172,7 @@ def _decode_string(body: bytes, start: int, end: int) -> Generator[None, None, s
         texts.append(_decode_text(b'"%b"' % body[start:stop]))
         size += len(texts[-1])
         if size > limits.JSON_STRING_CHARS_MAX:
-            raise _too_many(f"a value of more than {limits.JSON_STRING_CHARS_MAX} characters")
+            raise _too_many(f"has a value of more than {limits.JSON_STRING_CHARS_MAX} characters")
         start = stop
         yield None
     return "".join(texts)

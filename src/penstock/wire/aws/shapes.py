@@ -112,7 +112,7 @@ class ChangeMessageVisibilityBatchResultEntry(Shape):
 
 
 class BatchResultErrorEntry(Shape):
-    """One rejected entry of a batch. ``code`` is a fault's query code in both protocols."""
+    """One rejected entry of a batch. ``code`` is the query error code, in JSON replies too."""
 
     id: str
     sender_fault: bool

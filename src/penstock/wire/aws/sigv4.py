@@ -334,7 +334,6 @@ def _wrong_time(timestamp: str, at_ms: int, good_ms: int, now_ms: int) -> str:
 
 @lru_cache(maxsize=_REMEMBERED_MAX)
 def _at_ms(text: str) -> int:
-    """Parse ``20260102T030405Z`` into milliseconds since 1970."""
     if _TIMESTAMP.match(text) is not None:
         try:
             return int(datetime.fromisoformat(text).timestamp()) * 1_000

@@ -3,8 +3,8 @@
 A record's value is a MessagePack map: header fields that apply to all rows, and ``columns``, a map
 of arrays of equal length. Programs that sum millions of rows convert whole columns into arrays.
 
-A value is decoded in one of two forms. ``facts`` has columns as checked, complete lists, for
-readers of rows. ``block`` has columns as unchecked bytes, for readers of many records at a time.
+A value is decoded in one of two forms. ``facts`` has columns as lists, checked and complete, for
+readers of rows. ``block`` has columns as unchecked bytes, for readers of many records.
 
 A column may be added: readers take a missing column as empty values, and ignore unknown columns.
 Any other change (meaning, unit, a removed column) needs a new version."""
@@ -16,12 +16,12 @@ import msgspec
 
 
 class Head(msgspec.Struct, gc=False):
-    """The fields that apply to all rows. Node, incarnation and flush identify a record."""
+    """The header of a record. ``node``, ``incarnation`` and ``flush`` identify the record."""
 
     v: int
     node: str
-    incarnation: str  # changes with each start of the process
-    flush: int  # 1, 2, 3… within the incarnation, without gaps
+    incarnation: str  # id of the process, new at each start
+    flush: int  # number of the record: 1, 2, 3… since the start of the process
 
     @property
     def name(self) -> tuple[str, str, int]:
@@ -47,7 +47,7 @@ class Form(Generic[Facts, Block]):
         nothing: Mapping[str, object],
         unreadable: type[Exception],
     ) -> None:
-        """Create a codec. ``nothing`` has the empty value of each column that a record may lack."""
+        """Create a codec. ``nothing`` has the default of each column that a record may lack."""
         self._noun = noun
         self._version = version
         self._nothing = nothing

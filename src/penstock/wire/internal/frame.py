@@ -157,14 +157,15 @@ def agree(own: Hello, other: Hello) -> int:
     """Return the version of all later frames. Raises HelloRefused if the nodes do not match."""
     if own.cluster_id != other.cluster_id:
         raise HelloRefused(
-            f"Node {other.node_id} belongs to cluster {other.cluster_id}; this is {own.node_id} of"
-            f" cluster {own.cluster_id}."
+            f"Node {other.node_id} belongs to cluster {other.cluster_id}, but node {own.node_id}"
+            f" belongs to cluster {own.cluster_id}."
         )
     version = min(own.version_max, other.version_max)
     if version < max(own.version_min, other.version_min):
         raise HelloRefused(
             f"Node {other.node_id} supports versions {other.version_min} to {other.version_max} of"
-            f" the node protocol, {own.node_id} supports {own.version_min} to {own.version_max}."
+            f" the node protocol, but node {own.node_id} supports versions {own.version_min} to"
+            f" {own.version_max}."
         )
     return version
 

@@ -140,7 +140,7 @@ def not_null(name: str) -> TypeError:
 
 
 def not_uuid(name: str) -> struct.error:
-    return struct.error(f"{name} is not {UUID_BYTES} bytes")
+    return struct.error(f"{name} must have {UUID_BYTES} bytes")
 
 
 def inexpressible(name: str, version: int) -> UnsupportedVersion:

@@ -243,7 +243,7 @@ class ClassicGroup(Rebalance):
         return ErrorCode.NONE
 
     def subscribed(self) -> frozenset[str] | None:
-        """Return the topics that the members read, or None if they are not plain consumers."""
+        """Return the subscribed topics, or None if the protocol type is not ``consumer``."""
         if not self._members:
             return frozenset()
         if self.protocol_type != "consumer":

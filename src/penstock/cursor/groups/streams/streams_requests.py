@@ -320,8 +320,8 @@ def _widths_of(
 def _copartition(
     topology: TopologyValue, counts: dict[str, int], sources: Mapping[str, int]
 ) -> None:
-    """Set the counts of repartition topics that must equal those of other topics. Raises _Wrong if
-    these differ."""
+    """Set the partition counts of repartition topics to the count of the topics they are joined
+    with. Raises _Wrong if those topics have different counts."""
     fixed = _fixed_counts(topology).keys()
     for part in topology.subtopologies:
         for group in part.copartitions:

@@ -128,10 +128,10 @@ def addresses(text: str) -> Mapping[str, int]:
     for part in filter(None, map(str.strip, text.split(","))):
         address, _, count = part.rpartition(":")
         if not rows.is_address(address):
-            raise ValueError("a comma-separated list of ADDRESS:NUMBER")
+            raise ValueError("the value must be a comma-separated list of ADDRESS:NUMBER")
         found[address] = int(_count(count))
     if len(found) > OVERRIDES_MAX:
-        raise ValueError(f"a list of at most {OVERRIDES_MAX:,} addresses")
+        raise ValueError(f"the value must be a list of at most {OVERRIDES_MAX:,} addresses")
     return found
 
 

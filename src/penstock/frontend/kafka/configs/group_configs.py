@@ -145,7 +145,9 @@ def _patterns(text: str) -> str:
     """Check a list of NAME=PATTERN. Patterns are not compiled: they have Java's syntax."""
     for part in _listed(text).split(",") if text else ():
         if not (found := _PATTERN.match(part)) or found[1] not in _MATCHED:
-            raise ValueError(f"a list of NAME=PATTERN where NAME is one of {', '.join(_MATCHED)}")
+            raise ValueError(
+                f"the value must be a list of NAME=PATTERN, NAME being one of {', '.join(_MATCHED)}"
+            )
     return _listed(text)
 
 

@@ -1,7 +1,7 @@
 """Tables of configs, and the changes that a request makes to the configs of one resource.
 
 A function of type ``Read`` checks a value. It returns the text to store, or raises ValueError with
-a text that completes "must be", such as "true or false"."""
+a text such as "the value must be true or false"."""
 
 import ipaddress
 import re
@@ -141,7 +141,7 @@ def whole(low: int, high: int) -> Read:
         digits = text.removeprefix("-")
         is_number = digits.isascii() and digits.isdigit() and len(text) <= DIGITS_MAX
         if not is_number or not low <= int(text) <= high:
-            raise ValueError(f"a whole number {bound}")
+            raise ValueError(f"the value must be a whole number {bound}")
         return str(int(text))
 
     return read
@@ -156,7 +156,7 @@ def _decimal(low: float, high: float) -> Read:
         except ValueError:
             is_right = False
         if not is_right:
-            raise ValueError(f"a number {bound}")
+            raise ValueError(f"the value must be a number {bound}")
         return text
 
     return read
@@ -165,14 +165,14 @@ def _decimal(low: float, high: float) -> Read:
 def flag(text: str) -> str:
     lower = text.lower()
     if lower not in ("true", "false"):
-        raise ValueError("true or false")
+        raise ValueError("the value must be true or false")
     return lower
 
 
 def _choice(*choices: str) -> Read:
     def read(text: str) -> str:
         if text not in choices:
-            raise ValueError(f"one of {', '.join(choices)}")
+            raise ValueError(f"the value must be one of {', '.join(choices)}")
         return text
 
     return read
@@ -189,7 +189,7 @@ def read_by(row: ConfigRow, text: str | None) -> str:
     try:
         return row.read(text.strip())
     except ValueError as error:
-        raise invalid_config(f"{row.name} must be {error}, not {text[:100]!r}.") from None
+        raise invalid_config(f"{row.name}: {error}, not {text[:100]!r}.") from None
 
 
 class ResourceType(IntEnum):

@@ -56,7 +56,7 @@ def _policies(text: str) -> str:
     """Check a ``cleanup.policy``. An empty one is valid and keeps all records."""
     parts = tuple(dict.fromkeys(part.strip() for part in text.split(","))) if text else ()
     if not set(parts) <= {stream.DELETE, stream.COMPACT}:
-        raise ValueError("delete, compact, both with a comma between them, or empty")
+        raise ValueError("the value must be delete, compact, 'compact,delete' or empty")
     return ",".join(parts)
 
 
@@ -65,7 +65,7 @@ def _throttled(text: str) -> str:
     is_right = parts == ["*"] or all(map(_THROTTLED.match, parts))
     if not is_right or len(text) > THROTTLED_CHARS_MAX:
         raise ValueError(
-            "* or a comma-separated list of PARTITION:NODE with at most"
+            "the value must be * or a comma-separated list of PARTITION:NODE with at most"
             f" {THROTTLED_CHARS_MAX:,} characters"
         )
     return ",".join(parts)
@@ -73,7 +73,7 @@ def _throttled(text: str) -> str:
 
 def _is_false(text: str) -> str:
     if text.lower() != "false":
-        raise ValueError("false, because there is no tiered storage")
+        raise ValueError("the value must be false (there is no tiered storage)")
     return "false"
 
 
@@ -82,8 +82,8 @@ def _gzip_level(text: str) -> str:
         return text
     try:
         return rows.whole(1, 9)(text)
-    except ValueError as error:
-        raise ValueError(f"{error}, or -1") from None
+    except ValueError:
+        raise ValueError("the value must be -1 or a whole number from 1 to 9") from None
 
 
 TABLE: Final = rows.table(
@@ -314,7 +314,6 @@ def _becomes_queue(topic: Topic, texts: Mapping[str, str], removed: Collection[s
 
 
 def _queue_retention(topic: Topic, text: str | None, removed: Collection[str]) -> int:
-    """Return the given retention, or else the queue's current one or the default of streams."""
     if text is not None:
         retention_ms = int(text)
     elif topic.is_queue:

@@ -110,7 +110,7 @@ class RecordRules:
                 )
             )
         except TooLarge as error:
-            raise BatchTooLarge(f"{error} when decompressed") from None
+            raise BatchTooLarge(str(error)) from None
         except MalformedBatch as error:
             raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from None
         if bad:
@@ -299,7 +299,7 @@ async def _check_records(topic: Topic, batch: memoryview, header: BatchHeader) -
         blob = await unpacked(data, header, tenant=topic.account, bytes_max=OPENED_BATCH_BYTES_MAX)
         await in_slices(_open_all(OpenedBatch(header, blob, origin=b"")))
     except TooLarge as error:
-        raise BatchTooLarge(f"{error} when decompressed") from None
+        raise BatchTooLarge(str(error)) from None
     except MalformedBatch as error:
         raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from None
 

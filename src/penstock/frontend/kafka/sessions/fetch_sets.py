@@ -255,7 +255,7 @@ class FetchSet(ByIdentity):
         self.is_busy = False
 
     def settling(self) -> Iterator[None]:
-        """Do the same as ``settle``, in steps. After each, a later request may settle the rest."""
+        """Do the same as ``settle`` in steps. A later request may call ``settle`` between them."""
         for some in portions(sorted(self.looked, key=lambda one: one.size > 0)):
             self._settle(some)
             for one in some:
