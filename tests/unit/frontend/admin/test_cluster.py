@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from penstock.replication.row import NO_NODE
 
 from .conftest import Office
 
+LOOP_SECONDS_MAX = 0.02  # of CPU time that a request may keep the loop
 TENANT = "1" * 12  # of the topics in the cluster
 # Nothing moves for the sake of balance: what does move was asked for.
 POLICY = Policy(replication_factor=3, in_sync_min=2, is_balancing=False)
@@ -284,12 +286,12 @@ class TestSafety:
     async def test_a_yes_is_made_sure_of_in_the_store(self, ward: Ward) -> None:
         """What this node remembers may be older than what is so."""
         one = ward.cluster.nodes[1]
+        leader = ward.cluster.row("a", 0).leader
         await one.view.stop()
         for node in ward.cluster.nodes.values():
             node.is_catching_up = False  # a leader would put the replicas back in sync
         key = PartitionKey("a", 0)
-        two = ward.cluster.nodes[2].view.of_topic("a")[0].row
-        await ward.cluster.change_row(key, in_sync=frozenset({two.leader}))
+        await ward.cluster.change_row(key, in_sync=frozenset({leader}))
         assert not (await ward.ok("root", "GET", "cluster/safety"))["is_safe"]
         one.line.is_cut = True
         assert "cut" in await ward.no(503, "root", "GET", "cluster/safety")
@@ -369,16 +371,19 @@ class TestElections:
 async def test_many_partitions_do_not_hold_up_the_loop(ward: Ward) -> None:
     """Clients of the same node are served meanwhile."""
     await ward.cluster.write_rows("a", 5_000, ward.cluster.row("a", 0))
-    ticks = 0
+    longest = 0.0
 
     async def tick() -> None:
-        nonlocal ticks
+        nonlocal longest
         while True:
+            began = time.thread_time()
             await asyncio.sleep(0)
-            ticks += 1
+            longest = max(longest, time.thread_time() - began)
 
     ticking = asyncio.create_task(tick())
+    await asyncio.sleep(0)
     reply = await ward.ask("root", "GET", "cluster")
+    await asyncio.sleep(0)
     ticking.cancel()
     assert json.loads(reply.body)["partitions"]["total"] == 5_000
-    assert ticks > 20
+    assert 0 < longest < LOOP_SECONDS_MAX
