@@ -73,7 +73,7 @@ imports: setup
 
 quick: setup  ## unit tests that are not slow, in at most 90 s; says how long they took
 	@began=$$(date +%s); \
-	$(BIN)/pytest -q -n 2 -m "not slow and not compat and not faults" tests/unit; code=$$?; \
+	$(BIN)/pytest -q -n 4 -m "not slow and not compat and not faults" tests/unit; code=$$?; \
 	echo "make quick took $$(($$(date +%s) - began)) s"; exit $$code
 
 explore: setup  ## properties with examples that were not tried before
@@ -88,6 +88,7 @@ test: setup  ## everything; what CI runs
 # tests/conftest.py spreads the files over the workers. Five workers on two cores, for many tests
 # wait.
 pytest:
+	$(BIN)/pytest -qq --collect-only >/dev/null || true  # compiles the tests once, not in each worker
 	$(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder
 
 # Printed as a whole when they are finished, so that their lines do not mix with those of pytest.

@@ -115,14 +115,13 @@ HUGE = (b"\xff\xff\xff\xff\x07", b"\x7f\xff\xff\xff", b"\x00\x7f\xff\xff", b"\xf
 def test_lengths_that_lie_cost_no_memory(name: str) -> None:
     """Wherever a length may stand, one is put that claims up to two thousand million."""
     shape = SHAPES[name]
+    ends = (shape.versions[0], shape.versions[-1])
+    tried = [each for each in vectors() if each.message == name and each.version in ends]
+    for vector in tried:
+        shape.decode(vector.raw, 0, vector.version)  # the first decoding compiles the codec
     tracemalloc.start()
     try:
-        for vector in vectors():
-            if vector.message != name or vector.version not in (
-                shape.versions[0],
-                shape.versions[-1],
-            ):
-                continue
+        for vector in tried:
             for position in range(0, len(vector.raw), max(1, len(vector.raw) // 30)):
                 lie = HUGE[position % len(HUGE)]
                 data = vector.raw[:position] + lie + vector.raw[position + len(lie) :]
