@@ -1,6 +1,6 @@
 # `make run` and `make test` are all a newcomer needs; both set up what they need first.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-spark run pipeline-demo test pytest checks quick check fmt lint types imports explore compat faults chaos bench docs locks clean
+.PHONY: help setup setup-run setup-spark run pipeline-demo test pytest checks quick coverage check fmt lint types imports explore compat faults chaos bench docs locks clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -73,7 +73,7 @@ imports: setup
 
 quick: setup  ## unit tests that are not slow, in at most 90 s; says how long they took
 	@began=$$(date +%s); \
-	$(BIN)/pytest -q -n 4 -m "not slow and not compat and not faults" tests/unit; code=$$?; \
+	QUICK=1 $(BIN)/pytest -q -n 4 -m "not slow and not compat and not faults" tests/unit; code=$$?; \
 	echo "make quick took $$(($$(date +%s) - began)) s"; exit $$code
 
 explore: setup  ## properties with examples that were not tried before
@@ -97,6 +97,11 @@ checks:
 	@$(MAKE) --no-print-directory check >$(CHECKS) 2>&1; code=$$?; \
 	test $$code = 0 && said=passed || said="FAILED, see $(CHECKS)"; \
 	echo "checks: $$said" >>$(CHECKS); echo; cat $(CHECKS); exit $$code
+
+coverage: setup  ## the share of lines and branches that the unit tests run
+	rm -rf .venv/coverage && mkdir -p .venv/coverage
+	$(BIN)/coverage run -m pytest -q -n 4 tests/unit
+	$(BIN)/coverage combine -q && $(BIN)/coverage report --skip-covered --sort=miss
 
 compat: setup
 	$(BIN)/pytest -m compat

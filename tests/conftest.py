@@ -2,7 +2,8 @@
 
 Properties are tried with the same examples every time, so that a failure tells of the change that
 was made and not of luck. ``EXPLORE=1`` (``make explore``) draws new ones. A run tries at most
-EXAMPLES_MAX of each property; ``FULL=1`` (``make faults``) and ``EXPLORE=1`` as many as it names.
+EXAMPLES_MAX of each property (fewer with ``QUICK=1``, as ``make quick`` does); ``FULL=1``
+(``make faults``) and ``EXPLORE=1`` as many as it names.
 """
 
 import gc
@@ -39,7 +40,7 @@ else:
     # depend on which files each of them has been given before.
     providers._get_local_constants = lambda: providers._local_constants
 
-EXAMPLES_MAX = 25
+EXAMPLES_MAX = 5 if os.environ.get("QUICK") else 25
 PROPERTY_SETTINGS = "_hypothesis_internal_use_settings"  # an attribute of a property's function
 
 
@@ -57,8 +58,8 @@ def limit_examples(item: pytest.Item) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Use the compiled modules that `make setup` left. Because ``penstock.testing`` is a plugin,
-    pytest would compile every module of Penstock itself, 8 s of CPU time in each worker."""
+    """Use the compiled modules that ``make setup`` left. Because ``penstock.testing`` is a plugin,
+    each worker would compile every module of Penstock again."""
     rewriting = config.pluginmanager.rewrite_hook
     rewriting._must_rewrite.discard("penstock")  # type: ignore[attr-defined]
     rewriting._marked_for_rewrite_cache.clear()  # type: ignore[attr-defined]

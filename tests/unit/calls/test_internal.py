@@ -412,6 +412,7 @@ async def test_attempts_to_connect_come_at_growing_and_uneven_intervals() -> Non
         assert dialled == 1
 
 
+@pytest.mark.slow
 async def test_a_peer_that_has_fallen_silent_is_given_up() -> None:
     heard = bytearray()
 
@@ -431,6 +432,7 @@ async def test_a_peer_that_has_fallen_silent_is_given_up() -> None:
         assert ping in bytes(heard)
 
 
+@pytest.mark.slow
 async def test_a_quiet_connection_lives_on_by_pings() -> None:
     role = Role()
     patient = InternalConfig(ping_seconds=0.5, silence_seconds_max=6.0)

@@ -284,6 +284,7 @@ _STEPS = st.lists(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=_STEPS, count=st.sampled_from([1, 10]))
+@pytest.mark.slow
 def test_a_receive_that_is_broken_off_loses_nothing(
     steps: list[tuple[str, int]], count: int
 ) -> None:

@@ -147,6 +147,7 @@ async def test_what_is_sent_behind_a_refused_log_in_is_not_heard(ann: House) -> 
     assert [name for name, _, _ in ann.meter.requests] == ["SaslHandshake", "SaslAuthenticate"]
 
 
+@pytest.mark.slow
 async def test_a_stranger_who_takes_its_time_is_hung_up_on(ann: House) -> None:
     async with wired(ann, login_seconds_max=2.0) as wire:
         await wire.ask(HANDSHAKE, SaslHandshakeRequest("PLAIN"))

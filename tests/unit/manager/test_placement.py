@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from time import process_time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -369,6 +370,7 @@ class TestRacks:
         assert all(3 in placed.replicas for placed in after.values())
 
 
+@pytest.mark.slow
 def test_a_plan_for_ten_thousand_partitions_takes_less_than_a_second_of_cpu() -> None:
     loads = Loads()
     partitions = {}

@@ -51,6 +51,7 @@ async def test_r20_the_deadline_is_counted_from_before_the_question(tmp_path: Pa
     await store.close()
 
 
+@pytest.mark.slow
 async def test_r20_a_lease_that_is_kept_is_held_and_one_given_back_is_not(
     store: SqliteStore,
 ) -> None:

@@ -153,6 +153,7 @@ async def test_a_key_that_is_used_up_is_followed_by_another(stage: Stage) -> Non
     assert len(places) == 2
 
 
+@pytest.mark.slow
 async def test_two_nodes_never_use_a_key_more_often_than_allowed(stage: Stage) -> None:
     topic = new_topic()
     other = stage.node()

@@ -166,6 +166,7 @@ async def test_a_lease_that_nobody_keeps_alive_ends_by_itself(store: Store) -> N
         await store.keep_alive(lease)
 
 
+@pytest.mark.slow
 async def test_a_lease_that_is_kept_alive_outlives_its_time(store: Store) -> None:
     lease = await store.grant(KEPT_MS)
     revision = await put_new(store, 1, lease=lease)

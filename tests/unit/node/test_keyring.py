@@ -263,6 +263,7 @@ def test_a_service_that_fails_is_named_with_the_reason(
         kms.wrap(b"secret", context=b"c")
 
 
+@pytest.mark.slow
 def test_a_service_that_hangs_is_given_up_with_everything_it_started(tmp_path: Path) -> None:
     script = (
         "import subprocess, sys\n"

@@ -71,6 +71,7 @@ async def test_what_belonged_to_a_deleted_topic_is_freed() -> None:
 
 
 @pytest.mark.usefixtures("no_collector")
+@pytest.mark.slow
 async def test_what_was_there_at_the_start_is_freed_with_its_topic() -> None:
     with ThreadPoolExecutor(1) as pool:
         keeper = MemoryKeeper(pool, settle_s=SETTLE_S, cpu=lambda: 0.0)
@@ -87,6 +88,7 @@ async def test_what_was_there_at_the_start_is_freed_with_its_topic() -> None:
 
 
 @pytest.mark.usefixtures("no_collector")
+@pytest.mark.slow
 async def test_a_stopped_keeper_does_nothing() -> None:
     with ThreadPoolExecutor(1) as pool:
         keeper = MemoryKeeper(pool, settle_s=SETTLE_S, cpu=lambda: 0.0)
@@ -99,6 +101,7 @@ async def test_a_stopped_keeper_does_nothing() -> None:
 
 
 @pytest.mark.usefixtures("no_collector")
+@pytest.mark.slow
 async def test_a_busy_node_is_not_stopped_for_a_collection() -> None:
     """All of one core until it is told to be quiet."""
     is_busy = True

@@ -137,6 +137,7 @@ async def test_a_deletion_waits_for_every_member_of_the_in_sync_set(tmp_path: Pa
         assert stored(on, key) == {1: 8, 2: 8, 3: 8}
 
 
+@pytest.mark.slow
 async def test_a_member_that_leaves_the_set_is_not_waited_for_and_learns_it_later(
     tmp_path: Path,
 ) -> None:
@@ -278,6 +279,7 @@ async def test_a_share_is_the_same_for_the_next_leader(tmp_path: Path) -> None:
             assert (found.head, found.low_offset(), found.unseen, found.in_flight_most) == expected
 
 
+@pytest.mark.slow
 async def test_a_follower_stores_it_before_it_appends_what_came_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

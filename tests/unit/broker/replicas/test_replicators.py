@@ -71,6 +71,7 @@ async def test_a_delete_that_was_answered_is_known_to_the_next_leader(tmp_path: 
         assert [one.record.message.body for one in found] == [b"two"]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 async def test_a_follower_that_is_cut_off_leaves_the_set_and_comes_back(tmp_path: Path) -> None:
     async with cluster(tmp_path) as on:
         topic, key = await on.topic()

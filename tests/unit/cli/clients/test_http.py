@@ -65,6 +65,7 @@ def test_a_silent_server_is_given_up_on_as_a_timeout() -> None:
     assert caught.value.exit_code == ExitCode.TIMEOUT
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_up_on_a_new_connection_is_not_asked_for_ever() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         connection = Connection(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=5)

@@ -276,6 +276,7 @@ def test_attempt_ids_are_bounded(shell: Shell, monkeypatch: pytest.MonkeyPatch) 
     assert shell.lease(1, attempt_id="0").picks != first
 
 
+@pytest.mark.slow
 def test_explaining_a_million_messages_gives_the_loop_back(shell: Shell) -> None:
     """120,000 passed over in 20,000 groups that are in flight, and a million unread."""
     groups = [f"g{number}" for number in range(20_000)]

@@ -368,6 +368,7 @@ class TestElections:
         assert "partition" in await ward.no(400, "root", "POST", "cluster/place", body)
 
 
+@pytest.mark.slow
 async def test_many_partitions_do_not_hold_up_the_loop(ward: Ward) -> None:
     """Clients of the same node are served meanwhile."""
     await ward.cluster.write_rows("a", 5_000, ward.cluster.row("a", 0))
