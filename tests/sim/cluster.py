@@ -21,10 +21,9 @@ from tests.sim.violation import PhysicalLoss, Violation
 
 from penstock.replication import election
 from penstock.replication.election import RepairStep, Standing
-from penstock.replication.follower import Append, Halt, Restart, Truncate
 from penstock.replication.leader import Serve
 from penstock.replication.messages import Data, Fetch, Reply
-from penstock.replication.replica import Replica, Role
+from penstock.replication.replica import Append, Halt, Replica, Restart, Role, Truncate
 from penstock.replication.row import Change, PartitionRow, View
 
 NODES = 4
@@ -360,8 +359,8 @@ class Cluster:
 
     def fetch(self, node: SimNode) -> None:
         asked = node.live.next_fetch()
-        if asked is not None and node.live.follower is not None:
-            self.send(node, node.live.follower.leader, asked)
+        if asked is not None and node.live.view is not None:
+            self.send(node, node.live.view.row.leader, asked)
 
     def ask_to_drop(self, node: SimNode) -> None:
         assert node.seen is not None
@@ -526,7 +525,7 @@ class Cluster:
     def store_low_watermark(self, node: SimNode, offset: int) -> None:
         self.tell(f"node {node.number} stores the low watermark {offset}")
         node.low_watermark = offset
-        node.live.stored_low_watermark(offset)
+        node.live.low_watermark = offset
 
     def answer_deletions(self, node: SimNode) -> None:
         held = node.live.low_watermark_held

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.replication.epochs import EpochHistory
-from penstock.replication.follower import Halt, Restart, Step, Truncate
 from penstock.replication.leader import Leader, Serve
-from penstock.replication.replica import Replica
+from penstock.replication.replica import Halt, Replica, Restart, Step, Truncate
 from penstock.replication.row import PartitionRow, View
 
 ROUNDS_MAX = 12
@@ -61,8 +60,17 @@ def history_of(epochs: list[int], start: int) -> EpochHistory:
 @settings(max_examples=300, deadline=None)
 def test_R17_whatever_parted_comes_together_and_nothing_committed_is_cut(logs: Parted) -> None:
     end = len(logs.ours)
-    led = Leader(1, VIEW, end_offset=end, high_watermark=logs.committed, now_ms=0)
-    history = history_of(logs.ours, logs.ours_from)
+    leader = Replica(
+        1,
+        5,
+        registered_at=5,
+        history=history_of(logs.ours, logs.ours_from),
+        start_offset=logs.ours_from,
+        end_offset=end,
+        durable_offset=end,
+        high_watermark=logs.committed,
+    )
+    led = Leader(leader, VIEW, now_ms=0)
     follower = Replica(
         2,
         6,
@@ -78,7 +86,7 @@ def test_R17_whatever_parted_comes_together_and_nothing_committed_is_cut(logs: P
     for _ in range(ROUNDS_MAX):
         asked = follower.next_fetch()
         assert asked is not None
-        answer = led.fetched(asked, history, start_offset=logs.ours_from, end_offset=end, now_ms=0)
+        answer = led.fetched(asked, now_ms=0)
         if isinstance(answer, Serve):
             break
         step: Step[str] | None = follower.apply_reply(answer)

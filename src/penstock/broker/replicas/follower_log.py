@@ -176,7 +176,7 @@ class FollowerLog:
     def _continue(self, *, after_ms: int = 0) -> None:
         """Do what the log needs next: replay, write a checkpoint, or fetch again."""
         replica = self._owner.replica
-        if replica.follower is None or self._owner.is_changing_role:
+        if replica.role is not Role.FOLLOWER or self._owner.is_changing_role:
             return
         replay = self.replay
         if replay is None:
@@ -240,7 +240,7 @@ class FollowerLog:
                 replay.clip(offset)
 
         await self._read_in_thread(work)
-        self._owner.replica.stored_low_watermark(offset)
+        self._owner.replica.low_watermark = offset
 
     async def run_sync(self, job: SyncJob) -> None:
         await self._owner.in_thread(job.run)
@@ -323,7 +323,7 @@ class FollowerLog:
         defaults = owner.context.defaults
         if (
             not (owner.topic.configs or defaults.configs)  # true for most topics
-            or owner.replica.follower is None
+            or owner.replica.role is not Role.FOLLOWER
             or owner.is_changing_role
             or replay is None
             or replay.damage is not None

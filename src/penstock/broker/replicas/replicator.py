@@ -22,8 +22,9 @@ from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Damaged, LeaderMoved, NotLeader, TopicNotFound
 from penstock.model.topic import Fsync, Topic
 from penstock.replication.epochs import NO_EPOCH, EpochHistory
+from penstock.replication.leader import Serve
 from penstock.replication.messages import Data, Fetch, NotYet, Reply
-from penstock.replication.replica import Replica, Role, Serve
+from penstock.replication.replica import Replica, Role
 from penstock.replication.row import Change, View
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ class Replicator:
         # An operator may have elected this replica although it ends below the low watermark. New
         # records must not be hidden by it.
         await self.in_thread(self.log.lower_low_watermark)
-        self.replica.stored_low_watermark(self.log.stored_low_watermark)
+        self.replica.low_watermark = self.log.stored_low_watermark
         try:
             partition = await self.home.lead(self, leadership)
         except (NotLeader, TopicNotFound):
@@ -310,15 +311,15 @@ class Replicator:
 
     @property
     def leader(self) -> int:
-        follower = self.replica.follower
-        return -1 if follower is None else follower.leader
+        view = self.replica.view
+        return -1 if view is None or self.replica.role is not Role.FOLLOWER else view.row.leader
 
     @property
     def is_changing_role(self) -> bool:
         return self._role_task is not None or self._is_closed
 
     def fetch_soon(self, *, after_ms: int = 0) -> None:
-        if self.replica.follower is not None and not self._is_closed:
+        if self.replica.role is Role.FOLLOWER and not self._is_closed:
             self.home.fetch_soon(self, after_ms=after_ms)
 
     def note_start(self) -> None:
