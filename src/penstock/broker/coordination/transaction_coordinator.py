@@ -13,19 +13,15 @@ markers and runs the timers.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from penstock.broker.context.timers import cancel_all
-from penstock.broker.coordination.row_log import RowLog
-from penstock.broker.coordination.runtime import CoordinatorRuntime
+from penstock.broker.coordination.host import CoordinatorHost, CoordinatorRuntime
 from penstock.cursor.coordinator_calls import UNAVAILABLE
 from penstock.cursor.rows import Row
 from penstock.cursor.transactions import Marker, Transactions, TxnOutcome, TxnReply, TxnState
 from penstock.model.errors import PenstockError
 from penstock.wire.kafka.faults import ErrorCode
-
-if TYPE_CHECKING:
-    from penstock.broker.coordination.host import CoordinatorSetup
 
 log_ = logging.getLogger(__name__)
 
@@ -42,13 +38,12 @@ T = TypeVar("T")
 class TransactionCoordinator(CoordinatorRuntime):
     def __init__(
         self,
-        open_log: Callable[[], Awaitable[RowLog]],
-        setup: "CoordinatorSetup",
-        label: str,
+        host: CoordinatorHost[Any],
+        partition: int,
         write_marker: Callable[[Marker], Awaitable[None]],
         next_producer_id: Callable[[], Awaitable[int]],
     ) -> None:
-        super().__init__(open_log, setup, label)
+        super().__init__(host, partition)
         self._write_marker = write_marker
         self._next_producer_id = next_producer_id
         self._txns = Transactions(coordinator_epoch=COORDINATOR_EPOCH)

@@ -13,7 +13,6 @@ from penstock.broker.context.context import BackupHold
 from penstock.broker.coordination.groups import TOPIC_NAME as GROUPS
 from penstock.broker.coordination.groups import GroupHost
 from penstock.broker.coordination.host import CoordinatorHost, CoordinatorSetup
-from penstock.broker.coordination.row_log import RowLog
 from penstock.broker.coordination.transaction_coordinator import TransactionCoordinator
 from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.coordinator_calls import (
@@ -75,12 +74,8 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             calls.ListTransactions: self._list_transactions,
         }
 
-    def _new_coordinator(
-        self, label: str, open_log: Callable[[], Awaitable[RowLog]]
-    ) -> TransactionCoordinator:
-        return TransactionCoordinator(
-            open_log, self._setup, label, self._write_marker, self._next_producer_id
-        )
+    def _new_coordinator(self, partition: int) -> TransactionCoordinator:
+        return TransactionCoordinator(self, partition, self._write_marker, self._next_producer_id)
 
     def expire(self) -> None:
         for coordinator in self._coordinators:

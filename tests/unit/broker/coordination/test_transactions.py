@@ -13,7 +13,7 @@ from tests.unit.broker.coordination.transaction_stage import (
 from tests.unit.broker.stage import HandClock
 
 from penstock.broker.coordination import transaction_coordinator
-from penstock.broker.coordination.runtime import RELOAD_MS_MIN
+from penstock.broker.coordination.host import RELOAD_MS_MIN
 from penstock.broker.coordination.transaction_coordinator import MARKER_RETRY_MS
 from penstock.broker.coordination.transactions import TOPIC_NAME
 from penstock.cursor.coordinator_calls import DescribeTransaction, ListTransactions
