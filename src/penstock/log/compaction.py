@@ -15,14 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.log import replacement
 from penstock.log.log import Log
-from penstock.log.replacement import (
-    begin_replacement,
-    cancel_replacement,
-    clear_rewritten,
-    end_replacement,
-    rewritten_folder,
-)
 from penstock.log.retention import grouped
 from penstock.log.storage.files import CHECK_SUFFIX, Disk, segment_path
 from penstock.log.storage.scan import header_fault
@@ -177,12 +171,12 @@ class Compaction:
             return
         base_offset, end_offset = made.base_offset, made.end_offset
         if self._is_swapped:  # the segment now belongs to the log
-            end_replacement(self._disk, self._folder, base_offset, end_offset)
+            replacement.end_replacement(self._disk, self._folder, base_offset, end_offset)
         elif self._is_announced:
-            cancel_replacement(self._disk, self._folder, base_offset, end_offset)
+            replacement.cancel_replacement(self._disk, self._folder, base_offset, end_offset)
         else:
             made.close()
-            clear_rewritten(self._disk, self._folder)
+            replacement.clear_rewritten(self._disk, self._folder)
         self._made = None
 
     def _survey(self) -> Iterator[Progress]:
@@ -218,9 +212,9 @@ class Compaction:
         )
 
     def _rewrite(self, group: Sequence[SegmentInfo]) -> Iterator[Progress]:
-        clear_rewritten(self._disk, self._folder)
+        replacement.clear_rewritten(self._disk, self._folder)
         made = self._made = Segment(
-            rewritten_folder(self._folder),
+            replacement.rewritten_folder(self._folder),
             group[0].base_offset,
             interval_bytes=self._log.config.index_interval_bytes,
             disk=self._disk,
@@ -278,7 +272,7 @@ class Compaction:
             self._disk.sync_data(fd)
         made.close()
         self._is_announced = True  # set first: the mark may exist even if this call fails
-        begin_replacement(self._disk, self._folder, made.base_offset, made.end_offset)
+        replacement.begin_replacement(self._disk, self._folder, made.base_offset, made.end_offset)
 
 
 def _hash(key: bytes) -> bytes:

@@ -10,19 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.log import replacement
 from penstock.log.batch_cache import BatchCache, BatchCacheBudget
 from penstock.log.jobs import Detached as Detached
 from penstock.log.jobs import SyncJob as SyncJob
 from penstock.log.readable import ReadableLog
 from penstock.log.recovery import Recovery, RecoveryReport
-from penstock.log.replacement import (
-    announce_restart,
-    carry_out_restart,
-    clear_rewritten,
-    has_rewrite,
-    move_in,
-    remove_segments,
-)
 from penstock.log.storage.checkpoint import RecoveryPoint, read_point, save_damage, write_point
 from penstock.log.storage.files import DISK, EPOCHS_CHECKPOINT, Disk, is_full, segment_paths
 from penstock.log.storage.headers import find_cut
@@ -273,8 +266,8 @@ class Log(ReadableLog):
         point = RecoveryPoint(min(self.sealed_offset, cut.end_offset), doubts=self._doubts)
         with self._refusing("truncation", "no space left to record the truncation of the log"):
             # A pending rewrite of segments would bring back the removed batches.
-            if has_rewrite(self.disk, self.folder):
-                clear_rewritten(self.disk, self.folder)
+            if replacement.has_rewrite(self.disk, self.folder):
+                replacement.clear_rewritten(self.disk, self.folder)
             self.remove_checkpoint(EPOCHS_CHECKPOINT)
             write_point(self.folder, point, self.disk)
         self.sealed_offset = point.offset
@@ -302,7 +295,7 @@ class Log(ReadableLog):
             self._dirty.pop(one.base_offset, None)
             self.disk.unlink(one.path)
             self.disk.sync_folder(self.folder)
-            remove_segments(self.disk, self.folder, [one.base_offset])
+            replacement.remove_segments(self.disk, self.folder, [one.base_offset])
         segment.cut(cut)
         self.size_bytes = self._segments.size_bytes
         self.last_timestamp_ms = self._segments.max_timestamp
@@ -334,11 +327,11 @@ class Log(ReadableLog):
         while self._detached:
             self._detached.pop().remove()  # the new segment may have the name of one of these files
         with self._refusing("restart", "no space left to record the restart of the log"):
-            announce_restart(self.disk, self.folder, at)
+            replacement.announce_restart(self.disk, self.folder, at)
         segment = self._new_segment(at)
         with self._refusing("restart"):
             self._segments.take_all(segment)
-            carry_out_restart(self.disk, self.folder, at)
+            replacement.carry_out_restart(self.disk, self.folder, at)
             segment.make_files()
         self._active = segment
         self._cache = self._cache.successor()
@@ -394,8 +387,10 @@ class Log(ReadableLog):
             self._segments.close_files(segment)
         # After an error the next opening of the log finishes from the point that was reached.
         with self._refusing("replacing segments"):
-            move_in(self.disk, self.folder, made.base_offset)
-            remove_segments(self.disk, self.folder, [each.base_offset for each in old[1:]])
+            replacement.move_in(self.disk, self.folder, made.base_offset)
+            replacement.remove_segments(
+                self.disk, self.folder, [each.base_offset for each in old[1:]]
+            )
         made.folder = self.folder
         names = {segment.path.name for segment in old}
         self._damage = [damage for damage in self._damage if damage.file not in names]

@@ -10,26 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from penstock.broker.context.context import BrokerContext
-from penstock.broker.partition.stream import aborted_between, count_messages, replay_producers
+from penstock.broker.partition.stream import count_messages, replay_producers
+from penstock.cursor.leases import events
 from penstock.cursor.leases.dedup import DedupTable, dedup_key
-from penstock.cursor.leases.events import (
-    TRIM_TYPE,
-    AckEvent,
-    AckReason,
-    Event,
-    LeaseEvent,
-    StartEvent,
-    TrimEvent,
-    clipped,
-    decode,
-    is_event_type,
-    is_shared_type,
-    split_shared,
-)
 from penstock.cursor.leases.fifo import open_cursor, restore_cursor
 from penstock.cursor.leases.lease import LeaseCursor
 from penstock.cursor.producers import Producers
-from penstock.log.compaction import Aborted
 from penstock.log.log import Log
 from penstock.model import limits
 from penstock.model.errors import Damaged
@@ -212,13 +198,13 @@ class Replay:
         for offset, number, value in iter_control(batch):
             target: LeaseCursor | None = self.cursor
             kind, data = number, memoryview(value)
-            if is_shared_type(number):
-                share_id, kind, data = split_shared(number, value)
+            if events.is_shared_type(number):
+                share_id, kind, data = events.split_shared(number, value)
                 target = self._by_id.get(share_id)  # None: the share was deleted
-            elif not is_event_type(number):
+            elif not events.is_event_type(number):
                 continue  # transaction marker
             if target is not None:
-                event = self._clip(target, decode(kind, data))
+                event = self._clip(target, events.decode(kind, data))
                 target.apply(event, offset=offset, now_ms=now_ms, elapsed_ms=elapsed_ms)
 
     def clip(self, low_watermark: int) -> None:
@@ -228,7 +214,7 @@ class Replay:
         self._low_watermark = low_watermark
         for cursor in self._cursors:
             if cursor.low_offset() < low_watermark:
-                trim = TrimEvent(low_watermark, self._passed(cursor, low_watermark))
+                trim = events.TrimEvent(low_watermark, self._passed(cursor, low_watermark))
                 if cursor.head < low_watermark:
                     self._counted.discard(id(cursor))
                 now_ms = self._context.clock.mono_ms()
@@ -247,25 +233,20 @@ class Replay:
         left = end - low_watermark if is_own else self._count(low_watermark, end)
         return max(0, cursor.unseen - left)
 
-    def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the last stable offset, as far as the log has been read."""
-        return self.producers.last_stable_offset(min(high_watermark, self.offset))
-
-    def aborted_below(self, offset: int) -> list[Aborted]:
-        return aborted_between(self.producers, self._log.start_offset, offset)
-
-    def _clip(self, cursor: LeaseCursor, event: Event) -> Event:
+    def _clip(self, cursor: LeaseCursor, event: events.Event) -> events.Event:
         """Limit a lease event to records that this replay has read, and correct its count."""
         start = max(self.begun_at, self._low_watermark)
         if not start:
             return event
-        event = clipped(event, start)
-        if isinstance(event, StartEvent) and event.start < start:
+        event = events.clipped(event, start)
+        if isinstance(event, events.StartEvent) and event.start < start:
             self._counted.discard(id(cursor))
-            return StartEvent(start, self._count(start, self.offset))
-        if id(cursor) in self._counted or not isinstance(event, LeaseEvent | TrimEvent):
+            return events.StartEvent(start, self._count(start, self.offset))
+        if id(cursor) in self._counted or not isinstance(
+            event, events.LeaseEvent | events.TrimEvent
+        ):
             return event
-        head = event.head if isinstance(event, LeaseEvent) else event.start
+        head = event.head if isinstance(event, events.LeaseEvent) else event.start
         if head <= cursor.head:
             return event
         self._counted.add(id(cursor))
@@ -327,7 +308,7 @@ def _open_cursors(
             elapsed_ms = _elapsed(checkpoint.wall_ms, context)
             return restore_cursor(snapshot, now_ms=now_ms, elapsed_ms=elapsed_ms)
         cursor = open_cursor(is_fifo=is_fifo)
-        cursor.apply(TrimEvent(start, 0), offset=start - 1, now_ms=now_ms)
+        cursor.apply(events.TrimEvent(start, 0), offset=start - 1, now_ms=now_ms)
         return cursor
 
     try:
@@ -363,7 +344,7 @@ def _hydrate(log: Log, cursor: LeaseCursor, origin: bytes, context: BrokerContex
                 batch = log.read(offset, bytes_max=1)[0]
             except Damaged:
                 # Reads will report the damage; here the record only must not be delivered.
-                lost = AckEvent(AckReason.EXPIRED, (offset,))
+                lost = events.AckEvent(events.AckReason.EXPIRED, (offset,))
                 cursor.apply(lost, offset=offset, now_ms=clock.mono_ms())
                 continue
             header = parse_header(batch)
@@ -390,9 +371,9 @@ def _remember_recent(
             header = parse_header(batch)
             if header.is_control:
                 for _, kind, value in iter_control(batch):
-                    if kind == TRIM_TYPE:
-                        event = decode(kind, value)
-                        assert isinstance(event, TrimEvent)
+                    if kind == events.TRIM_TYPE:
+                        event = events.decode(kind, value)
+                        assert isinstance(event, events.TrimEvent)
                         dedup.forget_below(event.start)
             else:
                 for record in decode_batch(batch, origin=origin):

@@ -20,6 +20,7 @@ from penstock.broker.replicas.follower_log import about
 from penstock.broker.replicas.replicator import Replicator
 from penstock.log.log import Log
 from penstock.log.readable import read_epochs
+from penstock.log.storage.checkpoint import DOUBT_CRASHED, DOUBT_GARBAGE, DOUBT_NEW, DOUBT_SHORT
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import PenstockError, VersionConflict
@@ -62,17 +63,18 @@ async def open_replica(
         return log, EpochHistory(read_epochs(log))
 
     log, history = await loop.run_in_executor(pool, work)
-    report = log.recovery
+    report, doubts = log.recovery, log.recovery.doubts
+    is_new = bool(doubts & DOUBT_NEW)
     found = Found(
-        is_there=not report.is_new,
-        is_whole=not report.damage and not report.has_garbage and not report.is_short,
+        is_there=not is_new,
+        is_whole=not report.damage and not doubts & (DOUBT_GARBAGE | DOUBT_SHORT),
         end_offset=log.end_offset,
         recovery_point=report.recovery_point,
-        was_stopped=report.was_stopped,
+        was_stopped=not doubts & DOUBT_CRASHED,
         is_synced=(topic.fsync or context.fsync_default) is Fsync.ALWAYS,
     )
     reason = loss_of(view.row, found)
-    if reason is not None and not (report.is_new and may_be_new):
+    if reason is not None and not (is_new and may_be_new):
         await _declare_loss(key, view, node, cluster, reason)
     # Until here the log itself remembers what was repaired.
     await loop.run_in_executor(pool, log.settle)

@@ -10,21 +10,19 @@ not replaced while a thread reads the log, and compaction is stopped before the 
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.broker.partition.partition import CHECKPOINT_BYTES
 from penstock.broker.partition.replay import Replay, forget_beyond
 from penstock.broker.storage.compaction import Compactor
-from penstock.log.compaction import Aborted, Unreadable, forget_clean_beyond
+from penstock.log.compaction import forget_clean_beyond
 from penstock.log.log import AppendsRefused, SyncJob
 from penstock.log.readable import write_epochs
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Damaged, DiskFull
-from penstock.model.names import is_internal
 from penstock.model.ports import ProducerSeen
-from penstock.model.stream import settings_of
 from penstock.model.topic import Fsync, Topic
 from penstock.replication.epochs import NO_EPOCH
 from penstock.replication.messages import Fenced, Fetch, NotYet, Reply
@@ -320,36 +318,21 @@ class FollowerLog:
     async def compact(self) -> int:
         """Compact the log if this node follows. Returns the number of bytes freed."""
         owner, replay = self._owner, self.replay
-        defaults = owner.context.defaults
         if (
-            not (owner.topic.configs or defaults.configs)  # true for most topics
+            not (owner.topic.configs or owner.context.defaults.configs)  # true for most topics
             or owner.replica.role is not Role.FOLLOWER
             or owner.is_changing_role
             or replay is None
             or replay.damage is not None
-            or self._is_read_in_thread  # far behind: wait for the next round
+            or owner.context.catalog.shares_of(self._key.topic_id)
         ):
             return 0
-        settings = settings_of(owner.topic, defaults)
-        if not settings.is_compacted or owner.context.catalog.shares_of(self._key.topic_id):
-            return 0
-        up_to = replay.last_stable_offset(owner.replica.high_watermark)
-
-        def forget(gone: Collection[Aborted]) -> None:
-            # If this is not possible now, the next round finds the same transactions again.
-            if self.replay is replay and not self._is_read_in_thread:
-                replay.producers.forget_aborted(gone)
-
-        try:
-            return await self._compactor.run(
-                settings,
-                up_to=up_to,
-                aborted=replay.aborted_below(up_to),
-                forget=forget,
-                held_offset=self._held_offset,
-                uses_reserve=is_internal(owner.topic.name),
-            )
-        except Unreadable as unreadable:
-            with suppress(Damaged):
-                self._log.read(unreadable.offset, bytes_max=1)  # the log records the damaged range
-            raise
+        return await self._compactor.run(
+            owner.topic,
+            # None while the log is read in a thread: far behind, so wait for the next round.
+            lambda: (
+                replay.producers if self.replay is replay and not self._is_read_in_thread else None
+            ),
+            up_to=min(owner.replica.high_watermark, replay.offset),
+            held_offset=self._held_offset,
+        )

@@ -260,7 +260,8 @@ async def test_a_follower_stops_below_a_transaction_that_is_open(tmp_path: Path)
         assert await followed.compact() > 0
         assert "aborted" not in [value for _, _, value in rows(on, 2, key)]
         assert followed.replay is not None
-        assert followed.replay.aborted_below(1_000) == [], "nobody has to be told of it any more"
+        aborted = followed.replay.producers.aborted_between(0, 1_000)
+        assert aborted == [], "nobody has to be told of it any more"
         await on.elect(key, 2)
         assert (await read(on, 2, topic))[0] == (0, "a", "committed")
 
