@@ -7,13 +7,12 @@ off batches that its leader does not have (``truncate``) and can start empty (``
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 
 from penstock.log import replacement
 from penstock.log.batch_cache import BatchCache, BatchCacheBudget
-from penstock.log.jobs import Detached as Detached
-from penstock.log.jobs import SyncJob as SyncJob
 from penstock.log.readable import ReadableLog
 from penstock.log.recovery import Recovery, RecoveryReport
 from penstock.log.storage.checkpoint import RecoveryPoint, read_point, save_damage, write_point
@@ -46,6 +45,62 @@ class LogConfig:
     tail_bytes_max: int = TAIL_BYTES_MAX
     # Shared by all logs of a node; None: a separate budget.
     batch_cache_budget: BatchCacheBudget | None = None
+
+
+@dataclass
+class SyncJob:
+    """Syncs dirty files, in a thread. It touches nothing that the log's thread may change."""
+
+    log: "Log"
+    end_offset: int
+    fds: list[int]
+    is_folder_dirty: bool
+    point: RecoveryPoint | None  # to write afterwards
+    is_point_owed: bool = False  # the disk was full: the next sync writes the point
+
+    def run(self) -> None:
+        """Sync everything. After an error the log refuses appends, because the kernel may mark lost
+        pages as clean, so that a second sync would falsely succeed."""
+        log, disk = self.log, self.log.disk
+        try:
+            for fd in self.fds:
+                disk.sync_data(fd)
+            if self.is_folder_dirty:
+                disk.sync_folder(log.folder)
+        except OSError as error:
+            log.refuse_appends(f"sync failed: {error}")
+            raise
+        finally:
+            while self.fds:
+                disk.close(self.fds.pop())
+        if self.point is not None:
+            try:
+                write_point(log.folder, self.point, disk)
+            except OSError as error:
+                if not is_full(error):
+                    log.refuse_appends(f"writing the recovery point failed: {error}")
+                    raise
+                self.is_point_owed = True
+
+
+@dataclass
+class Detached:
+    """Segments removed from a log, oldest first. After a crash the log may have them again."""
+
+    disk: Disk
+    paths: list[Path]
+    freed_bytes: int
+    is_removed: bool = False
+    _lock: Lock = field(default_factory=Lock)
+
+    def remove(self) -> int:
+        """Unlink the files and return the bytes freed. Thread-safe."""
+        with self._lock:
+            if not self.is_removed:
+                for path in self.paths:
+                    self.disk.unlink(path)
+                self.is_removed = True
+        return self.freed_bytes
 
 
 class Log(ReadableLog):
@@ -239,9 +294,8 @@ class Log(ReadableLog):
         point = None
         if self._is_rolled:
             point = RecoveryPoint(self._active.base_offset, doubts=self._doubts)
-        folder = self.folder if self._is_folder_dirty else None
+        self._job = SyncJob(self, self.end_offset, fds, self._is_folder_dirty, point)
         self._is_folder_dirty = self._is_rolled = False
-        self._job = SyncJob(self, fds, folder=folder, point=point, disk=self.disk)
         return self._job
 
     def finish_sync(self, job: SyncJob) -> None:
@@ -251,8 +305,8 @@ class Log(ReadableLog):
             raise AppendsRefused(self.refusal)
         self.durable_offset = max(self.durable_offset, job.end_offset)
         self._is_rolled = self._is_rolled or job.is_point_owed
-        if not job.is_point_owed:
-            self.sealed_offset = max(self.sealed_offset, job.sealed_offset)
+        if job.point is not None and not job.is_point_owed:
+            self.sealed_offset = max(self.sealed_offset, job.point.offset)
 
     def truncate(self, to: int) -> int:
         """Cut off the batch that holds ``to`` and everything after it, durably. Returns the new end
@@ -355,16 +409,15 @@ class Log(ReadableLog):
             epoch = each.last_epoch
         return epoch
 
-    def detach_before(self, offset: int) -> "Detached":
+    def detach_before(self, offset: int) -> Detached:
         """Take closed segments that end at or before ``offset`` out of the log. Unlinking them
         (``Detached.remove``) is slow, so a thread may do that."""
-        detached = Detached(self.disk)
         taken = self._segments.take_before(offset)
+        detached = Detached(self.disk, [], sum(segment.bytes for segment in taken))
         for segment in taken:
             self._dirty.pop(segment.base_offset, None)
             # Batches are removed first; side files without batches are removed at the next opening.
             detached.paths += segment_paths(self.folder, segment.base_offset)
-        detached.freed_bytes = sum(segment.bytes for segment in taken)
         if taken:
             gone = {segment.path.name for segment in taken}
             self._damage = [damage for damage in self._damage if damage.file not in gone]

@@ -11,7 +11,7 @@ from penstock.broker.context.context import BrokerContext
 from penstock.broker.leases.leases import Leases
 from penstock.broker.leases.record_reader import Place
 from penstock.broker.leases.waits import Waits
-from penstock.broker.partition.replay import Replay, checkpoint_writer, origin_of, restore
+from penstock.broker.partition.replay import Replay, checkpoint_writer, origin_of
 from penstock.broker.partition.stream import LowWatermark, Stream
 from penstock.broker.storage.compaction import Compactor
 from penstock.broker.storage.flush import Flush
@@ -279,13 +279,9 @@ class Partition:
 
     def _reload(self) -> None:
         """Restore the cursors from the log, after an append failed that they had applied."""
-        restored = restore(
-            self.log,
-            self.topic,
-            self.index,
-            shares=[leases.topic for leases in self.shares.values()],
-            context=self._context,
-        )
+        shares = [leases.topic for leases in self.shares.values()]
+        place = (self.log, self.topic, self.index)
+        restored = Replay(*place, shares=shares, context=self._context).finish()
         self._dedup = restored.dedup
         self._begun_at = restored.begun_at
         self.stream.producers = restored.producers

@@ -199,7 +199,7 @@ class FollowerLog:
 
     async def _open_replay(self) -> None:
         self._checkpoint_bytes = 0
-        self.replay = await self._owner.in_thread(self._owner.new_replay)
+        self.replay = await self._owner.in_thread(self._owner.new_replay())
 
     async def _read_in_thread(self, work: Callable[[], object]) -> None:
         self._is_read_in_thread = True
@@ -324,7 +324,7 @@ class FollowerLog:
             or owner.is_changing_role
             or replay is None
             or replay.damage is not None
-            or owner.context.catalog.shares_of(self._key.topic_id)
+            or owner.shares
         ):
             return 0
         return await self._compactor.run(

@@ -221,26 +221,23 @@ class Replicator:
         self.wake()
         self.home.check_in_sync_soon()
 
-    async def restored(self, shares: Sequence[Topic]) -> Replay:
+    async def restored(self) -> Replay:
         replay, self.follower_log.replay = self.follower_log.replay, None
-        wanted = frozenset(share.topic_id for share in shares)
+        wanted = frozenset(share.topic_id for share in self.shares)
         if replay is None or replay.damage is not None or replay.share_ids != wanted:
             # The follower may not have known a new share.
-            replay = await self.in_thread(lambda: self._replay_with(shares))
+            replay = await self.in_thread(self.new_replay())
         replay.topic = self.topic
+        return await self.in_thread(replay.finish)
 
-        def finish() -> Replay:
-            replay.advance(self.log.end_offset)
-            replay.finish()
-            return replay
+    def new_replay(self) -> Callable[[], Replay]:
+        """Return a function that opens a replay, in a thread."""
+        shares, place = self.shares, (self.log, self.topic, self.key.index)
+        return lambda: Replay(*place, shares=shares, context=self.context)
 
-        return await self.in_thread(finish)
-
-    def new_replay(self) -> Replay:
-        return self._replay_with(self.context.catalog.shares_of(self.key.topic_id))
-
-    def _replay_with(self, shares: Sequence[Topic]) -> Replay:
-        return Replay(self.log, self.topic, self.key.index, shares=shares, context=self.context)
+    @property
+    def shares(self) -> Sequence[Topic]:
+        return self.context.catalog.shares_of(self.key.topic_id)
 
     def serve(self, fetch: Fetch, *, bytes_max: int) -> Reply[bytes] | None:
         """Return the reply to a follower's fetch, or None if there are no new records yet."""

@@ -102,7 +102,7 @@ class Replicators:
     async def lead(self, replicator: Replicator, leadership: Leadership) -> Partition:
         """Start to lead a partition. Raises NotLeader if its log is damaged."""
         key = replicator.key
-        restored = await replicator.restored(self.context.catalog.shares_of(key.topic_id))
+        restored = await replicator.restored()
         if restored.damage is not None and self.damaged(replicator, restored.damage):
             raise replicator.not_leader()
         topic, log = replicator.topic, replicator.log

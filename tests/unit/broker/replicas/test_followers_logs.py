@@ -155,7 +155,7 @@ async def test_followers_know_the_producers_of_a_partition(tmp_path: Path) -> No
         await committed(on, key, 2, 3)
         assert await seen(2) == await seen(3) == [(7, 0)]
         second = on.nodes[2].replica(key)
-        second.follower_log.replay = second.new_replay()
+        second.follower_log.replay = second.new_replay()()
         assert await seen(2) is None, "it has not read the log"
         await on.elect(key, 2)
         first = on.nodes[1].replica(key)
