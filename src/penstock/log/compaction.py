@@ -19,8 +19,7 @@ from penstock.log import replacement
 from penstock.log.log import Log
 from penstock.log.retention import grouped
 from penstock.log.storage.files import CHECK_SUFFIX, Disk, segment_path
-from penstock.log.storage.scan import header_fault
-from penstock.log.storage.segment import Segment, SegmentInfo
+from penstock.log.storage.segment import Segment, SegmentInfo, checked_header
 from penstock.log.storage.side_files import CHECK_FIELDS, CheckWindow, EntryFile
 from penstock.model.errors import PenstockError
 from penstock.model.limits import BATCH_BYTES_MAX, KIB
@@ -307,18 +306,13 @@ def _walk(
         batches: list[Batch] = []
         at = count = 0
         while len(window) - at >= HEADER_BYTES and count < STEP_RECORDS:
-            header = parse_header(window, at)
-            reason = header_fault(header, offset)
+            header, reason = checked_header(window[at : at + HEADER_BYTES], offset, ordinal, checks)
             end = at + header.total_bytes
             if reason is None:
                 if end > len(window):
                     break
                 if crc32c(memoryview(window)[at + CRC_FROM : end]) != header.crc:
                     reason = "the CRC does not match"
-                elif checks is not None and checks.is_refuted(
-                    window[at : at + HEADER_BYTES], ordinal
-                ):
-                    reason = "the header differs from its check"
             if reason is not None:
                 raise Unreadable(path, offset, reason)
             batches.append((header, window[at:end]))

@@ -125,12 +125,9 @@ class Leader:
     @property
     def low_watermark_held(self) -> int:
         """Return the low watermark that every electable replica has stored (rule R25)."""
-        held = self._replica.low_watermark
-        for member in self._counted():
-            if member != self.node:
-                peer = self._peers.get(member)
-                held = min(held, peer.low_watermark if peer is not None else 0)
-        return held
+        peers = [self._peers.get(node) for node in self._counted() if node != self.node]
+        held = [0 if peer is None else peer.low_watermark for peer in peers]
+        return min((self._replica.low_watermark, *held))
 
     def _counted(self) -> frozenset[int]:
         """Return the in-sync nodes, including those of changes with an unknown outcome."""

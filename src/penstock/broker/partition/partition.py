@@ -5,8 +5,6 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from penstock.broker.context.context import BrokerContext
 from penstock.broker.leases.leases import Leases
 from penstock.broker.leases.record_reader import Place
@@ -195,12 +193,14 @@ class Partition:
         return appended
 
     def ends(self) -> StreamEnds:
-        ends = self.stream.ends
-        replication = self._replication
-        return msgspec.structs.replace(
-            ends,
-            start_offset=self.start_offset,
-            is_settled=replication is None or replication.is_settled,
+        journal, replication = self.journal, self._replication
+        high_watermark = journal.high_watermark
+        return StreamEnds(
+            self.start_offset,
+            high_watermark,
+            self.stream.producers.last_stable_offset(high_watermark),
+            journal.leader_epoch,
+            replication is None or replication.is_settled,
         )
 
     @property

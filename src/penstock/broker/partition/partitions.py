@@ -342,7 +342,7 @@ class Partitions:
                     "keeping the folder of an unknown topic", extra={"folder": folder.name}
                 )
 
-    def spawn(self, work: Awaitable[None], name: str) -> None:
+    def spawn(self, work: Awaitable[object], name: str) -> None:
 
         async def run() -> None:
             try:

@@ -110,16 +110,6 @@ class Stream:
         )
         return self._journal.commit() or self._journal.join()
 
-    @property
-    def ends(self) -> StreamEnds:
-        high_watermark = self._journal.high_watermark
-        return StreamEnds(
-            start_offset=self._log.low_watermark,
-            high_watermark=high_watermark,
-            last_stable_offset=self.producers.last_stable_offset(high_watermark),
-            leader_epoch=self._journal.leader_epoch,
-        )
-
     def fetch(self, call: Fetch, ends: StreamEnds) -> Fetched:
         """Return batches from an offset on, up to the size and isolation level of the call."""
         offset, is_committed = call.offset, call.is_committed

@@ -60,8 +60,9 @@ class Acquisition:
     async def lease(self) -> None:
         leases, passed, count = self._leases, -1, self._call.count
         while len(self.deliveries) < count:
-            ends = self._partition.stream.ends
-            up_to = ends.last_stable_offset if self._is_committed else ends.high_watermark
+            up_to = self._partition.journal.high_watermark
+            if self._is_committed:
+                up_to = self._partition.stream.producers.last_stable_offset(up_to)
             offset = leases.next_offset(up_to=up_to)
             if isinstance(offset, Reading):
                 await leases.reader.ready()

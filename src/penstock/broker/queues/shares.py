@@ -3,7 +3,7 @@ over a topic. Its settings are in the catalog, its position is in the log of eac
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from penstock.broker.context.context import BrokerContext
@@ -16,7 +16,6 @@ from penstock.cursor.groups.settings import SHARE_DEFAULT, ShareSettings
 from penstock.cursor.leases.events import Pick
 from penstock.model import calls
 from penstock.model.errors import InvalidRequest, PenstockError, TopicExists, TopicNotFound
-from penstock.model.message import Claim
 from penstock.model.names import is_internal, share_name
 from penstock.model.ports import EARLIEST, Acquired
 from penstock.model.stream import settings_of
@@ -104,7 +103,7 @@ class ShareCalls:
         )
 
     async def _begin(self, source: Topic, group: str, share: Topic, start: int) -> Topic:
-        partitions = (await self._open(source)).partitions
+        partitions = (await self._partitions.open(source)).partitions
         # The log first: the start of a share that is in the catalog but not in the log counts as
         # deleted with its segment.
         for partition in partitions.values():
@@ -186,7 +185,7 @@ class ShareCalls:
         except asyncio.CancelledError:
             # The client is gone: release the records.
             claims = [(each.claim, 0) for each in acquisition.deliveries]
-            self._partitions.spawn(_release(leases, claims), "release")
+            self._partitions.spawn(leases.extend(claims, is_strict=True), "release")
             raise
         found = acquisition.deliveries
         picks = sorted((each.record.offset, each.lease_seq, each.attempt) for each in found)
@@ -233,11 +232,8 @@ class ShareCalls:
         await queue.partitions[call.partition].restart_share(leases, call.offset)
 
     async def _find(self, call: calls.PartitionCall[calls.R]) -> tuple[Queue, Leases]:
-        queue = await self._open(call.topic)
+        queue = await self._partitions.open(call.topic)
         return queue, self._leases(queue, call.partition)
-
-    async def _open(self, topic: Topic) -> Queue:
-        return self._partitions.find(topic) or await self._partitions.open(topic)
 
     def _leases(self, queue: Queue, partition: int) -> Leases:
         leases = queue.leases.get(partition)
@@ -247,7 +243,3 @@ class ShareCalls:
         if source is None or not 0 <= partition < source.partition_count:
             raise TopicNotFound(queue.topic.name)
         return queue.leases[partition]  # raises NotLeader
-
-
-async def _release(leases: Leases, claims: Sequence[tuple[Claim, int]]) -> None:
-    await leases.extend(claims, is_strict=True)

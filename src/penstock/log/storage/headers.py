@@ -5,10 +5,9 @@ file. After a header that is not trusted, the walk continues at the next indexed
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.log.storage.scan import header_fault
-from penstock.log.storage.segment import NO_EPOCH, NO_TIMESTAMP, Cut, Segment
+from penstock.log.storage.segment import NO_EPOCH, NO_TIMESTAMP, Cut, Segment, checked_header
 from penstock.log.storage.side_files import START, BatchStart, CheckWindow
-from penstock.record.batch import HEADER_BYTES, BatchHeader, parse_header
+from penstock.record.batch import HEADER_BYTES, BatchHeader
 
 WINDOW_BYTES = 4_096  # one page, as cheap to read as one header
 CHECKS_AHEAD = 64
@@ -33,13 +32,10 @@ def walk(segment: Segment, start: BatchStart) -> Iterator[Step]:
             window = disk.pread(files.log_fd, WINDOW_BYTES, position)
             window_at, at = position, 0
         raw = window[at : at + HEADER_BYTES]
-        header = parse_header(raw) if len(raw) == HEADER_BYTES else None
-        if header is not None and (
-            header_fault(header, offset) is not None or checks.is_refuted(raw, ordinal)
-        ):
-            header = None
-        yield Step(BatchStart(offset - segment.base_offset, position, ordinal), offset, header)
-        if header is None:
+        header, reason = checked_header(raw, offset, ordinal, checks)
+        place = BatchStart(offset - segment.base_offset, position, ordinal)
+        yield Step(place, offset, header if reason is None else None)
+        if reason is not None:
             after = files.index.find_after(position)
             if after is None or after.ordinal <= ordinal:
                 return

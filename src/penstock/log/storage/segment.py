@@ -52,6 +52,19 @@ CHECKS_AHEAD = 512
 _NO_HEADER = parse_header(bytes(HEADER_BYTES))
 
 
+def checked_header(
+    raw: bytes, offset: int, ordinal: int, checks: CheckWindow | None
+) -> tuple[BatchHeader, str | None]:
+    """Return a header, and why it is not trusted at ``offset``, or None if it is."""
+    if len(raw) < HEADER_BYTES:
+        return _NO_HEADER, "the file ends inside a batch"
+    header = parse_header(raw)
+    reason = header_fault(header, offset)
+    if reason is None and checks is not None and checks.is_refuted(raw, ordinal):
+        reason = "the header differs from its check"
+    return header, reason
+
+
 class BatchReader:
     """Reads verified batches up to the first bad one; if none is good, raises DamagedRange."""
 
@@ -72,7 +85,7 @@ class BatchReader:
         taken = 0
         while position < segment.bytes:
             raw = self._take(position, HEADER_BYTES)
-            header, reason = self._header(raw, offset, ordinal)
+            header, reason = checked_header(raw, offset, ordinal, self._checks)
             if reason is not None:
                 if batches:
                     break
@@ -111,15 +124,6 @@ class BatchReader:
             self._window_at = position
             data = self._window[:size]
         return data
-
-    def _header(self, raw: bytes, offset: int, ordinal: int) -> tuple[BatchHeader, str | None]:
-        if len(raw) < HEADER_BYTES:
-            return _NO_HEADER, "the file ends inside a batch"
-        header = parse_header(raw)
-        reason = header_fault(header, offset)
-        if reason is None and self._checks.is_refuted(raw, ordinal):
-            reason = "the header differs from its check"
-        return header, reason
 
     def _damaged(
         self, position: int, offset: int, reason: str, *, header: BatchHeader | None = None
