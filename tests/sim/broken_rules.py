@@ -11,7 +11,7 @@ from tests.sim.world import World
 
 from penstock.replication import election
 from penstock.replication.election import RepairStep, Standing
-from penstock.replication.leader import Leader, Serve
+from penstock.replication.leader import Leader
 from penstock.replication.messages import Behind, Data, Diverge, Fetch
 from penstock.replication.replica import Append, Ignore, Replica, Role, Step, Truncate
 from penstock.replication.row import Change, PartitionRow, View
@@ -292,18 +292,18 @@ def truncates_anything(self: Replica, to: int) -> None:
 
 def serves_any_epoch(self: Leader, fetch: Fetch, *, now_ms: int) -> Any:
     found = _fetched(self, fetch._replace(epoch=self.epoch), now_ms=now_ms)
-    return found._replace(fetch=fetch)
+    return None if found is None else found._replace(fetch=fetch)
 
 
 def serves_without_lineage(self: Leader, fetch: Fetch, *, now_ms: int) -> Any:
     history = self._replica.history
     if fetch.offset > self._replica.end_offset:
-        return Serve(fetch)
+        return None
     _, at = history.end_of(10**9, end_offset=fetch.offset)
     last = [epoch for epoch, start in history if start < fetch.offset]
     same = fetch._replace(last_epoch=last[-1] if last else -1, offset=at)
     found = _fetched(self, same, now_ms=now_ms)
-    return found._replace(fetch=fetch)
+    return None if found is None else found._replace(fetch=fetch)
 
 
 _fetched = Leader.fetched

@@ -6,7 +6,7 @@ new set (rule R12). The same applies to a low watermark (rule R25)."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 LAG_MS_MAX: Final = 4_000  # a follower that lags longer is removed from the in-sync set
 PENDING_MAX: Final = 8  # changes without a known outcome; more are not proposed
-
-
-class Serve(NamedTuple):
-    fetch: Fetch
 
 
 @dataclass(slots=True)
@@ -67,8 +63,9 @@ class Leader:
             del self._peers[node]
         self._doubted = [each for each in self._doubted if each.version >= view.version]
 
-    def fetched(self, fetch: Fetch, *, now_ms: int) -> Serve | Diverge | Behind | Fenced | NotYet:
-        """Return the reply to a fetch. A follower with a diverged log does not count (rule R15)."""
+    def fetched(self, fetch: Fetch, *, now_ms: int) -> Diverge | Behind | Fenced | NotYet | None:
+        """Return None if records can be served, else the reply to a fetch. A follower with a
+        diverged log does not count (rule R15)."""
         if fetch.epoch < self.epoch:
             return Fenced(fetch, self.epoch)
         if fetch.epoch > self.epoch or fetch.node not in self.row.replicas:
@@ -92,7 +89,7 @@ class Leader:
             peer.caught_up_at_ms = max(peer.caught_up_at_ms, peer.fetched_at_ms)
         peer.fetched_at_ms = now_ms
         peer.end_then = end_offset
-        return Serve(fetch)
+        return None
 
     def _compare(self, fetch: Fetch) -> Diverge | Behind | None:
         """Return None if this log contains the follower's log (rule R15). A follower whose last

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Generic, NamedTuple
 
 from penstock.replication.epochs import EpochHistory
-from penstock.replication.leader import Leader, Serve
+from penstock.replication.leader import Leader
 from penstock.replication.messages import B, Behind, Data, Diverge, Fenced, Fetch, NotYet, Reply
 from penstock.replication.row import View
 
@@ -60,18 +60,12 @@ class Role(Enum):
     HALTED = "halted"
 
 
-class Seen(NamedTuple):
-    is_new_epoch: bool  # requests in progress have an unknown outcome (R8)
-    high_watermark: int
-
-
 class Replica:
     def __init__(
         self,
         node: int,
         incarnation: int,
         *,
-        registered_at: int,
         history: EpochHistory,
         start_offset: int,
         end_offset: int,
@@ -94,31 +88,28 @@ class Replica:
         self._fetch: Fetch | None = None  # of a follower; replies to earlier ones are ignored
         self._fetch_number = 0
         self.view: View | None = None
-        self._registered_at = registered_at  # earlier rows may be about an earlier process (R4)
 
-    def see(self, view: View, *, now_ms: int) -> Seen:
+    def see(self, view: View, *, now_ms: int) -> None:
         """Apply the partition's state from the store, unless it is older than the last one."""
         row = view.row
         before = self.view
         if (
             self.role is Role.HALTED
-            or view.revision < self._registered_at
+            or view.revision < self.incarnation  # may be about an earlier process (R4)
             or (before is not None and view.revision <= before.revision)
         ):
-            return Seen(False, self.high_watermark)
+            return
         if row.epoch < max(self.epoch, self.history.last):
             self.halt(
                 f"the store's epoch {row.epoch} is older than the log's: {self.history.last}"
             )  # R4b
-            return Seen(False, self.high_watermark)
+            return
         self.view = view
-        is_new = row.epoch > self.epoch
-        if is_new or self.role is Role.WAITING:
+        if row.epoch > self.epoch or self.role is Role.WAITING:
             self._take_role(view, now_ms=now_ms)
         elif self.leader is not None:
             self.leader.saw(view)
             self._advance()
-        return Seen(is_new, self.high_watermark)
 
     def _take_role(self, view: View, *, now_ms: int) -> None:
         row = view.row
@@ -137,7 +128,7 @@ class Replica:
     def reincarnated(self, incarnation: int) -> "Replica":
         """Return a copy for a new registration of this node, with the same log and no role."""
         fresh = copy(self)
-        fresh.incarnation = fresh._registered_at = incarnation
+        fresh.incarnation = incarnation
         fresh.role, fresh.epoch, fresh.halt_reason = Role.WAITING, -1, ""
         fresh.leader = fresh.view = fresh._fetch = None
         return fresh
@@ -190,7 +181,8 @@ class Replica:
         """On a leader, the offset that all replicas have on disk; elsewhere 0."""
         return 0 if self.leader is None else self.leader.held_offset
 
-    def fetched(self, fetch: Fetch, *, now_ms: int) -> Serve | Diverge | Behind | Fenced | NotYet:
+    def fetched(self, fetch: Fetch, *, now_ms: int) -> Diverge | Behind | Fenced | NotYet | None:
+        """Return None if records can be served, else the reply."""
         leader = self.leader
         if leader is None:
             return Fenced(fetch, self.epoch) if fetch.epoch < self.epoch else NotYet(fetch)

@@ -112,7 +112,6 @@ class Scaled:
             replica = Replica(
                 view.row.leader,
                 view.row.leader_incarnation,
-                registered_at=0,
                 history=EpochHistory(),
                 start_offset=0,
                 end_offset=0,

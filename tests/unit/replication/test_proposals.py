@@ -12,7 +12,6 @@ def leading(view: View) -> Leader:
     replica = Replica(
         1,
         5,
-        registered_at=5,
         history=history,
         start_offset=0,
         end_offset=0,

@@ -22,7 +22,6 @@ from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Damaged, LeaderMoved, NotLeader, TopicNotFound
 from penstock.model.topic import Fsync, Topic
 from penstock.replication.epochs import NO_EPOCH, EpochHistory
-from penstock.replication.leader import Serve
 from penstock.replication.messages import Data, Fetch, NotYet, Reply
 from penstock.replication.replica import Replica, Role
 from penstock.replication.row import Change, View
@@ -69,7 +68,6 @@ class Replicator:
         self.replica = Replica(
             home.node,
             incarnation,
-            registered_at=incarnation,
             history=history,
             start_offset=log.start_offset,
             end_offset=log.end_offset,
@@ -246,7 +244,7 @@ class Replicator:
         self.note_start()
         found = self.replica.fetched(fetch, now_ms=self.home.now_ms())
         self._apply_watermark()
-        if not isinstance(found, Serve):
+        if found is not None:
             return found
         try:
             batches = self.log.read(fetch.offset, bytes_max=min(bytes_max, READ_BYTES_MAX))
