@@ -171,8 +171,6 @@ class Compaction:
         base_offset, end_offset = made.base_offset, made.end_offset
         if self._is_swapped:  # the segment now belongs to the log
             replacement.end_replacement(self._disk, self._folder, base_offset, end_offset)
-        elif self._is_announced:
-            replacement.cancel_replacement(self._disk, self._folder, base_offset, end_offset)
         else:
             made.close()
             replacement.clear_rewritten(self._disk, self._folder)
@@ -289,8 +287,7 @@ def read_segment(folder: Path, segment: SegmentInfo, disk: Disk) -> Iterator[lis
         with suppress(FileNotFoundError):
             checks_fd = disk.open_read(checks_path)
             opened.callback(disk.close, checks_fd)
-            checks_file = EntryFile(checks_path, checks_fd, CHECK_FIELDS, disk=disk)
-            checks = CheckWindow(checks_file, CHECKS_AHEAD)
+            checks = CheckWindow(EntryFile(checks_fd, CHECK_FIELDS, disk=disk), CHECKS_AHEAD)
         yield from _walk(path, segment, fd, checks, disk)
 
 

@@ -21,15 +21,10 @@ from penstock.log.storage.headers import find_cut
 from penstock.log.storage.scan import trimmed, verified
 from penstock.log.storage.segment import NO_EPOCH, Cut, Segment
 from penstock.log.storage.side_files import RELATIVE_MAX
+from penstock.model import limits
 from penstock.model.errors import DiskFull, PenstockError
 from penstock.model.errors import OffsetOutOfRange as OffsetOutOfRange
-from penstock.model.limits import (
-    BATCH_BYTES_MAX,
-    INDEX_INTERVAL_BYTES,
-    SEGMENT_AGE_MS_MAX,
-    SEGMENT_BYTES_MAX,
-    TAIL_BYTES_MAX,
-)
+from penstock.model.limits import BATCH_BYTES_MAX
 from penstock.record.batch import BatchHeader, parse_header
 
 
@@ -39,10 +34,10 @@ class AppendsRefused(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    segment_bytes_max: int = SEGMENT_BYTES_MAX
-    segment_age_ms_max: int = SEGMENT_AGE_MS_MAX
-    index_interval_bytes: int = INDEX_INTERVAL_BYTES
-    tail_bytes_max: int = TAIL_BYTES_MAX
+    segment_bytes_max: int = limits.SEGMENT_BYTES_MAX
+    segment_age_ms_max: int = limits.SEGMENT_AGE_MS_MAX
+    index_interval_bytes: int = limits.INDEX_INTERVAL_BYTES
+    tail_bytes_max: int = limits.TAIL_BYTES_MAX
     # Shared by all logs of a node; None: a separate budget.
     batch_cache_budget: BatchCacheBudget | None = None
 

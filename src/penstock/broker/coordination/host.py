@@ -24,12 +24,7 @@ from typing import Any, Generic, TypeVar
 
 from penstock.broker.context.timers import Alarm, cancel_all
 from penstock.broker.coordination.remote_calls import RemoteCoordinators
-from penstock.broker.coordination.row_log import (
-    BATCH_ROWS_BYTES_MAX,
-    RowLog,
-    RowUnreadable,
-    portions,
-)
+from penstock.broker.coordination.row_log import RowLog, RowUnreadable, portions
 from penstock.cursor.coordinator_calls import CoordinatorCall, Handlers, R
 from penstock.cursor.rows import Row
 from penstock.cursor.tenants import NO_QUOTAS, CoordinatorUsage
@@ -193,7 +188,7 @@ class CoordinatorRuntime(ABC):
         if not rows:
             return
         if is_divisible:
-            self._next.decisions.extend(portions(rows, BATCH_ROWS_BYTES_MAX))
+            self._next.decisions.extend(portions(rows))
         else:
             self._next.decisions.append(rows)
         self._start_appender()

@@ -6,20 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from penstock.log.storage.batch_buffers import (
-    RecentPositions,
-    VerifiedRanges,
-)
+from penstock.log.storage.batch_buffers import RecentPositions, VerifiedRanges
 from penstock.log.storage.checkpoint import Damage, DamagedRange
-from penstock.log.storage.files import (
-    CHECK_SUFFIX,
-    INDEX_SUFFIX,
-    TIME_SUFFIX,
-    Disk,
-    SharedFile,
-    is_full,
-    segment_path,
-)
+from penstock.log.storage.files import Disk, SharedFile, is_full, segment_path, segment_paths
 from penstock.log.storage.scan import Scan, Scanner, header_fault
 from penstock.log.storage.side_files import (
     CHECK_FIELDS,
@@ -167,20 +156,18 @@ class Cut(NamedTuple):
 class SegmentFiles:
     def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
         self.disk = disk
-        opened: list[tuple[Path, int]] = []
+        opened: list[int] = []
         try:
-            self.log_fd = disk.open(segment_path(folder, base_offset))
-            opened.append((folder, self.log_fd))
-            for suffix in (INDEX_SUFFIX, TIME_SUFFIX, CHECK_SUFFIX):
-                path = segment_path(folder, base_offset, suffix)
-                opened.append((path, disk.open(path)))
+            for path in segment_paths(folder, base_offset):
+                # Not a comprehension, because the opened ones must be closed if the next one fails.
+                opened.append(disk.open(path))  # noqa: PERF401
         except OSError:
-            for _, fd in opened:
+            for fd in opened:
                 disk.close(fd)
             raise
-        _, offsets, times, checks = opened
+        self.log_fd, offsets, times, checks = opened
         self.index = SegmentIndex(offsets, times, interval_bytes=interval_bytes, disk=disk)
-        self.checks = EntryFile(*checks, CHECK_FIELDS, disk=disk)
+        self.checks = EntryFile(checks, CHECK_FIELDS, disk=disk)
         self.verified = VerifiedRanges()
         self.log_file: SharedFile | None = SharedFile(self.log_fd, disk)
 

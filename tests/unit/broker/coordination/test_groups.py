@@ -498,7 +498,6 @@ async def test_more_offsets_than_a_batch_holds_go_with_their_topic(
 ) -> None:
     monkeypatch.setattr("penstock.broker.coordination.row_log.BATCH_BYTES_MAX", 4_000)
     monkeypatch.setattr("penstock.broker.coordination.row_log.BATCH_ROWS_BYTES_MAX", 2_000)
-    monkeypatch.setattr("penstock.broker.coordination.host.BATCH_ROWS_BYTES_MAX", 2_000)
     async with hosting(tmp_path) as stage:
         topic = await stage.stage.topic("orders")
         for partition in range(200):
