@@ -13,7 +13,7 @@ from penstock.replication import election
 from penstock.replication.election import RepairStep, Standing
 from penstock.replication.leader import Leader
 from penstock.replication.messages import Behind, Data, Diverge, Fetch
-from penstock.replication.replica import Append, Ignore, Replica, Role, Step, Truncate
+from penstock.replication.replica import Append, Replica, Role, Step, Truncate
 from penstock.replication.row import Change, PartitionRow, View
 
 # ── Elections and lives ──────────────────────────────────────────────────────────────────────
@@ -269,18 +269,18 @@ _adding = Leader.adding
 # ── Replication ──────────────────────────────────────────────────────────────────────────────
 
 
-def takes_any_answer(self: Replica, answer: Any) -> Step[Any]:
+def takes_any_answer(self: Replica, answer: Any) -> Step[Any] | None:
     """Whatever has the right epoch and, if it brings records, fits on."""
     if answer.fetch.epoch != self.epoch or answer.fetch.incarnation != self.incarnation:
-        return Ignore()
+        return None
     end_offset = self.end_offset
     if isinstance(answer, Data):
         fits = answer.fetch.offset == end_offset
-        return Append(answer.batches, answer.high_watermark) if fits else Ignore()
+        return Append(answer.batches, answer.high_watermark) if fits else None
     if isinstance(answer, Diverge):
         _, own_end = self.history.end_of(answer.epoch, end_offset=end_offset)
         return Truncate(min(answer.end_offset, own_end, end_offset))
-    return Ignore()
+    return None
 
 
 def truncates_anything(self: Replica, to: int) -> None:

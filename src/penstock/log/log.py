@@ -123,17 +123,13 @@ class Log(ReadableLog):
 
         # Besides the dirty segments, the next sync job must sync:
         self._is_folder_dirty = not self._active.is_open  # ``make_files`` creates the files below
-        self._is_rolled = False
+        self.has_unsynced_sealed = False
         self._job: SyncJob | None = None  # the job in progress
         self._active.make_files()
 
     @classmethod
     def open(cls, folder: Path, config: LogConfig, *, now_ms: int, disk: Disk = DISK) -> "Log":
         return cls(folder, config, now_ms=now_ms, disk=disk)
-
-    @property
-    def has_unsynced_sealed(self) -> bool:
-        return self._is_rolled
 
     def append(
         self, batch: bytes | memoryview, *, now_ms: int, header: BatchHeader | None = None
@@ -248,7 +244,7 @@ class Log(ReadableLog):
         self._active = segment
         self._active_since_ms = now_ms
         self._is_folder_dirty = True
-        self._is_rolled = True
+        self.has_unsynced_sealed = True
 
     def _new_segment(self, base_offset: int) -> Segment:
         interval_bytes = self.config.index_interval_bytes
@@ -287,10 +283,10 @@ class Log(ReadableLog):
             if segment is not self._active:
                 self._segments.touch(segment, self._dirty)
         point = None
-        if self._is_rolled:
+        if self.has_unsynced_sealed:
             point = RecoveryPoint(self._active.base_offset, doubts=self._doubts)
         self._job = SyncJob(self, self.end_offset, fds, self._is_folder_dirty, point)
-        self._is_folder_dirty = self._is_rolled = False
+        self._is_folder_dirty = self.has_unsynced_sealed = False
         return self._job
 
     def finish_sync(self, job: SyncJob) -> None:
@@ -299,7 +295,7 @@ class Log(ReadableLog):
         if self.refusal is not None:
             raise AppendsRefused(self.refusal)
         self.durable_offset = max(self.durable_offset, job.end_offset)
-        self._is_rolled = self._is_rolled or job.is_point_owed
+        self.has_unsynced_sealed = self.has_unsynced_sealed or job.is_point_owed
         if job.point is not None and not job.is_point_owed:
             self.sealed_offset = max(self.sealed_offset, job.point.offset)
 
@@ -328,7 +324,7 @@ class Log(ReadableLog):
     def _find_cut(self, to: int) -> tuple[Segment, Cut]:
         segment = self._segments.holding(to)
         cut = find_cut(segment, to, epoch=self._epoch_before(segment))
-        for damage in reversed(self._damage):
+        for damage in reversed(self.damage):
             # Known damage with no batch after it would look like a torn end: cut it off too.
             if (damage.file, damage.next_offset) == (segment.path.name, cut.end_offset):
                 cut = find_cut(segment, damage.first_offset, epoch=self._epoch_before(segment))
@@ -360,12 +356,12 @@ class Log(ReadableLog):
         active, names = self._active, {segment.path.name for segment in self._segments}
         left = [
             damage
-            for damage in self._damage
+            for damage in self.damage
             if damage.file in names
             and (damage.file != active.path.name or damage.position < active.bytes)
         ]
-        if left != self._damage:
-            self._damage = left
+        if left != self.damage:
+            self.damage = left
             save_damage(self.folder, left, self.disk)
 
     def restart(self, at: int) -> None:
@@ -384,8 +380,8 @@ class Log(ReadableLog):
             segment.make_files()
         self._active = segment
         self._cache = self._cache.successor()
-        self._dirty, self._damage = {}, []
-        self._is_folder_dirty, self._is_rolled = True, False  # the side files are new
+        self._dirty, self.damage = {}, []
+        self._is_folder_dirty, self.has_unsynced_sealed = True, False  # the side files are new
         self.end_offset = self.durable_offset = self.sealed_offset = at
         self.size_bytes = 0
         self.last_timestamp_ms = segment.max_timestamp
@@ -415,7 +411,7 @@ class Log(ReadableLog):
             detached.paths += segment_paths(self.folder, segment.base_offset)
         if taken:
             gone = {segment.path.name for segment in taken}
-            self._damage = [damage for damage in self._damage if damage.file not in gone]
+            self.damage = [damage for damage in self.damage if damage.file not in gone]
             self.size_bytes -= detached.freed_bytes
             self._is_folder_dirty = True
             self._detached = [one for one in self._detached if not one.is_removed]
@@ -441,7 +437,7 @@ class Log(ReadableLog):
             )
         made.folder = self.folder
         names = {segment.path.name for segment in old}
-        self._damage = [damage for damage in self._damage if damage.file not in names]
+        self.damage = [damage for damage in self.damage if damage.file not in names]
         self._cache.drop_before(made.end_offset)
         self._segments.replace(old, made)
         freed = sum(segment.bytes for segment in old) - made.bytes
@@ -478,8 +474,8 @@ class Log(ReadableLog):
         self._active.seal()
         for fd in self._active.files.fds():
             self.disk.sync_data(fd)
-        if tuple(self._damage) != self.recovery.damage:
-            save_damage(self.folder, self._damage, self.disk)
+        if tuple(self.damage) != self.recovery.damage:
+            save_damage(self.folder, self.damage, self.disk)
         active = self._active
         point = RecoveryPoint(self.end_offset, True, active.base_offset, active.bytes, self._doubts)
         write_point(self.folder, point, self.disk)

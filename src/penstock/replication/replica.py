@@ -36,21 +36,13 @@ class Restart(NamedTuple):
     at: int
 
 
-class Refresh(NamedTuple):
-    """The caller must read the partition's row again, because there is a newer epoch."""
-
-
 class Halt(NamedTuple):
     """The replica must stop, because a rule of replication was violated."""
 
     reason: str
 
 
-class Ignore(NamedTuple):
-    pass
-
-
-Step = Append[B] | Truncate | Restart | Refresh | Halt | Ignore
+Step = Append[B] | Truncate | Restart | Halt
 
 
 class Role(Enum):
@@ -200,7 +192,7 @@ class Replica:
         return self._fetch
 
     def apply_reply(self, reply: Reply[B]) -> Step[B] | None:
-        """Return the operation to apply to the log. The caller reports when it is done."""
+        """Return the operation to apply to the log, if any. The caller reports when it is done."""
         if self.role is not Role.FOLLOWER:
             return None
         step = self._take(reply)
@@ -208,7 +200,7 @@ class Replica:
             self.halt(step.reason)
         return step
 
-    def _take(self, reply: Reply[B]) -> Step[B]:
+    def _take(self, reply: Reply[B]) -> Step[B] | None:
         fetch, history, end_offset = self._fetch, self.history, self.end_offset
         if (
             fetch is None
@@ -216,14 +208,12 @@ class Replica:
             or fetch.offset != end_offset
             or fetch.last_epoch != history.last
         ):
-            return Ignore()
+            return None
         self._fetch = None
         if isinstance(reply, Data):
             return Append(reply.batches, reply.high_watermark)
-        if isinstance(reply, Fenced):
-            return Refresh()
-        if isinstance(reply, NotYet):
-            return Ignore()
+        if isinstance(reply, Fenced | NotYet):
+            return None
         committed = self.high_watermark
         if isinstance(reply, Behind):
             # All committed records are before the leader's start.

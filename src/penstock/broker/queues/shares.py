@@ -3,7 +3,7 @@ over a topic. Its settings are in the catalog, its position is in the log of eac
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.broker.context.context import BrokerContext
@@ -48,9 +48,7 @@ class ShareCalls:
         # By source and group. Concurrent calls wait for the same task: a share that was started
         # twice at the end of the log would miss the messages in between.
         self._opening: dict[tuple[str, str], asyncio.Task[Topic]] = {}
-        self.handlers: Mapping[
-            type[calls.BrokerCall[Any]], Callable[[Any], Coroutine[Any, Any, Any]]
-        ] = {
+        self.handlers: Mapping[type[calls.BrokerCall[Any]], Callable[[Any], Any]] = {
             calls.OpenShare: self._open_share,
             calls.CloseShare: self._close_share,
             calls.Acquire: self._acquire,

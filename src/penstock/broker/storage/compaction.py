@@ -133,10 +133,9 @@ class Compactor:
         up_to: int,
         held_offset: int | None,
     ) -> int:
-        """Compact the log if enough would be gained. Only records below ``up_to`` and the last
-        stable offset are removed. Returns the bytes freed. ``find_producers`` returns None while
-        they cannot be used. ``held_offset`` is the offset that all replicas have. Raises Unreadable
-        if the log is damaged."""
+        """Compact the log below ``up_to`` and the last stable offset, if enough would be gained.
+        Returns the bytes freed. ``find_producers`` returns None while they cannot be used.
+        ``held_offset`` is the offset that all replicas have. Raises Unreadable on damage."""
         log, context = self._log, self._context
         if self._is_stopped or self._round is not None or log.refusal is not None or log.damage:
             return 0

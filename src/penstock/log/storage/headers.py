@@ -56,7 +56,8 @@ def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
         header = step.header
         if header is None:
             end = hole = hole or step.place
-            if _is_beyond(segment, step.place, to):
+            after = index.find_after(step.place.position)
+            if after is None or segment.base_offset + after.relative > to:
                 break
             continue
         if header.next_offset > to:
@@ -89,11 +90,6 @@ def _entry_before(segment: Segment, to: int) -> tuple[BatchStart, int]:
         if place is not None and time is not None and _header_at(segment, place) is not None:
             return place, time[0]
     return START, NO_TIMESTAMP
-
-
-def _is_beyond(segment: Segment, place: BatchStart, to: int) -> bool:
-    after = segment.files.index.find_after(place.position)
-    return after is None or segment.base_offset + after.relative > to
 
 
 def epochs_of(segment: Segment, start: int) -> Epochs:
