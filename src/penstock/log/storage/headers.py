@@ -5,12 +5,16 @@ file. After a header that is not trusted, the walk continues at the next indexed
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.log.storage.segment import NO_EPOCH, NO_TIMESTAMP, Cut, Segment, checked_header
-from penstock.log.storage.side_files import START, BatchStart, CheckWindow
+from penstock.log.storage.segment import (
+    NO_EPOCH,
+    NO_TIMESTAMP,
+    BatchReader,
+    Cut,
+    Segment,
+    checked_header,
+)
+from penstock.log.storage.side_files import START, BatchStart
 from penstock.record.batch import HEADER_BYTES, BatchHeader
-
-WINDOW_BYTES = 4_096  # one page, as cheap to read as one header
-CHECKS_AHEAD = 64
 
 Epochs = list[tuple[int, int]]  # epoch, first offset; both increase
 
@@ -22,21 +26,15 @@ class Step(NamedTuple):
 
 
 def walk(segment: Segment, start: BatchStart) -> Iterator[Step]:
-    files, disk = segment.files, segment.disk
+    reader = BatchReader(segment, start, bytes_max=0)  # reads about one index interval at once
     position, ordinal, offset = start.position, start.ordinal, segment.base_offset + start.relative
-    window, window_at = b"", position
-    checks = CheckWindow(files.checks, CHECKS_AHEAD)
     while position < segment.bytes:
-        at = position - window_at
-        if len(window) - at < HEADER_BYTES:
-            window = disk.pread(files.log_fd, WINDOW_BYTES, position)
-            window_at, at = position, 0
-        raw = window[at : at + HEADER_BYTES]
-        header, reason = checked_header(raw, offset, ordinal, checks)
+        raw = reader.take(position, HEADER_BYTES)
+        header, reason = checked_header(raw, offset, ordinal, reader.checks)
         place = BatchStart(offset - segment.base_offset, position, ordinal)
         yield Step(place, offset, header if reason is None else None)
         if reason is not None:
-            after = files.index.find_after(position)
+            after = segment.files.index.find_after(position)
             if after is None or after.ordinal <= ordinal:
                 return
             position, ordinal = after.position, after.ordinal

@@ -64,7 +64,7 @@ class BatchReader:
         self._bytes_max = bytes_max
         self._window = b""
         self._window_at = 0
-        self._checks = CheckWindow(segment.files.checks, CHECKS_AHEAD)
+        self.checks = CheckWindow(segment.files.checks, CHECKS_AHEAD)
 
     def run(self, start: int, *, up_to: int) -> list[bytes]:
         segment = self._segment
@@ -73,19 +73,19 @@ class BatchReader:
         batches: list[bytes] = []
         taken = 0
         while position < segment.bytes:
-            raw = self._take(position, HEADER_BYTES)
-            header, reason = checked_header(raw, offset, ordinal, self._checks)
+            raw = self.take(position, HEADER_BYTES)
+            header, reason = checked_header(raw, offset, ordinal, self.checks)
             if reason is not None:
                 if batches:
                     break
-                self.is_new_hole = self._checks.at(ordinal) != HOLE
+                self.is_new_hole = self.checks.at(ordinal) != HOLE
                 raise self._damaged(position, offset, reason)
             total = header.length + LENGTH_FROM
             next_offset = header.next_offset
             if next_offset > start:
                 if next_offset > up_to or (batches and taken + total > self._bytes_max):
                     break
-                batch = self._take(position, total)
+                batch = self.take(position, total)
                 if len(batch) < total or crc32c(memoryview(batch)[CRC_FROM:]) != header.crc:
                     if batches:
                         break
@@ -102,7 +102,7 @@ class BatchReader:
                 raise self._damaged(position, offset, "records are missing at the end of the file")
         return batches
 
-    def _take(self, position: int, size: int) -> bytes:
+    def take(self, position: int, size: int) -> bytes:
         at = position - self._window_at
         data = self._window[at : at + size]
         if len(data) < size:
