@@ -11,11 +11,9 @@ from tests.sim.world import World
 
 from penstock.replication import election
 from penstock.replication.election import RepairStep, Standing
-from penstock.replication.epochs import EpochHistory
-from penstock.replication.follower import Append, Follower, Ignore, Step, Truncate
-from penstock.replication.leader import Leader, Serve
+from penstock.replication.leader import Leader
 from penstock.replication.messages import Behind, Data, Diverge, Fetch
-from penstock.replication.replica import Replica, Role
+from penstock.replication.replica import Append, Replica, Role, Step, Truncate
 from penstock.replication.row import Change, PartitionRow, View
 
 # ── Elections and lives ──────────────────────────────────────────────────────────────────────
@@ -257,11 +255,12 @@ def adds_whoever_it_is(self: Leader, member: int) -> Change | None:
 
 
 def adds_without_low_watermark(self: Leader, member: int) -> Change | None:
-    low_watermark, self.low_watermark = self.low_watermark, 0
+    replica = self._replica
+    low_watermark, replica.low_watermark = replica.low_watermark, 0
     try:
         return _adding(self, member)
     finally:
-        self.low_watermark = low_watermark
+        replica.low_watermark = low_watermark
 
 
 _adding = Leader.adding
@@ -270,19 +269,18 @@ _adding = Leader.adding
 # ── Replication ──────────────────────────────────────────────────────────────────────────────
 
 
-def takes_any_answer(
-    self: Follower, answer: Any, history: EpochHistory, *, end_offset: int, **_more: int
-) -> Step[Any]:
+def takes_any_answer(self: Replica, answer: Any) -> Step[Any] | None:
     """Whatever has the right epoch and, if it brings records, fits on."""
     if answer.fetch.epoch != self.epoch or answer.fetch.incarnation != self.incarnation:
-        return Ignore()
+        return None
+    end_offset = self.end_offset
     if isinstance(answer, Data):
         fits = answer.fetch.offset == end_offset
-        return Append(answer.batches, answer.high_watermark) if fits else Ignore()
+        return Append(answer.batches, answer.high_watermark) if fits else None
     if isinstance(answer, Diverge):
-        _, own_end = history.end_of(answer.epoch, end_offset=end_offset)
+        _, own_end = self.history.end_of(answer.epoch, end_offset=end_offset)
         return Truncate(min(answer.end_offset, own_end, end_offset))
-    return Ignore()
+    return None
 
 
 def truncates_anything(self: Replica, to: int) -> None:
@@ -292,31 +290,30 @@ def truncates_anything(self: Replica, to: int) -> None:
     self.history.truncate(to)
 
 
-def serves_any_epoch(self: Leader, fetch: Fetch, history: EpochHistory, **more: int) -> Any:
-    found = _fetched(self, fetch._replace(epoch=self.epoch), history, **more)
-    return found._replace(fetch=fetch)
+def serves_any_epoch(self: Leader, fetch: Fetch, *, now_ms: int) -> Any:
+    found = _fetched(self, fetch._replace(epoch=self.epoch), now_ms=now_ms)
+    return None if found is None else found._replace(fetch=fetch)
 
 
-def serves_without_lineage(self: Leader, fetch: Fetch, history: EpochHistory, **more: int) -> Any:
-    if fetch.offset > more["end_offset"]:
-        return Serve(fetch)
+def serves_without_lineage(self: Leader, fetch: Fetch, *, now_ms: int) -> Any:
+    history = self._replica.history
+    if fetch.offset > self._replica.end_offset:
+        return None
     _, at = history.end_of(10**9, end_offset=fetch.offset)
     last = [epoch for epoch, start in history if start < fetch.offset]
     same = fetch._replace(last_epoch=last[-1] if last else -1, offset=at)
-    found = _fetched(self, same, history, **more)
-    return found._replace(fetch=fetch)
+    found = _fetched(self, same, now_ms=now_ms)
+    return None if found is None else found._replace(fetch=fetch)
 
 
 _fetched = Leader.fetched
 
 
-def compares_only_behind_its_start(
-    self: Leader, fetch: Fetch, history: EpochHistory, *, start_offset: int, end_offset: int
-) -> Diverge | Behind | None:
+def compares_only_behind_its_start(self: Leader, fetch: Fetch) -> Diverge | Behind | None:
     """As if what stands before the beginning were the same for sure."""
-    if fetch.offset == start_offset > 0:
+    if fetch.offset == self._replica.start_offset > 0:
         return None
-    return _compare(self, fetch, history, start_offset=start_offset, end_offset=end_offset)
+    return _compare(self, fetch)
 
 
 _compare = Leader._compare
@@ -346,7 +343,7 @@ class SaysStoredBeforeItIs(World):
 
     def store_low_watermark(self, node: SimNode, offset: int) -> None:
         if node.leader is None:
-            node.live.stored_low_watermark(offset)
+            node.live.low_watermark = offset
             self.said[node.number] = offset
         else:
             super().store_low_watermark(node, offset)

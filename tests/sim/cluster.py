@@ -21,10 +21,8 @@ from tests.sim.violation import PhysicalLoss, Violation
 
 from penstock.replication import election
 from penstock.replication.election import RepairStep, Standing
-from penstock.replication.follower import Append, Halt, Restart, Truncate
-from penstock.replication.leader import Serve
 from penstock.replication.messages import Data, Fetch, Reply
-from penstock.replication.replica import Replica, Role
+from penstock.replication.replica import Append, Halt, Replica, Restart, Role, Truncate
 from penstock.replication.row import Change, PartitionRow, View
 
 NODES = 4
@@ -95,7 +93,6 @@ class Cluster:
         node.replica = Replica(
             node.number,
             node.incarnation,
-            registered_at=node.incarnation,
             history=node.history(),
             start_offset=log.start,
             end_offset=log.end,
@@ -179,7 +176,6 @@ class Cluster:
             node.replica = Replica(
                 node.number,
                 node.incarnation,
-                registered_at=node.incarnation,
                 history=before.history,
                 start_offset=before.start_offset,
                 end_offset=before.end_offset,
@@ -216,7 +212,9 @@ class Cluster:
 
     def take_view(self, node: SimNode, view: View) -> None:
         replica = node.live
-        if replica.see(view, now_ms=self.now).is_new_epoch:
+        before = replica.epoch
+        replica.see(view, now_ms=self.now)
+        if replica.epoch > before:
             self.took_role(node)
         if replica.role is Role.HALTED:
             raise Violation(f"HALT node {node.number}: {replica.halt_reason}")
@@ -360,8 +358,8 @@ class Cluster:
 
     def fetch(self, node: SimNode) -> None:
         asked = node.live.next_fetch()
-        if asked is not None and node.live.follower is not None:
-            self.send(node, node.live.follower.leader, asked)
+        if asked is not None and node.live.view is not None:
+            self.send(node, node.live.view.row.leader, asked)
 
     def ask_to_drop(self, node: SimNode) -> None:
         assert node.seen is not None
@@ -418,7 +416,7 @@ class Cluster:
 
     def serve(self, node: SimNode, fetch: Fetch) -> None:
         decision = node.live.fetched(fetch, now_ms=self.now)
-        if isinstance(decision, Serve):
+        if decision is None:
             batches = tuple(node.log.between(fetch.offset, fetch.offset + BATCHES_MAX))
             self.send(node, fetch.node, Data(fetch, batches, node.live.high_watermark))
         else:
@@ -526,7 +524,7 @@ class Cluster:
     def store_low_watermark(self, node: SimNode, offset: int) -> None:
         self.tell(f"node {node.number} stores the low watermark {offset}")
         node.low_watermark = offset
-        node.live.stored_low_watermark(offset)
+        node.live.low_watermark = offset
 
     def answer_deletions(self, node: SimNode) -> None:
         held = node.live.low_watermark_held

@@ -18,7 +18,6 @@ from tests.sim.store import SimStore
 from tests.sim.world import STEPS, World
 
 from penstock.replication import election
-from penstock.replication.follower import Follower
 from penstock.replication.leader import Leader
 from penstock.replication.replica import Replica
 
@@ -117,7 +116,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "late answers count": Mutation(
         "R16",
         patches=(
-            (Follower, "take", rules.takes_any_answer),
+            (Replica, "_take", rules.takes_any_answer),
             (Replica, "truncated", rules.truncates_anything),
         ),
         schedules=12_000,

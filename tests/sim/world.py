@@ -33,6 +33,7 @@ from tests.sim.violation import PhysicalLoss, Violation
 from penstock.cursor.leases.events import Event, encode
 from penstock.model.message import Claim, Message
 from penstock.replication.leader import Leader
+from penstock.replication.replica import Role
 from penstock.replication.row import Change, PartitionRow
 
 LEASE_STEPS = 60
@@ -326,7 +327,9 @@ class World(Cluster):
 
     def ask(self) -> None:
         """One that follows asks for more; one that is not wanted, whether it may go."""
-        asking = [n for n in self.nodes if n.is_leaving or (n.replica and n.live.follower)]
+        asking = [
+            n for n in self.nodes if n.is_leaving or (n.replica and n.live.role is Role.FOLLOWER)
+        ]
         if asking:
             node = self.random.choice(asking)
             if node.is_leaving:
@@ -425,7 +428,7 @@ class World(Cluster):
         self.check_in_sync()
         for node in self.nodes:
             self.ledger.check_prefix(node.log, leader.log)
-            if node.replica is not None and node.live.follower is not None:
+            if node.replica is not None and node.live.role is Role.FOLLOWER:
                 fold = node.fold or self.new_fold(node)
                 fold.advance(node.live.high_watermark, now_ms=node.now_ms(self.now))
                 self.ledger.check_fold(node.number, fold)

@@ -9,7 +9,6 @@ import msgspec
 from penstock.broker.context.context import BrokerContext
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.partitions import Partitions
-from penstock.broker.partition.queue import Queue
 from penstock.broker.queues.redrive import Mover, Redriver
 from penstock.broker.queues.shares import ShareCalls
 from penstock.metadata.topics.catalog import MoveTasks
@@ -19,7 +18,7 @@ from penstock.model.errors import DiskFull, InvalidRequest, PurgeInProgress, Top
 from penstock.model.limits import PURGE_INTERVAL_MS
 from penstock.model.message import Appended, Delivery
 from penstock.model.names import is_internal
-from penstock.model.ports import BatchAppended, Fetched, MoveTask, Peeked, ProducerSeen, StreamEnds
+from penstock.model.ports import BatchAppended, Fetched, Peeked, ProducerSeen, StreamEnds
 from penstock.model.stream import settings_of
 from penstock.model.topic import Kind, QueueStats, Topic
 
@@ -59,8 +58,8 @@ class Broker:
             calls.Purge: self._purge,
             calls.Stats: self._stats,
             calls.Peek: self._peek,
-            calls.StartMove: self._start_move,
-            calls.CancelMove: self._cancel_move,
+            calls.StartMove: lambda call: self._mover.start(call.task),
+            calls.CancelMove: lambda call: self._mover.cancel(call.task_id),
             calls.AppendBatches: self._append_batches,
             calls.AppendMarker: self._append_marker,
             calls.IsInTransaction: self._is_in_transaction,
@@ -102,15 +101,12 @@ class Broker:
         await self._mover.stop()
         await self.partitions.stop()
 
-    async def _queue(self, topic: Topic) -> Queue:
-        return self.partitions.find(topic) or await self.partitions.open(topic)
-
     def _admit(self, append_bytes: int) -> None:
         if not self._disk.admits(append_bytes):
             raise DiskFull(self._disk.refusal)
 
     async def _partition(self, topic: Topic, partition: int) -> Partition:
-        queue = await self._queue(topic)
+        queue = await self.partitions.open(topic)
         found = queue.partitions.get(partition)
         if found is None:
             await self.partitions.grow(queue)  # partitions may have been added
@@ -151,7 +147,7 @@ class Broker:
         return await queue.leases[call.partition].ack(call.claims)
 
     async def _extend(self, call: calls.Extend) -> calls.Results:
-        queue = await self._queue(call.topic)
+        queue = await self.partitions.open(call.topic)
         return await queue.leases[call.partition].extend(call.claims, is_strict=call.is_strict)
 
     async def _check_led(self, call: calls.LeadersCall[R]) -> None:
@@ -174,7 +170,7 @@ class Broker:
             if now_ms - at_ms < PURGE_INTERVAL_MS
         }
         self._purged_at_ms[topic.topic_id] = now_ms
-        queue = await self._queue(topic)
+        queue = await self.partitions.open(topic)
         if topic.is_share:
             for leases in queue.leases.values():
                 await leases.purge()
@@ -185,21 +181,15 @@ class Broker:
 
     async def _stats(self, call: calls.Stats) -> QueueStats:
         await self._check_led(call)
-        queue = await self._queue(call.topic)
+        queue = await self.partitions.open(call.topic)
         if not call.is_detailed:
             return queue.stats()
         obstacles = await queue.obstacles()
         return msgspec.structs.replace(queue.stats(), obstacles=obstacles)
 
     async def _peek(self, call: calls.Peek) -> tuple[Sequence[Peeked], int]:
-        leases = (await self._queue(call.topic)).leases[call.partition]
+        leases = (await self.partitions.open(call.topic)).leases[call.partition]
         return await leases.peek(start=call.start, count=call.count)
-
-    async def _start_move(self, call: calls.StartMove) -> None:
-        await self._mover.start(call.task)
-
-    async def _cancel_move(self, call: calls.CancelMove) -> MoveTask | None:
-        return await self._mover.cancel(call.task_id)
 
     async def _append_batches(self, call: calls.AppendBatches) -> BatchAppended:
         topic, batches = call.topic, call.batches

@@ -15,18 +15,11 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.log import replacement
 from penstock.log.log import Log
-from penstock.log.replacement import (
-    begin_replacement,
-    cancel_replacement,
-    clear_rewritten,
-    end_replacement,
-    rewritten_folder,
-)
 from penstock.log.retention import grouped
 from penstock.log.storage.files import CHECK_SUFFIX, Disk, segment_path
-from penstock.log.storage.scan import header_fault
-from penstock.log.storage.segment import Segment, SegmentInfo
+from penstock.log.storage.segment import Segment, SegmentInfo, checked_header
 from penstock.log.storage.side_files import CHECK_FIELDS, CheckWindow, EntryFile
 from penstock.model.errors import PenstockError
 from penstock.model.limits import BATCH_BYTES_MAX, KIB
@@ -177,12 +170,10 @@ class Compaction:
             return
         base_offset, end_offset = made.base_offset, made.end_offset
         if self._is_swapped:  # the segment now belongs to the log
-            end_replacement(self._disk, self._folder, base_offset, end_offset)
-        elif self._is_announced:
-            cancel_replacement(self._disk, self._folder, base_offset, end_offset)
+            replacement.end_replacement(self._disk, self._folder, base_offset, end_offset)
         else:
             made.close()
-            clear_rewritten(self._disk, self._folder)
+            replacement.clear_rewritten(self._disk, self._folder)
         self._made = None
 
     def _survey(self) -> Iterator[Progress]:
@@ -218,9 +209,9 @@ class Compaction:
         )
 
     def _rewrite(self, group: Sequence[SegmentInfo]) -> Iterator[Progress]:
-        clear_rewritten(self._disk, self._folder)
+        replacement.clear_rewritten(self._disk, self._folder)
         made = self._made = Segment(
-            rewritten_folder(self._folder),
+            replacement.rewritten_folder(self._folder),
             group[0].base_offset,
             interval_bytes=self._log.config.index_interval_bytes,
             disk=self._disk,
@@ -278,7 +269,7 @@ class Compaction:
             self._disk.sync_data(fd)
         made.close()
         self._is_announced = True  # set first: the mark may exist even if this call fails
-        begin_replacement(self._disk, self._folder, made.base_offset, made.end_offset)
+        replacement.begin_replacement(self._disk, self._folder, made.base_offset, made.end_offset)
 
 
 def _hash(key: bytes) -> bytes:
@@ -296,8 +287,7 @@ def read_segment(folder: Path, segment: SegmentInfo, disk: Disk) -> Iterator[lis
         with suppress(FileNotFoundError):
             checks_fd = disk.open_read(checks_path)
             opened.callback(disk.close, checks_fd)
-            checks_file = EntryFile(checks_path, checks_fd, CHECK_FIELDS, disk=disk)
-            checks = CheckWindow(checks_file, CHECKS_AHEAD)
+            checks = CheckWindow(EntryFile(checks_fd, CHECK_FIELDS, disk=disk), CHECKS_AHEAD)
         yield from _walk(path, segment, fd, checks, disk)
 
 
@@ -313,18 +303,13 @@ def _walk(
         batches: list[Batch] = []
         at = count = 0
         while len(window) - at >= HEADER_BYTES and count < STEP_RECORDS:
-            header = parse_header(window, at)
-            reason = header_fault(header, offset)
+            header, reason = checked_header(window[at : at + HEADER_BYTES], offset, ordinal, checks)
             end = at + header.total_bytes
             if reason is None:
                 if end > len(window):
                     break
                 if crc32c(memoryview(window)[at + CRC_FROM : end]) != header.crc:
                     reason = "the CRC does not match"
-                elif checks is not None and checks.is_refuted(
-                    window[at : at + HEADER_BYTES], ordinal
-                ):
-                    reason = "the header differs from its check"
             if reason is not None:
                 raise Unreadable(path, offset, reason)
             batches.append((header, window[at:end]))

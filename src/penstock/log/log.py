@@ -7,37 +7,24 @@ off batches that its leader does not have (``truncate``) and can start empty (``
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 
+from penstock.log import replacement
 from penstock.log.batch_cache import BatchCache, BatchCacheBudget
-from penstock.log.jobs import Detached as Detached
-from penstock.log.jobs import SyncJob as SyncJob
 from penstock.log.readable import ReadableLog
 from penstock.log.recovery import Recovery, RecoveryReport
-from penstock.log.replacement import (
-    announce_restart,
-    carry_out_restart,
-    clear_rewritten,
-    has_rewrite,
-    move_in,
-    remove_segments,
-)
 from penstock.log.storage.checkpoint import RecoveryPoint, read_point, save_damage, write_point
 from penstock.log.storage.files import DISK, EPOCHS_CHECKPOINT, Disk, is_full, segment_paths
 from penstock.log.storage.headers import find_cut
 from penstock.log.storage.scan import trimmed, verified
 from penstock.log.storage.segment import NO_EPOCH, Cut, Segment
 from penstock.log.storage.side_files import RELATIVE_MAX
+from penstock.model import limits
 from penstock.model.errors import DiskFull, PenstockError
 from penstock.model.errors import OffsetOutOfRange as OffsetOutOfRange
-from penstock.model.limits import (
-    BATCH_BYTES_MAX,
-    INDEX_INTERVAL_BYTES,
-    SEGMENT_AGE_MS_MAX,
-    SEGMENT_BYTES_MAX,
-    TAIL_BYTES_MAX,
-)
+from penstock.model.limits import BATCH_BYTES_MAX
 from penstock.record.batch import BatchHeader, parse_header
 
 
@@ -47,12 +34,68 @@ class AppendsRefused(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    segment_bytes_max: int = SEGMENT_BYTES_MAX
-    segment_age_ms_max: int = SEGMENT_AGE_MS_MAX
-    index_interval_bytes: int = INDEX_INTERVAL_BYTES
-    tail_bytes_max: int = TAIL_BYTES_MAX
+    segment_bytes_max: int = limits.SEGMENT_BYTES_MAX
+    segment_age_ms_max: int = limits.SEGMENT_AGE_MS_MAX
+    index_interval_bytes: int = limits.INDEX_INTERVAL_BYTES
+    tail_bytes_max: int = limits.TAIL_BYTES_MAX
     # Shared by all logs of a node; None: a separate budget.
     batch_cache_budget: BatchCacheBudget | None = None
+
+
+@dataclass
+class SyncJob:
+    """Syncs dirty files, in a thread. It touches nothing that the log's thread may change."""
+
+    log: "Log"
+    end_offset: int
+    fds: list[int]
+    is_folder_dirty: bool
+    point: RecoveryPoint | None  # to write afterwards
+    is_point_owed: bool = False  # the disk was full: the next sync writes the point
+
+    def run(self) -> None:
+        """Sync everything. After an error the log refuses appends, because the kernel may mark lost
+        pages as clean, so that a second sync would falsely succeed."""
+        log, disk = self.log, self.log.disk
+        try:
+            for fd in self.fds:
+                disk.sync_data(fd)
+            if self.is_folder_dirty:
+                disk.sync_folder(log.folder)
+        except OSError as error:
+            log.refuse_appends(f"sync failed: {error}")
+            raise
+        finally:
+            while self.fds:
+                disk.close(self.fds.pop())
+        if self.point is not None:
+            try:
+                write_point(log.folder, self.point, disk)
+            except OSError as error:
+                if not is_full(error):
+                    log.refuse_appends(f"writing the recovery point failed: {error}")
+                    raise
+                self.is_point_owed = True
+
+
+@dataclass
+class Detached:
+    """Segments removed from a log, oldest first. After a crash the log may have them again."""
+
+    disk: Disk
+    paths: list[Path]
+    freed_bytes: int
+    is_removed: bool = False
+    _lock: Lock = field(default_factory=Lock)
+
+    def remove(self) -> int:
+        """Unlink the files and return the bytes freed. Thread-safe."""
+        with self._lock:
+            if not self.is_removed:
+                for path in self.paths:
+                    self.disk.unlink(path)
+                self.is_removed = True
+        return self.freed_bytes
 
 
 class Log(ReadableLog):
@@ -80,17 +123,13 @@ class Log(ReadableLog):
 
         # Besides the dirty segments, the next sync job must sync:
         self._is_folder_dirty = not self._active.is_open  # ``make_files`` creates the files below
-        self._is_rolled = False
+        self.has_unsynced_sealed = False
         self._job: SyncJob | None = None  # the job in progress
         self._active.make_files()
 
     @classmethod
     def open(cls, folder: Path, config: LogConfig, *, now_ms: int, disk: Disk = DISK) -> "Log":
         return cls(folder, config, now_ms=now_ms, disk=disk)
-
-    @property
-    def has_unsynced_sealed(self) -> bool:
-        return self._is_rolled
 
     def append(
         self, batch: bytes | memoryview, *, now_ms: int, header: BatchHeader | None = None
@@ -205,7 +244,7 @@ class Log(ReadableLog):
         self._active = segment
         self._active_since_ms = now_ms
         self._is_folder_dirty = True
-        self._is_rolled = True
+        self.has_unsynced_sealed = True
 
     def _new_segment(self, base_offset: int) -> Segment:
         interval_bytes = self.config.index_interval_bytes
@@ -244,11 +283,10 @@ class Log(ReadableLog):
             if segment is not self._active:
                 self._segments.touch(segment, self._dirty)
         point = None
-        if self._is_rolled:
+        if self.has_unsynced_sealed:
             point = RecoveryPoint(self._active.base_offset, doubts=self._doubts)
-        folder = self.folder if self._is_folder_dirty else None
-        self._is_folder_dirty = self._is_rolled = False
-        self._job = SyncJob(self, fds, folder=folder, point=point, disk=self.disk)
+        self._job = SyncJob(self, self.end_offset, fds, self._is_folder_dirty, point)
+        self._is_folder_dirty = self.has_unsynced_sealed = False
         return self._job
 
     def finish_sync(self, job: SyncJob) -> None:
@@ -257,9 +295,9 @@ class Log(ReadableLog):
         if self.refusal is not None:
             raise AppendsRefused(self.refusal)
         self.durable_offset = max(self.durable_offset, job.end_offset)
-        self._is_rolled = self._is_rolled or job.is_point_owed
-        if not job.is_point_owed:
-            self.sealed_offset = max(self.sealed_offset, job.sealed_offset)
+        self.has_unsynced_sealed = self.has_unsynced_sealed or job.is_point_owed
+        if job.point is not None and not job.is_point_owed:
+            self.sealed_offset = max(self.sealed_offset, job.point.offset)
 
     def truncate(self, to: int) -> int:
         """Cut off the batch that holds ``to`` and everything after it, durably. Returns the new end
@@ -273,8 +311,8 @@ class Log(ReadableLog):
         point = RecoveryPoint(min(self.sealed_offset, cut.end_offset), doubts=self._doubts)
         with self._refusing("truncation", "no space left to record the truncation of the log"):
             # A pending rewrite of segments would bring back the removed batches.
-            if has_rewrite(self.disk, self.folder):
-                clear_rewritten(self.disk, self.folder)
+            if replacement.has_rewrite(self.disk, self.folder):
+                replacement.clear_rewritten(self.disk, self.folder)
             self.remove_checkpoint(EPOCHS_CHECKPOINT)
             write_point(self.folder, point, self.disk)
         self.sealed_offset = point.offset
@@ -286,7 +324,7 @@ class Log(ReadableLog):
     def _find_cut(self, to: int) -> tuple[Segment, Cut]:
         segment = self._segments.holding(to)
         cut = find_cut(segment, to, epoch=self._epoch_before(segment))
-        for damage in reversed(self._damage):
+        for damage in reversed(self.damage):
             # Known damage with no batch after it would look like a torn end: cut it off too.
             if (damage.file, damage.next_offset) == (segment.path.name, cut.end_offset):
                 cut = find_cut(segment, damage.first_offset, epoch=self._epoch_before(segment))
@@ -302,7 +340,7 @@ class Log(ReadableLog):
             self._dirty.pop(one.base_offset, None)
             self.disk.unlink(one.path)
             self.disk.sync_folder(self.folder)
-            remove_segments(self.disk, self.folder, [one.base_offset])
+            replacement.remove_segments(self.disk, self.folder, [one.base_offset])
         segment.cut(cut)
         self.size_bytes = self._segments.size_bytes
         self.last_timestamp_ms = self._segments.max_timestamp
@@ -318,12 +356,12 @@ class Log(ReadableLog):
         active, names = self._active, {segment.path.name for segment in self._segments}
         left = [
             damage
-            for damage in self._damage
+            for damage in self.damage
             if damage.file in names
             and (damage.file != active.path.name or damage.position < active.bytes)
         ]
-        if left != self._damage:
-            self._damage = left
+        if left != self.damage:
+            self.damage = left
             save_damage(self.folder, left, self.disk)
 
     def restart(self, at: int) -> None:
@@ -334,16 +372,16 @@ class Log(ReadableLog):
         while self._detached:
             self._detached.pop().remove()  # the new segment may have the name of one of these files
         with self._refusing("restart", "no space left to record the restart of the log"):
-            announce_restart(self.disk, self.folder, at)
+            replacement.announce_restart(self.disk, self.folder, at)
         segment = self._new_segment(at)
         with self._refusing("restart"):
             self._segments.take_all(segment)
-            carry_out_restart(self.disk, self.folder, at)
+            replacement.carry_out_restart(self.disk, self.folder, at)
             segment.make_files()
         self._active = segment
         self._cache = self._cache.successor()
-        self._dirty, self._damage = {}, []
-        self._is_folder_dirty, self._is_rolled = True, False  # the side files are new
+        self._dirty, self.damage = {}, []
+        self._is_folder_dirty, self.has_unsynced_sealed = True, False  # the side files are new
         self.end_offset = self.durable_offset = self.sealed_offset = at
         self.size_bytes = 0
         self.last_timestamp_ms = segment.max_timestamp
@@ -362,19 +400,18 @@ class Log(ReadableLog):
             epoch = each.last_epoch
         return epoch
 
-    def detach_before(self, offset: int) -> "Detached":
+    def detach_before(self, offset: int) -> Detached:
         """Take closed segments that end at or before ``offset`` out of the log. Unlinking them
         (``Detached.remove``) is slow, so a thread may do that."""
-        detached = Detached(self.disk)
         taken = self._segments.take_before(offset)
+        detached = Detached(self.disk, [], sum(segment.bytes for segment in taken))
         for segment in taken:
             self._dirty.pop(segment.base_offset, None)
             # Batches are removed first; side files without batches are removed at the next opening.
             detached.paths += segment_paths(self.folder, segment.base_offset)
-        detached.freed_bytes = sum(segment.bytes for segment in taken)
         if taken:
             gone = {segment.path.name for segment in taken}
-            self._damage = [damage for damage in self._damage if damage.file not in gone]
+            self.damage = [damage for damage in self.damage if damage.file not in gone]
             self.size_bytes -= detached.freed_bytes
             self._is_folder_dirty = True
             self._detached = [one for one in self._detached if not one.is_removed]
@@ -394,11 +431,13 @@ class Log(ReadableLog):
             self._segments.close_files(segment)
         # After an error the next opening of the log finishes from the point that was reached.
         with self._refusing("replacing segments"):
-            move_in(self.disk, self.folder, made.base_offset)
-            remove_segments(self.disk, self.folder, [each.base_offset for each in old[1:]])
+            replacement.move_in(self.disk, self.folder, made.base_offset)
+            replacement.remove_segments(
+                self.disk, self.folder, [each.base_offset for each in old[1:]]
+            )
         made.folder = self.folder
         names = {segment.path.name for segment in old}
-        self._damage = [damage for damage in self._damage if damage.file not in names]
+        self.damage = [damage for damage in self.damage if damage.file not in names]
         self._cache.drop_before(made.end_offset)
         self._segments.replace(old, made)
         freed = sum(segment.bytes for segment in old) - made.bytes
@@ -435,8 +474,8 @@ class Log(ReadableLog):
         self._active.seal()
         for fd in self._active.files.fds():
             self.disk.sync_data(fd)
-        if tuple(self._damage) != self.recovery.damage:
-            save_damage(self.folder, self._damage, self.disk)
+        if tuple(self.damage) != self.recovery.damage:
+            save_damage(self.folder, self.damage, self.disk)
         active = self._active
         point = RecoveryPoint(self.end_offset, True, active.base_offset, active.bytes, self._doubts)
         write_point(self.folder, point, self.disk)

@@ -149,7 +149,7 @@ class ReadableLog:
         self._segments = Segments(segments)
         self._dirty: dict[int, Segment] = {}  # appended to since the last sync, by base offset
         self._cache = cache
-        self._damage = list(damage)
+        self.damage = list(damage)
         self.stored_low_watermark = 0  # value of the file; 0: there is no file
 
     @property
@@ -164,12 +164,8 @@ class ReadableLog:
     def last_epoch(self) -> int:
         return self._segments.last.last_epoch
 
-    @property
-    def damage(self) -> Sequence[Damage]:
-        return self._damage
-
     def note_damage(self, found: Sequence[Damage]) -> None:
-        self._damage = merge_damage(self._damage, list(found))
+        self.damage = merge_damage(self.damage, list(found))
 
     def segments(self) -> Sequence[SegmentInfo]:
         return [segment.info for segment in self._segments]
@@ -185,7 +181,7 @@ class ReadableLog:
         try:
             return segment.read(start, bytes_max=bytes_max, up_to=end)
         except DamagedRange as damaged:
-            self._damage = merge_damage(self._damage, [damaged.damage])
+            self.damage = merge_damage(self.damage, [damaged.damage])
             raise
         finally:
             self._segments.touch(segment, self._dirty)
@@ -209,7 +205,7 @@ class ReadableLog:
                 found = buffers_of(batches, start)
             return found
         except DamagedRange as damaged:
-            self._damage = merge_damage(self._damage, [damaged.damage])
+            self.damage = merge_damage(self.damage, [damaged.damage])
             raise
         finally:
             self._segments.touch(segment, self._dirty)

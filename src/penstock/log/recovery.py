@@ -7,35 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.log.replacement import finish_replacements, finish_restart, remove_segments
-from penstock.log.storage.checkpoint import (
-    DOUBT_CRASHED,
-    DOUBT_GARBAGE,
-    DOUBT_NEW,
-    DOUBT_SHORT,
-    Damage,
-    RecoveryPoint,
-    load_damage,
-    merge_damage,
-    read_low_watermark,
-    read_point,
-    save_damage,
-    write_low_watermark,
-    write_point,
-)
-from penstock.log.storage.files import (
-    FORMAT_FILE,
-    FORMAT_PREFIX,
-    FORMAT_VERSION,
-    LOG_SUFFIX,
-    TMP_SUFFIX,
-    Disk,
-    base_offset_of,
-    format_version,
-    is_full,
-    read_whole,
-    replace_durably,
-    segment_path,
-)
+from penstock.log.storage import checkpoint, files
 from penstock.log.storage.scan import ZEROS_REASON, Scanner, header_fault, is_zero_from
 from penstock.log.storage.segment import NO_EPOCH, Segment
 from penstock.log.storage.side_files import HOLE, START, BatchStart, header_check
@@ -55,38 +27,20 @@ class RecoveryReport:
     reason: str | None = None  # why the last segment was cut
     end_offset: int = 0
     recovery_point: int = 0  # records below this offset were synced before the stop
-    damage: tuple[Damage, ...] = ()
+    damage: tuple[checkpoint.Damage, ...] = ()
     doubts: int = 0  # DOUBT flags (``storage/checkpoint.py``)
     is_low_watermark_damaged: bool = False
 
-    @property
-    def is_new(self) -> bool:
-        """Return whether there was no recovery point: the log is new, or its state is lost."""
-        return self.doubts & DOUBT_NEW != 0
-
-    @property
-    def has_garbage(self) -> bool:
-        return self.doubts & DOUBT_GARBAGE != 0
-
-    @property
-    def is_short(self) -> bool:
-        return self.doubts & DOUBT_SHORT != 0
-
-    @property
-    def was_stopped(self) -> bool:
-        """Return whether all stops since the last ``Log.settle`` were clean."""
-        return self.doubts & DOUBT_CRASHED == 0
-
 
 class Recovery:
-    def __init__(self, folder: Path, *, interval_bytes: int, disk: Disk) -> None:
+    def __init__(self, folder: Path, *, interval_bytes: int, disk: files.Disk) -> None:
         self.folder = folder
         self.disk = disk
         self.interval_bytes = interval_bytes
         self.segments: list[Segment] = []
         self.sealed_offset = 0  # closed segments below this need no scan at the next opening
-        self._point = RecoveryPoint(0)
-        self._damage: list[Damage] = []
+        self._point = checkpoint.RecoveryPoint(0)
+        self._damage: list[checkpoint.Damage] = []
         self.report = RecoveryReport()
         self._epoch = NO_EPOCH  # epoch of the last batch so far
         self.low_watermark = 0
@@ -105,8 +59,8 @@ class Recovery:
         finish_restart(self.disk, self.folder)
         finish_replacements(self.disk, self.folder)
         bases = self._bases()
-        known = [] if not bases else load_damage(self.folder, self.disk)
-        point = read_point(self.folder, self.disk)
+        known = [] if not bases else checkpoint.load_damage(self.folder, self.disk)
+        point = checkpoint.read_point(self.folder, self.disk)
         was_clean = not bases and point is None
         if point is not None:
             self._point = point
@@ -114,8 +68,8 @@ class Recovery:
             was_clean = point.is_clean and self._is_as_left(point, bases)
         report = self.report
         report.was_clean, report.recovery_point = was_clean, self._point.offset
-        report.doubts = DOUBT_NEW if point is None else point.doubts
-        report.doubts |= 0 if was_clean else DOUBT_CRASHED
+        report.doubts = checkpoint.DOUBT_NEW if point is None else point.doubts
+        report.doubts |= 0 if was_clean else checkpoint.DOUBT_CRASHED
         for at, base_offset in enumerate(bases, 1):
             next_base = bases[at] if at < len(bases) else None
             if not self._open_segment(base_offset, next_base, was_clean=was_clean):
@@ -125,12 +79,14 @@ class Recovery:
             self.segments.append(self._segment(0))
         last = self.segments[-1]
         # Save damage before the recovery point marks the segments as not needing a scan.
-        damage = merge_damage([one for one in known if self._is_there(one)], self._damage)
+        damage = checkpoint.merge_damage(
+            [one for one in known if self._is_there(one)], self._damage
+        )
         if damage != known:
-            save_damage(self.folder, damage, self.disk)
+            checkpoint.save_damage(self.folder, damage, self.disk)
         report.damage = tuple(damage)
         report.position, report.end_offset = last.bytes, last.end_offset
-        report.doubts |= DOUBT_SHORT if last.end_offset < self._point.offset else 0
+        report.doubts |= checkpoint.DOUBT_SHORT if last.end_offset < self._point.offset else 0
         self._read_low_watermark(last.end_offset)
         if not was_clean or report.truncated_bytes:
             self._make_durable(last)
@@ -139,15 +95,15 @@ class Recovery:
     def _read_low_watermark(self, end_offset: int) -> None:
         """Read the low watermark. Above the log's end it would hide new records, so lower it."""
         try:
-            self.low_watermark = read_low_watermark(self.folder, self.disk)
+            self.low_watermark = checkpoint.read_low_watermark(self.folder, self.disk)
         except Damaged:
             self.report.is_low_watermark_damaged = True
-            self.report.doubts |= DOUBT_GARBAGE
+            self.report.doubts |= checkpoint.DOUBT_GARBAGE
         if self.low_watermark > end_offset:
-            write_low_watermark(self.folder, end_offset, self.disk)
+            checkpoint.write_low_watermark(self.folder, end_offset, self.disk)
             self.low_watermark = end_offset
 
-    def _is_there(self, damage: Damage) -> bool:
+    def _is_there(self, damage: checkpoint.Damage) -> bool:
         last = self.segments[-1]
         if damage.file == last.path.name:
             return damage.position < last.bytes
@@ -156,33 +112,39 @@ class Recovery:
     def _prepare_folder(self) -> None:
         disk, folder = self.disk, self.folder
         disk.make_folder(folder)
-        content = read_whole(disk, folder / FORMAT_FILE)
+        content = files.read_whole(disk, folder / files.FORMAT_FILE)
         if content is None:
-            replace_durably(disk, folder / FORMAT_FILE, b"%b%d\n" % (FORMAT_PREFIX, FORMAT_VERSION))
+            files.replace_durably(
+                disk,
+                folder / files.FORMAT_FILE,
+                b"%b%d\n" % (files.FORMAT_PREFIX, files.FORMAT_VERSION),
+            )
             return
-        version = format_version(content)
-        if version is None or version > FORMAT_VERSION:
+        version = files.format_version(content)
+        if version is None or version > files.FORMAT_VERSION:
             shown = "unknown" if version is None else str(version)
             raise FormatUnsupported(
-                f"{folder} has log format {shown}; this version reads up to {FORMAT_VERSION}"
+                f"{folder} has log format {shown}; this version reads up to {files.FORMAT_VERSION}"
             )
 
     def _bases(self) -> list[int]:
         """Return the segments' base offsets. Removes temporary files and orphaned side files."""
         disk, folder = self.disk, self.folder
         names = disk.names(folder)
-        bases = {base_offset_of(name) for name in names if name.endswith(LOG_SUFFIX)} - {None}
+        bases = {
+            files.base_offset_of(name) for name in names if name.endswith(files.LOG_SUFFIX)
+        } - {None}
         for name in names:
-            base_offset = base_offset_of(name)
+            base_offset = files.base_offset_of(name)
             is_orphan = base_offset is not None and base_offset not in bases
-            if name.endswith(TMP_SUFFIX) or is_orphan:
+            if name.endswith(files.TMP_SUFFIX) or is_orphan:
                 disk.unlink(folder / name)
         return sorted(base for base in bases if base is not None)
 
-    def _is_as_left(self, point: RecoveryPoint, bases: list[int]) -> bool:
+    def _is_as_left(self, point: checkpoint.RecoveryPoint, bases: list[int]) -> bool:
         if not bases or bases[-1] != point.last_base:
             return False
-        fd = self.disk.open_read(segment_path(self.folder, bases[-1]))
+        fd = self.disk.open_read(files.segment_path(self.folder, bases[-1]))
         try:
             return self.disk.size(fd) == point.last_bytes
         finally:
@@ -190,11 +152,11 @@ class Recovery:
 
     def _remove(self, bases: list[int]) -> None:
         for base_offset in reversed(bases):
-            fd = self.disk.open_read(segment_path(self.folder, base_offset))
+            fd = self.disk.open_read(files.segment_path(self.folder, base_offset))
             try:
                 size = self.disk.size(fd)
                 if not is_zero_from(self.disk, fd, 0, size):
-                    self._doubt(DOUBT_GARBAGE)
+                    self._doubt(checkpoint.DOUBT_GARBAGE)
             finally:
                 self.disk.close(fd)
             self.report.truncated_bytes += size
@@ -206,12 +168,12 @@ class Recovery:
             self.report.doubts |= doubt
             self._write_point(self._point._replace(is_clean=False, doubts=self.report.doubts))
 
-    def _write_point(self, point: RecoveryPoint) -> bool:
+    def _write_point(self, point: checkpoint.RecoveryPoint) -> bool:
         """Write the recovery point. Returns False if the disk is full; it is written later."""
         try:
-            write_point(self.folder, point, self.disk)
+            checkpoint.write_point(self.folder, point, self.disk)
         except OSError as error:
-            if not is_full(error):
+            if not files.is_full(error):
                 raise
             return False
         return True
@@ -272,7 +234,7 @@ class Recovery:
             segment.bytes, segment.end_offset = scan.position, scan.offset
             if scan.position < size:
                 if scan.tail_reason != ZEROS_REASON:
-                    self._doubt(DOUBT_GARBAGE)
+                    self._doubt(checkpoint.DOUBT_GARBAGE)
                 self.report.reason = scan.tail_reason
                 self.report.truncated_bytes += size - scan.position
                 self.disk.truncate(segment.files.log_fd, scan.position)
@@ -309,16 +271,16 @@ class Recovery:
                 if segment is not last:
                     segment.close()
         self.disk.sync_folder(self.folder)
-        if self._write_point(RecoveryPoint(last.end_offset, doubts=self.report.doubts)):
+        if self._write_point(checkpoint.RecoveryPoint(last.end_offset, doubts=self.report.doubts)):
             self.sealed_offset = last.end_offset
 
 
 def open_quickly(segment: Segment, next_base: int | None, *, epoch: int = NO_EPOCH) -> bool:
     """Accept a segment that was closed properly, after a check of its last batch. Returns False if
     it must be scanned. ``epoch`` is the last epoch before the segment."""
-    files = segment.files
-    size = segment.disk.size(files.log_fd)
-    index, checks = files.index, files.checks
+    opened = segment.files
+    size = segment.disk.size(opened.log_fd)
+    index, checks = opened.index, opened.checks
     segment.last_epoch = epoch
     if size == 0:
         return next_base is None and index.count == 0 and checks.count == 0
@@ -326,7 +288,7 @@ def open_quickly(segment: Segment, next_base: int | None, *, epoch: int = NO_EPO
     place, time = index.place(number), index.times.read(number)
     if place is None or time is None or index.times.count != index.count:
         return False
-    raw = segment.disk.pread(files.log_fd, HEADER_BYTES, place.position)
+    raw = segment.disk.pread(opened.log_fd, HEADER_BYTES, place.position)
     if checks.count != place.ordinal + 1 or len(raw) < HEADER_BYTES:
         return False
     header = parse_header(raw)

@@ -95,11 +95,6 @@ def end_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int)
     disk.sync_folder(folder)
 
 
-def cancel_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    end_replacement(disk, folder, base_offset, end_offset)
-    clear_rewritten(disk, folder)
-
-
 def finish_replacements(disk: Disk, folder: Path) -> None:
     """Finish replacements that have a mark file, and delete other rewritten segments."""
     names = set(disk.names(folder))

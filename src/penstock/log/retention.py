@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from penstock.log.storage.segment import SegmentInfo
 from penstock.log.storage.side_files import RELATIVE_MAX
+from penstock.model.stream import StreamSettings
 
 
 def droppable(
     segments: Sequence[SegmentInfo],
+    settings: StreamSettings,
     *,
     low_offset: int,
-    retention_ms: int | None,
-    retention_bytes: int | None,
     keep_after_ms: int | None,
     now_ms: int,
 ) -> int:
@@ -24,6 +24,7 @@ def droppable(
     because a log has no holes."""
     if not segments:
         return low_offset
+    retention_ms, retention_bytes = settings.retention_ms, settings.retention_bytes
     offset = segments[0].base_offset
     total_bytes = sum(segment.bytes for segment in segments)
     for segment in segments[:-1]:
@@ -41,12 +42,10 @@ def droppable(
 
 def cleanable(
     segments: Sequence[SegmentInfo],
+    settings: StreamSettings,
     *,
     clean_offset: int,
     up_to: int,
-    dirty_ratio_min: float,
-    lag_ms_min: int,
-    lag_ms_max: int,
     now_ms: int,
 ) -> Sequence[SegmentInfo]:
     """Return the segments that a round of compaction reads, or none if it is not worthwhile.
@@ -57,9 +56,10 @@ def cleanable(
                                 earlier records         young, the active segment
 
     The fraction of bytes that were never compacted must be above ``dirty_ratio_min``, or the oldest
-    such segment must be older than ``lag_ms_max``. Segments with records younger than
-    ``lag_ms_min`` wait. The last of ``segments`` is the active one and is never chosen."""
+    such segment must be older than ``compaction_lag_ms_max``. Segments with records younger than
+    ``compaction_lag_ms_min`` wait. The last of ``segments`` is active and never chosen."""
     chosen = []
+    lag_ms_min = settings.compaction_lag_ms_min
     for segment in segments[:-1]:
         is_young = lag_ms_min > 0 and segment.max_timestamp_ms > now_ms - lag_ms_min
         if segment.end_offset > up_to or is_young:
@@ -70,8 +70,8 @@ def cleanable(
         return ()
     dirty_bytes = sum(segment.bytes for segment in dirty)
     total_bytes = sum(segment.bytes for segment in chosen)
-    is_late = now_ms - dirty[0].max_timestamp_ms > lag_ms_max
-    return chosen if is_late or dirty_bytes > dirty_ratio_min * total_bytes else ()
+    is_late = now_ms - dirty[0].max_timestamp_ms > settings.compaction_lag_ms_max
+    return chosen if is_late or dirty_bytes > settings.dirty_ratio_min * total_bytes else ()
 
 
 def grouped(segments: Sequence[SegmentInfo], *, bytes_max: int) -> list[list[SegmentInfo]]:

@@ -6,20 +6,19 @@ new set (rule R12). The same applies to a low watermark (rule R25)."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from penstock.replication.epochs import NO_EPOCH, EpochHistory
+from penstock.replication.epochs import NO_EPOCH
 from penstock.replication.messages import Behind, Diverge, Fenced, Fetch, NotYet
 from penstock.replication.row import Change, PartitionRow, View
 
+if TYPE_CHECKING:
+    from penstock.replication.replica import Replica
+
 LAG_MS_MAX: Final = 4_000  # a follower that lags longer is removed from the in-sync set
 PENDING_MAX: Final = 8  # changes without a known outcome; more are not proposed
-
-
-class Serve(NamedTuple):
-    fetch: Fetch
 
 
 @dataclass(slots=True)
@@ -33,22 +32,12 @@ class _Peer:
 
 
 class Leader:
-    def __init__(
-        self,
-        node: int,
-        view: View,
-        *,
-        end_offset: int,
-        high_watermark: int,
-        now_ms: int,
-        low_watermark: int = 0,
-    ) -> None:
-        assert view.row.leader == node
-        self.node = node
+    def __init__(self, replica: "Replica", view: View, *, now_ms: int) -> None:
+        assert view.row.leader == replica.node
+        self._replica = replica
+        self.node = replica.node
         self.epoch = view.row.epoch
-        self.epoch_start = end_offset
-        self.high_watermark = high_watermark
-        self.low_watermark = low_watermark  # as stored on this node's disk
+        self.epoch_start = replica.end_offset
         self._view = view
         self._since_ms = now_ms
         self._peers: dict[int, _Peer] = {}
@@ -62,7 +51,7 @@ class Leader:
     @property
     def is_settled(self) -> bool:
         """True if all records that an earlier leader may have confirmed are committed."""
-        return self.high_watermark >= self.epoch_start
+        return self._replica.high_watermark >= self.epoch_start
 
     def saw(self, view: View) -> None:
         assert view.row.epoch == self.epoch
@@ -74,16 +63,9 @@ class Leader:
             del self._peers[node]
         self._doubted = [each for each in self._doubted if each.version >= view.version]
 
-    def fetched(
-        self,
-        fetch: Fetch,
-        history: EpochHistory,
-        *,
-        start_offset: int,
-        end_offset: int,
-        now_ms: int,
-    ) -> Serve | Diverge | Behind | Fenced | NotYet:
-        """Return the reply to a fetch. A follower with a diverged log does not count (rule R15)."""
+    def fetched(self, fetch: Fetch, *, now_ms: int) -> Diverge | Behind | Fenced | NotYet | None:
+        """Return None if records can be served, else the reply to a fetch. A follower with a
+        diverged log does not count (rule R15)."""
         if fetch.epoch < self.epoch:
             return Fenced(fetch, self.epoch)
         if fetch.epoch > self.epoch or fetch.node not in self.row.replicas:
@@ -91,12 +73,13 @@ class Leader:
         peer = self._peers.get(fetch.node)
         if peer is not None and fetch.incarnation < peer.incarnation:
             return Fenced(fetch, self.epoch)
-        apart = self._compare(fetch, history, start_offset=start_offset, end_offset=end_offset)
+        apart = self._compare(fetch)
         if apart is not None:
             return apart
         if peer is None or fetch.incarnation > peer.incarnation:
             since_ms = self._since_ms
             peer = self._peers[fetch.node] = _Peer(fetch.incarnation, since_ms, since_ms)
+        end_offset = self._replica.end_offset
         # Fetches may overtake each other. Records on disk stay there for this incarnation.
         peer.durable_offset = max(peer.durable_offset, fetch.durable_offset)
         peer.low_watermark = max(peer.low_watermark, fetch.low_watermark)
@@ -106,31 +89,30 @@ class Leader:
             peer.caught_up_at_ms = max(peer.caught_up_at_ms, peer.fetched_at_ms)
         peer.fetched_at_ms = now_ms
         peer.end_then = end_offset
-        return Serve(fetch)
+        return None
 
-    def _compare(
-        self, fetch: Fetch, history: EpochHistory, *, start_offset: int, end_offset: int
-    ) -> Diverge | Behind | None:
+    def _compare(self, fetch: Fetch) -> Diverge | Behind | None:
         """Return None if this log contains the follower's log (rule R15). A follower whose last
         epoch is older than all epochs here must start over."""
+        start_offset, end_offset = self._replica.start_offset, self._replica.end_offset
         if fetch.offset < start_offset:
             return Behind(fetch, start_offset)
         if fetch.last_epoch == NO_EPOCH and fetch.offset <= end_offset:
             return None
-        epoch, end = history.end_of(fetch.last_epoch, end_offset=end_offset)
+        epoch, end = self._replica.history.end_of(fetch.last_epoch, end_offset=end_offset)
         if epoch == fetch.last_epoch and fetch.offset <= end:
             return None
         if epoch == NO_EPOCH and start_offset:
             return Behind(fetch, start_offset)
         return Diverge(fetch, epoch, end)
 
-    def advance(self, durable_offset: int) -> int:
-        """Return the new high watermark, given the offset that this node has on disk (rule R13)."""
-        committed = self._least(durable_offset, self._counted())
-        self.high_watermark = max(self.high_watermark, committed)
-        return self.high_watermark
+    def advance(self) -> None:
+        """Advance the high watermark to what all counted nodes have on disk (rule R13)."""
+        committed = self._least(self._counted())
+        self._replica.high_watermark = max(self._replica.high_watermark, committed)
 
-    def _least(self, durable_offset: int, nodes: Iterable[int]) -> int:
+    def _least(self, nodes: Iterable[int]) -> int:
+        durable_offset = self._replica.durable_offset
         for node in nodes:
             if node != self.node:
                 peer = self._peers.get(node)
@@ -140,12 +122,9 @@ class Leader:
     @property
     def low_watermark_held(self) -> int:
         """Return the low watermark that every electable replica has stored (rule R25)."""
-        held = self.low_watermark
-        for member in self._counted():
-            if member != self.node:
-                peer = self._peers.get(member)
-                held = min(held, peer.low_watermark if peer is not None else 0)
-        return held
+        peers = [self._peers.get(node) for node in self._counted() if node != self.node]
+        held = [0 if peer is None else peer.low_watermark for peer in peers]
+        return min((self._replica.low_watermark, *held))
 
     def _counted(self) -> frozenset[int]:
         """Return the in-sync nodes, including those of changes with an unknown outcome."""
@@ -215,21 +194,23 @@ class Leader:
         peer = self._peers.get(member)
         if (
             peer is None
-            or peer.durable_offset < max(self.high_watermark, self.epoch_start)
-            or peer.low_watermark < self.low_watermark
+            or peer.durable_offset < max(self._replica.high_watermark, self.epoch_start)
+            or peer.low_watermark < self._replica.low_watermark
         ):
             return None
         row = self.row
         more = replace(row, in_sync=row.in_sync | {member}, lost=row.lost - {member})
         return Change(self._view.version, more, {member: peer.incarnation})
 
-    def held_offset(self, durable_offset: int) -> int:
-        """Return the offset that all replicas have on disk, or 0 if one has sent no fetch.
-        Compaction may remove earlier records completely."""
-        return self._least(durable_offset, self.row.replicas)
+    @property
+    def held_offset(self) -> int:
+        """The offset that all replicas have on disk, or 0 if one has sent no fetch. Compaction may
+        remove earlier records completely."""
+        return self._least(self.row.replicas)
 
-    def worst_lag(self, *, start_offset: int, end_offset: int, now_ms: int) -> tuple[int, int]:
+    def worst_lag(self, *, now_ms: int) -> tuple[int, int]:
         """Return the largest lag of a replica, in records and in ms since it had all records."""
+        start_offset, end_offset = self._replica.start_offset, self._replica.end_offset
         least, since_ms = end_offset, now_ms
         for node in self._view.row.replicas:
             if node != self.node:

@@ -1,15 +1,48 @@
 """A replica of a partition: its role according to the partition's row, and its offsets. It does no
-I/O: the broker owns the log, the watch of the store and the network, and reports what happened."""
+I/O: the broker owns the log, the watch of the store and the network, and reports what happened.
 
+A follower fetches the next batches, appends them, and truncates what the leader's log does not
+contain. A reply counts only if it belongs to the latest fetch and the log has not changed since
+(rule R16). Otherwise a duplicate or late reply could truncate records that were committed in the
+meantime."""
+
+from collections.abc import Sequence
 from copy import copy
 from enum import Enum
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 from penstock.replication.epochs import EpochHistory
-from penstock.replication.follower import Append, Follower, Halt, Restart, Step, Truncate
-from penstock.replication.leader import Leader, Serve
-from penstock.replication.messages import B, Behind, Diverge, Fenced, Fetch, NotYet, Reply
+from penstock.replication.leader import Leader
+from penstock.replication.messages import B, Behind, Data, Diverge, Fenced, Fetch, NotYet, Reply
 from penstock.replication.row import View
+
+
+class Append(NamedTuple, Generic[B]):
+    """The caller must append these batches, then call ``Replica.appended`` and ``followed``."""
+
+    batches: Sequence[B]
+    high_watermark: int  # of the leader
+
+
+class Truncate(NamedTuple):
+    """The caller must truncate the log at this offset, and fetch again."""
+
+    to: int
+
+
+class Restart(NamedTuple):
+    """The caller must clear the log and begin at this offset, where the leader's log starts."""
+
+    at: int
+
+
+class Halt(NamedTuple):
+    """The replica must stop, because a rule of replication was violated."""
+
+    reason: str
+
+
+Step = Append[B] | Truncate | Restart | Halt
 
 
 class Role(Enum):
@@ -19,18 +52,12 @@ class Role(Enum):
     HALTED = "halted"
 
 
-class Seen(NamedTuple):
-    is_new_epoch: bool  # requests in progress have an unknown outcome (R8)
-    high_watermark: int
-
-
 class Replica:
     def __init__(
         self,
         node: int,
         incarnation: int,
         *,
-        registered_at: int,
         history: EpochHistory,
         start_offset: int,
         end_offset: int,
@@ -50,70 +77,58 @@ class Replica:
         self.high_watermark = min(high_watermark, end_offset)
         self.low_watermark = low_watermark  # as stored on disk; 0 if never
         self.leader: Leader | None = None
-        self.follower: Follower | None = None
+        self._fetch: Fetch | None = None  # of a follower; replies to earlier ones are ignored
+        self._fetch_number = 0
         self.view: View | None = None
-        self._registered_at = registered_at  # earlier rows may be about an earlier process (R4)
 
-    def see(self, view: View, *, now_ms: int) -> Seen:
+    def see(self, view: View, *, now_ms: int) -> None:
         """Apply the partition's state from the store, unless it is older than the last one."""
         row = view.row
         before = self.view
         if (
             self.role is Role.HALTED
-            or view.revision < self._registered_at
+            or view.revision < self.incarnation  # may be about an earlier process (R4)
             or (before is not None and view.revision <= before.revision)
         ):
-            return Seen(False, self.high_watermark)
+            return
         if row.epoch < max(self.epoch, self.history.last):
             self.halt(
                 f"the store's epoch {row.epoch} is older than the log's: {self.history.last}"
             )  # R4b
-            return Seen(False, self.high_watermark)
+            return
         self.view = view
-        is_new = row.epoch > self.epoch
-        if is_new or self.role is Role.WAITING:
+        if row.epoch > self.epoch or self.role is Role.WAITING:
             self._take_role(view, now_ms=now_ms)
         elif self.leader is not None:
             self.leader.saw(view)
             self._advance()
-        return Seen(is_new, self.high_watermark)
 
     def _take_role(self, view: View, *, now_ms: int) -> None:
         row = view.row
         self.epoch = row.epoch
-        self.leader = None
-        self.follower = None
+        self.leader = self._fetch = None
         if row.leader == self.node and row.leader_incarnation == self.incarnation:
             self.role = Role.LEADER
-            self.leader = Leader(
-                self.node,
-                view,
-                end_offset=self.end_offset,
-                high_watermark=self.high_watermark,
-                now_ms=now_ms,
-                low_watermark=self.low_watermark,
-            )
+            self.leader = Leader(self, view, now_ms=now_ms)
             self._advance()
         elif row.leader in (self.node, -1):
             # The leader is an earlier process of this node, or none: wait for an election.
             self.role = Role.WAITING
         else:
             self.role = Role.FOLLOWER
-            self.follower = Follower(self.node, self.incarnation, row.epoch, row.leader)
 
     def reincarnated(self, incarnation: int) -> "Replica":
         """Return a copy for a new registration of this node, with the same log and no role."""
         fresh = copy(self)
-        fresh.incarnation = fresh._registered_at = incarnation
+        fresh.incarnation = incarnation
         fresh.role, fresh.epoch, fresh.halt_reason = Role.WAITING, -1, ""
-        fresh.leader = fresh.follower = fresh.view = None
+        fresh.leader = fresh.view = fresh._fetch = None
         return fresh
 
     def halt(self, reason: str) -> None:
         self.role = Role.HALTED
         self.halt_reason = reason
-        self.leader = None
-        self.follower = None
+        self.leader = self._fetch = None
 
     def appended(self, epoch: int, next_offset: int) -> None:
         """Record an appended batch of this epoch, which ends before ``next_offset``."""
@@ -129,7 +144,7 @@ class Replica:
 
     def _advance(self) -> None:
         if self.leader is not None:
-            self.high_watermark = self.leader.advance(self.durable_offset)
+            self.leader.advance()
 
     def truncated(self, to: int) -> None:
         assert self.high_watermark <= to <= self.end_offset
@@ -148,11 +163,6 @@ class Replica:
         self.start_offset = start_offset
         self.history.trim(start_offset)
 
-    def stored_low_watermark(self, offset: int) -> None:
-        self.low_watermark = offset
-        if self.leader is not None:
-            self.leader.low_watermark = offset
-
     @property
     def low_watermark_held(self) -> int:
         """On a leader, the low watermark that every electable replica has stored."""
@@ -161,51 +171,67 @@ class Replica:
     @property
     def held_offset(self) -> int:
         """On a leader, the offset that all replicas have on disk; elsewhere 0."""
-        return 0 if self.leader is None else self.leader.held_offset(self.durable_offset)
+        return 0 if self.leader is None else self.leader.held_offset
 
-    def fetched(self, fetch: Fetch, *, now_ms: int) -> Serve | Diverge | Behind | Fenced | NotYet:
+    def fetched(self, fetch: Fetch, *, now_ms: int) -> Diverge | Behind | Fenced | NotYet | None:
+        """Return None if records can be served, else the reply."""
         leader = self.leader
         if leader is None:
             return Fenced(fetch, self.epoch) if fetch.epoch < self.epoch else NotYet(fetch)
-        found = leader.fetched(
-            fetch,
-            self.history,
-            start_offset=self.start_offset,
-            end_offset=self.end_offset,
-            now_ms=now_ms,
-        )
+        found = leader.fetched(fetch, now_ms=now_ms)
         self._advance()
         return found
 
     def next_fetch(self) -> Fetch | None:
-        if self.follower is None:
+        if self.role is not Role.FOLLOWER:
             return None
-        return self.follower.next_fetch(
-            end_offset=self.end_offset,
-            durable_offset=self.durable_offset,
-            last_epoch=self.history.last,
-            low_watermark=self.low_watermark,
-        )
+        self._fetch_number += 1
+        own, log = (self.node, self.incarnation, self.epoch), (self.end_offset, self.durable_offset)
+        state = (*log, self.history.last, self._fetch_number, self.low_watermark)
+        self._fetch = Fetch(*own, *state)
+        return self._fetch
 
     def apply_reply(self, reply: Reply[B]) -> Step[B] | None:
-        """Return the operation to apply to the log. The caller reports when it is done."""
-        if self.follower is None:
+        """Return the operation to apply to the log, if any. The caller reports when it is done."""
+        if self.role is not Role.FOLLOWER:
             return None
-        step = self.follower.take(
-            reply,
-            self.history,
-            start_offset=self.start_offset,
-            end_offset=self.end_offset,
-            high_watermark=self.high_watermark,
-        )
+        step = self._take(reply)
         if isinstance(step, Halt):
             self.halt(step.reason)
         return step
+
+    def _take(self, reply: Reply[B]) -> Step[B] | None:
+        fetch, history, end_offset = self._fetch, self.history, self.end_offset
+        if (
+            fetch is None
+            or reply.fetch != fetch
+            or fetch.offset != end_offset
+            or fetch.last_epoch != history.last
+        ):
+            return None
+        self._fetch = None
+        if isinstance(reply, Data):
+            return Append(reply.batches, reply.high_watermark)
+        if isinstance(reply, Fenced | NotYet):
+            return None
+        committed = self.high_watermark
+        if isinstance(reply, Behind):
+            # All committed records are before the leader's start.
+            at = reply.start_offset
+            if at < committed:
+                return Halt(f"the leader's log starts at {at}, but {committed} is committed")
+            return Restart(at)
+        # Truncate to where both logs agree by their epochs (R17), perhaps in several rounds. Never
+        # to the high watermark, which may lag.
+        _, own_end = history.end_of(reply.epoch, end_offset=end_offset)
+        to = min(reply.end_offset, own_end)
+        if to >= end_offset:
+            return Halt(f"truncation to {to} requested, but the log ends at {end_offset}")
+        if to < committed:
+            return Halt(f"truncation to {to} requested, but {committed} is committed")
+        return Restart(to) if to < self.start_offset else Truncate(to)
 
     def followed(self, leader_watermark: int) -> int:
         """Advance the high watermark to the leader's, but not beyond the end of this log."""
         self.high_watermark = max(self.high_watermark, min(leader_watermark, self.end_offset))
         return self.high_watermark
-
-
-__all__ = ["Append", "Replica", "Restart", "Role", "Seen", "Serve", "Truncate"]

@@ -21,6 +21,7 @@ from penstock.log.replacement import begin_replacement, mark_path, rewritten_fol
 from penstock.log.retention import cleanable, grouped
 from penstock.log.storage.files import LOG_SUFFIX, SIDE_SUFFIXES, segment_path
 from penstock.log.storage.segment import SegmentInfo
+from penstock.model.stream import StreamSettings
 from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader, encode_batch, parse_header
 from penstock.record.control import encode_control_batch, encode_marker_batch
 from penstock.record.record import RawRecord, encode_record, iter_records
@@ -83,11 +84,9 @@ def begin(
     clean_offset = read_clean_offset(log)
     segments = cleanable(
         log.segments(),
+        StreamSettings(dirty_ratio_min=0.0, compaction_lag_ms_max=DAY_MS),
         clean_offset=clean_offset,
         up_to=log.sealed_offset,
-        dirty_ratio_min=0.0,
-        lag_ms_min=0,
-        lag_ms_max=DAY_MS,
         now_ms=now_ms,
     )
     if not segments:
@@ -729,11 +728,13 @@ def worth(
 ) -> list[int]:
     chosen = cleanable(
         SEGMENTS,
+        StreamSettings(
+            dirty_ratio_min=ratio,
+            compaction_lag_ms_min=lag_ms_min,
+            compaction_lag_ms_max=lag_ms_max,
+        ),
         clean_offset=clean_offset,
         up_to=up_to,
-        dirty_ratio_min=ratio,
-        lag_ms_min=lag_ms_min,
-        lag_ms_max=lag_ms_max,
         now_ms=5_000,
     )
     return [segment.base_offset for segment in chosen]

@@ -13,6 +13,7 @@ from tests.unit.log.test_compaction import DAY_MS, NOW_MS, batches, records, val
 from penstock.log.compaction import Compaction, Progress, read_clean_offset
 from penstock.log.log import Log
 from penstock.log.retention import cleanable
+from penstock.model.stream import StreamSettings
 from penstock.record.batch import encode_batch, parse_header
 from penstock.record.record import RawRecord, encode_record
 
@@ -87,11 +88,9 @@ class Pair:
         clean_offset = read_clean_offset(log)
         segments = cleanable(
             log.segments(),
+            StreamSettings(dirty_ratio_min=0.0, compaction_lag_ms_max=DAY_MS),
             clean_offset=clean_offset,
             up_to=min(self.committed, log.sealed_offset),
-            dirty_ratio_min=0.0,
-            lag_ms_min=0,
-            lag_ms_max=DAY_MS,
             now_ms=self.now_ms,
         )
         if not segments:

@@ -10,6 +10,7 @@ from tests.unit.log.stage import QuickDisk, append_many, make_batch, open_log, r
 from penstock.log.inspection import PartitionFolder, summarize
 from penstock.log.log import Log, LogConfig
 from penstock.log.recovery import RecoveryReport
+from penstock.log.storage.checkpoint import DOUBT_CRASHED, DOUBT_GARBAGE, DOUBT_NEW, DOUBT_SHORT
 from penstock.log.storage.files import Disk
 
 ONE_SEGMENT = LogConfig(index_interval_bytes=150, tail_bytes_max=0)
@@ -30,10 +31,13 @@ def settled_log(folder: Path, count: int = 12, *, clean: bool = False) -> dict[i
 
 
 def doubts(report: RecoveryReport) -> set[str]:
-    told = {"new": report.is_new, "garbage": report.has_garbage, "short": report.is_short}
-    return {name for name, is_so in told.items() if is_so} | (
-        set() if report.was_stopped else {"crashed"}
-    )
+    flags = {
+        "new": DOUBT_NEW,
+        "garbage": DOUBT_GARBAGE,
+        "short": DOUBT_SHORT,
+        "crashed": DOUBT_CRASHED,
+    }
+    return {name for name, flag in flags.items() if report.doubts & flag}
 
 
 def test_r5_a_log_that_nobody_vouched_for_is_new_until_somebody_does(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from tests.unit.log.power import Killed, PowerDisk
 from tests.unit.log.stage import QuickDisk, append_many, open_log, sync
 
 from penstock.log.log import Log
+from penstock.log.storage.checkpoint import DOUBT_GARBAGE
 from penstock.log.storage.files import Disk
 from penstock.model.errors import DiskFull
 from penstock.record.crc32c import crc32c
@@ -97,14 +98,14 @@ def test_a_damaged_file_is_reported_and_casts_doubt_on_a_replica(
     log = reopened(tmp_path)
     assert log.low_watermark == 0
     assert log.recovery.is_low_watermark_damaged
-    assert log.recovery.has_garbage, "the replica declares a loss"
+    assert log.recovery.doubts & DOUBT_GARBAGE, "the replica declares a loss"
     log.store_low_watermark(9)
     log.settle()
     log.close()
     again = reopened(tmp_path)
     assert again.low_watermark == 9
     assert not again.recovery.is_low_watermark_damaged
-    assert not again.recovery.has_garbage
+    assert not again.recovery.doubts & DOUBT_GARBAGE
 
 
 class FullDisk(QuickDisk):

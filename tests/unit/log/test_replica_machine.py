@@ -19,6 +19,7 @@ from tests.unit.log.stage import make_batch, open_log, read_all
 
 from penstock.log.log import Log, LogConfig
 from penstock.log.readable import read_epochs, write_epochs
+from penstock.log.storage.checkpoint import DOUBT_CRASHED, DOUBT_GARBAGE, DOUBT_SHORT
 from penstock.record.batch import parse_header
 
 CONFIG = LogConfig(
@@ -166,9 +167,9 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.log = open_log(target, CONFIG, disk=self.disk)
         report = self.log.recovery
         assert report.damage == (), "a crash is no damage"
-        assert not report.is_short
-        assert report.was_stopped == report.was_clean
-        assert seed is not None or not report.has_garbage, "a kill tears nothing"
+        assert not report.doubts & DOUBT_SHORT
+        assert (not report.doubts & DOUBT_CRASHED) == report.was_clean
+        assert seed is not None or not report.doubts & DOUBT_GARBAGE, "a kill tears nothing"
         self.log.settle()
         if otherwise is not None and (self.log.start_offset, self.log.end_offset) != (
             self.begins,

@@ -3,6 +3,7 @@ from hypothesis import strategies as st
 
 from penstock.log.retention import droppable
 from penstock.log.storage.segment import SegmentInfo
+from penstock.model.stream import StreamSettings
 
 SEGMENTS = [
     SegmentInfo(0, 10, 100, 1_000),
@@ -22,9 +23,8 @@ def drop(
 ) -> int:
     return droppable(
         SEGMENTS,
+        StreamSettings(retention_ms=retention_ms, retention_bytes=retention_bytes),
         low_offset=low_offset,
-        retention_ms=retention_ms,
-        retention_bytes=retention_bytes,
         keep_after_ms=keep_after_ms,
         now_ms=now_ms,
     )
@@ -75,9 +75,8 @@ def test_no_segments_nothing_to_drop() -> None:
     assert (
         droppable(
             [],
+            StreamSettings(),
             low_offset=3,
-            retention_ms=None,
-            retention_bytes=None,
             keep_after_ms=None,
             now_ms=0,
         )

@@ -22,7 +22,7 @@ from penstock.log.batch_cache import BatchCacheBudget
 from penstock.log.inspection import segment_bases, verify_segment
 from penstock.log.log import AppendsRefused, Log, LogConfig
 from penstock.log.replacement import begin_replacement, mark_path, rewritten_folder
-from penstock.log.storage.checkpoint import RecoveryPoint, read_point
+from penstock.log.storage.checkpoint import DOUBT_GARBAGE, DOUBT_SHORT, RecoveryPoint, read_point
 from penstock.log.storage.files import DISK, SIDE_SUFFIXES
 from penstock.model.errors import DiskFull, OffsetOutOfRange
 from penstock.model.file_slice import FileSlice
@@ -88,8 +88,8 @@ def test_a_cut_without_a_close_survives_a_kill(tmp_path: Path) -> None:
     assert point.offset <= 13
     again = open_log(tmp_path)
     assert again.recovery.end_offset >= again.recovery.recovery_point
-    assert not again.recovery.is_short
-    assert not again.recovery.has_garbage
+    assert not again.recovery.doubts & DOUBT_SHORT
+    assert not again.recovery.doubts & DOUBT_GARBAGE
     assert read_all(again) == ({at: written[at] for at in range(13)}, [])
 
 
@@ -163,7 +163,7 @@ def test_damage_is_forgotten_when_it_is_cut_off_and_only_then(
     log.close(clean=False)
     again = open_log(tmp_path, ONE_SEGMENT)
     assert [damage.first_offset for damage in again.recovery.damage] == left
-    assert not again.recovery.has_garbage
+    assert not again.recovery.doubts & DOUBT_GARBAGE
     assert again.end_offset == log.end_offset
 
 

@@ -32,7 +32,9 @@ from penstock.metadata.topics.catalog import StoredCatalog
 from penstock.model.errors import Overloaded
 from penstock.model.topic import Topic
 from penstock.replication.election import Standing
+from penstock.replication.epochs import EpochHistory
 from penstock.replication.leader import Leader
+from penstock.replication.replica import Replica
 from penstock.replication.row import View
 from penstock.telemetry.clock import SystemClock
 
@@ -107,8 +109,16 @@ class Scaled:
         """What the leaders do then, by their own rules."""
         for key in held:
             view = self.view.rows[key]
-            leader = Leader(view.row.leader, view, end_offset=0, high_watermark=0, now_ms=0)
-            change = leader.propose(now_ms=0, gone=(node,))
+            replica = Replica(
+                view.row.leader,
+                view.row.leader_incarnation,
+                history=EpochHistory(),
+                start_offset=0,
+                end_offset=0,
+                durable_offset=0,
+                high_watermark=0,
+            )
+            change = Leader(replica, view, now_ms=0).propose(now_ms=0, gone=(node,))
             assert change is not None, "it is in sync and gone"
             await self.view.propose(key, change)
 

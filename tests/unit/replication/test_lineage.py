@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.replication.epochs import EpochHistory
-from penstock.replication.follower import Halt, Restart, Step, Truncate
-from penstock.replication.leader import Leader, Serve
-from penstock.replication.replica import Replica
+from penstock.replication.leader import Leader
+from penstock.replication.replica import Halt, Replica, Restart, Step, Truncate
 from penstock.replication.row import PartitionRow, View
 
 ROUNDS_MAX = 12
@@ -61,12 +60,19 @@ def history_of(epochs: list[int], start: int) -> EpochHistory:
 @settings(max_examples=300, deadline=None)
 def test_R17_whatever_parted_comes_together_and_nothing_committed_is_cut(logs: Parted) -> None:
     end = len(logs.ours)
-    led = Leader(1, VIEW, end_offset=end, high_watermark=logs.committed, now_ms=0)
-    history = history_of(logs.ours, logs.ours_from)
+    leader = Replica(
+        1,
+        5,
+        history=history_of(logs.ours, logs.ours_from),
+        start_offset=logs.ours_from,
+        end_offset=end,
+        durable_offset=end,
+        high_watermark=logs.committed,
+    )
+    led = Leader(leader, VIEW, now_ms=0)
     follower = Replica(
         2,
         6,
-        registered_at=6,
         history=history_of(logs.theirs, logs.theirs_from),
         start_offset=logs.theirs_from,
         end_offset=len(logs.theirs),
@@ -78,8 +84,8 @@ def test_R17_whatever_parted_comes_together_and_nothing_committed_is_cut(logs: P
     for _ in range(ROUNDS_MAX):
         asked = follower.next_fetch()
         assert asked is not None
-        answer = led.fetched(asked, history, start_offset=logs.ours_from, end_offset=end, now_ms=0)
-        if isinstance(answer, Serve):
+        answer = led.fetched(asked, now_ms=0)
+        if answer is None:
             break
         step: Step[str] | None = follower.apply_reply(answer)
         assert not isinstance(step, Halt), step

@@ -3,16 +3,46 @@
 from penstock.replication.epochs import EpochHistory
 from penstock.replication.leader import Leader
 from penstock.replication.messages import Fetch
+from penstock.replication.replica import Replica
 from penstock.replication.row import PartitionRow, View
+
+
+def leading(view: View) -> Leader:
+    history = EpochHistory([(1, 0)])
+    replica = Replica(
+        1,
+        5,
+        history=history,
+        start_offset=0,
+        end_offset=0,
+        durable_offset=0,
+        high_watermark=0,
+    )
+    return Leader(replica, view, now_ms=0)
+
+
+def serve(leader: Leader, asked: Fetch, *, end: int, now_ms: int) -> None:
+    leader._replica.end_offset = end
+    leader.fetched(asked, now_ms=now_ms)
+
+
+def advanced(leader: Leader, durable_offset: int) -> int:
+    leader._replica.durable_offset = durable_offset
+    leader.advance()
+    return leader._replica.high_watermark
+
+
+def held(leader: Leader, durable_offset: int) -> int:
+    leader._replica.durable_offset = durable_offset
+    return leader.held_offset
 
 
 def led(in_sync: frozenset[int] = frozenset((1, 2, 3)), *, end: int = 10) -> Leader:
     row = PartitionRow((1, 2, 3), in_sync, leader=1, leader_incarnation=5, epoch=1, in_sync_min=2)
-    leader = Leader(1, View(7, 7, row), end_offset=0, high_watermark=0, now_ms=0)
-    history = EpochHistory([(1, 0)])
+    leader = leading(View(7, 7, row))
     for node in (2, 3):
         asked = Fetch(node, 5, 1, end, end, 1, 1)
-        leader.fetched(asked, history, start_offset=0, end_offset=end, now_ms=0)
+        serve(leader, asked, end=end, now_ms=0)
     return leader
 
 
@@ -39,10 +69,10 @@ def test_R12_a_change_that_the_store_refused_counts_no_more() -> None:
     change = leader.propose(now_ms=1)
     assert change is not None
     asked = Fetch(2, 5, 1, 12, 12, 1, 2)
-    leader.fetched(asked, EpochHistory([(1, 0)]), start_offset=0, end_offset=12, now_ms=1)
-    assert leader.advance(12) == 10  # the third may be in the set already
+    serve(leader, asked, end=12, now_ms=1)
+    assert advanced(leader, 12) == 10  # the third may be in the set already
     leader.refused(change)
-    assert leader.advance(12) == 12
+    assert advanced(leader, 12) == 12
 
 
 def test_R2_a_change_that_may_still_happen_counts_although_it_was_refused_since() -> None:
@@ -52,25 +82,25 @@ def test_R2_a_change_that_may_still_happen_counts_although_it_was_refused_since(
     leader.doubted(change)
     leader.refused(change)
     asked = Fetch(2, 5, 1, 12, 12, 1, 2)
-    leader.fetched(asked, EpochHistory([(1, 0)]), start_offset=0, end_offset=12, now_ms=1)
-    assert leader.advance(12) == 10
+    serve(leader, asked, end=12, now_ms=1)
+    assert advanced(leader, 12) == 10
     settling = leader.propose(now_ms=2)
     assert settling is not None
     assert settling.row == leader.row  # nothing changes but the version
     leader.saw(View(9, 9, leader.row))  # now it is known that it did not happen, and never will
-    assert leader.advance(12) == 12
+    assert advanced(leader, 12) == 12
     assert leader.propose(now_ms=3) is None
 
 
 def test_what_every_replica_has_counts_those_out_of_sync_and_those_never_heard_of() -> None:
     leader = led(frozenset((1, 2)))
-    assert leader.held_offset(12) == 10
-    assert leader.held_offset(4) == 4, "nor more than this node has itself"
+    assert held(leader, 12) == 10
+    assert held(leader, 4) == 4, "nor more than this node has itself"
     asked = Fetch(2, 5, 1, 12, 12, 1, 2)
-    leader.fetched(asked, EpochHistory([(1, 0)]), start_offset=0, end_offset=12, now_ms=1)
-    assert leader.held_offset(12) == 10, "the third is out of sync, and counts"
+    serve(leader, asked, end=12, now_ms=1)
+    assert held(leader, 12) == 10, "the third is out of sync, and counts"
     row = PartitionRow(
         (1, 2, 4), frozenset((1, 2)), leader=1, leader_incarnation=5, epoch=1, in_sync_min=2
     )
     leader.saw(View(9, 9, row))
-    assert leader.held_offset(12) == 0, "of the fourth nobody knows anything"
+    assert held(leader, 12) == 0, "of the fourth nobody knows anything"

@@ -9,10 +9,16 @@ import pytest
 from penstock.replication import election
 from penstock.replication.election import Found, Standing
 from penstock.replication.epochs import EpochHistory
-from penstock.replication.follower import Append, Follower, Halt, Ignore, Refresh, Restart, Truncate
-from penstock.replication.leader import LAG_MS_MAX, PENDING_MAX, Leader, Serve
+from penstock.replication.leader import LAG_MS_MAX, PENDING_MAX, Leader
 from penstock.replication.messages import Behind, Data, Diverge, Fenced, Fetch, NotYet
-from penstock.replication.replica import Replica, Role
+from penstock.replication.replica import (
+    Append,
+    Halt,
+    Replica,
+    Restart,
+    Role,
+    Truncate,
+)
 from penstock.replication.row import NO_NODE, Change, PartitionRow, View
 
 ROW = PartitionRow(
@@ -35,7 +41,7 @@ def durable_offsets(led: Leader) -> dict[int, int]:
 
 
 def leader(*, end: int = 10, watermark: int = 10, view: View = VIEW) -> Leader:
-    return Leader(1, view, end_offset=end, high_watermark=watermark, now_ms=0)
+    return Leader(replica(end=end, watermark=watermark), view, now_ms=0)
 
 
 def fetch(node: int = 2, *, offset: int = 10, durable: int | None = None, **more: int) -> Fetch:
@@ -45,20 +51,30 @@ def fetch(node: int = 2, *, offset: int = 10, durable: int | None = None, **more
     )
 
 
-HISTORY = EpochHistory([(4, 0)])
-
-
 def serve(led: Leader, asked: Fetch, *, end: int = 10, now_ms: int = 0) -> object:
-    return led.fetched(asked, HISTORY, start_offset=0, end_offset=end, now_ms=now_ms)
+    led._replica.end_offset = end
+    return led.fetched(asked, now_ms=now_ms)
 
 
-def replica(*, history: EpochHistory | None = None, end: int = 10, watermark: int = 10) -> Replica:
+def advanced(led: Leader, durable_offset: int) -> int:
+    led._replica.durable_offset = durable_offset
+    led.advance()
+    return led._replica.high_watermark
+
+
+def replica(
+    node: int = 1,
+    *,
+    history: EpochHistory | None = None,
+    start: int = 0,
+    end: int = 10,
+    watermark: int = 10,
+) -> Replica:
     return Replica(
-        1,
-        100,
-        registered_at=100,
+        node,
+        ALIVE[node],
         history=history or EpochHistory([(4, 0)]),
-        start_offset=0,
+        start_offset=start,
         end_offset=end,
         durable_offset=end,
         high_watermark=watermark,
@@ -88,11 +104,11 @@ def test_R2_a_change_is_pending_until_a_later_version_is_seen() -> None:
     for node in (2, 3):
         serve(led, fetch(node, offset=10), end=12)
     serve(led, fetch(2, offset=12), end=12)
-    assert led.advance(12) == 10, "3 may still be in sync"
+    assert advanced(led, 12) == 10, "3 may still be in sync"
     led.saw(VIEW._replace(revision=250))
-    assert led.advance(12) == 10, "the same version, read again, says nothing"
+    assert advanced(led, 12) == 10, "the same version, read again, says nothing"
     led.saw(View(300, 299, row(in_sync=frozenset((1, 2)))))
-    assert led.advance(12) == 12
+    assert advanced(led, 12) == 12
 
 
 # ── Lives ────────────────────────────────────────────────────────────────────────────────────
@@ -100,9 +116,10 @@ def test_R2_a_change_is_pending_until_a_later_version_is_seen() -> None:
 
 def test_R4_views_from_before_the_registration_and_older_ones_are_not_acted_upon() -> None:
     mine = replica()
-    assert not mine.see(VIEW._replace(revision=99), now_ms=0).is_new_epoch
-    assert mine.leader is None
-    assert mine.see(VIEW, now_ms=0).is_new_epoch
+    mine.see(VIEW._replace(revision=99), now_ms=0)
+    assert (mine.leader, mine.epoch) == (None, -1)
+    mine.see(VIEW, now_ms=0)
+    assert mine.epoch == VIEW.row.epoch
     assert mine.leader is not None
     later = View(300, 290, row(leader=2, leader_incarnation=101, epoch=6))
     mine.see(later, now_ms=0)
@@ -238,8 +255,8 @@ def test_R8_a_new_epoch_starts_with_an_empty_table_and_ends_what_was_under_way()
     mine.fetched(fetch(2), now_ms=0)
     assert mine.leader is not None
     assert durable_offsets(mine.leader) == {2: 10}
-    seen = mine.see(View(300, 300, row(epoch=6)), now_ms=0)
-    assert seen.is_new_epoch
+    mine.see(View(300, 300, row(epoch=6)), now_ms=0)
+    assert mine.epoch == 6
     assert durable_offsets(mine.leader) == {}
 
 
@@ -320,9 +337,9 @@ def test_R12_commits_count_everybody_who_may_be_in_sync() -> None:
     serve(led, fetch(2, offset=12), end=12)
     joining = led.propose(now_ms=0)
     assert joining is not None
-    assert led.advance(15) == 12
+    assert advanced(led, 15) == 12
     serve(led, fetch(2, offset=15), end=15)
-    assert led.advance(15) == 12, "3 may be in sync by now"
+    assert advanced(led, 15) == 12, "3 may be in sync by now"
 
 
 def test_R12_changes_whose_fate_is_unknown_are_bounded() -> None:
@@ -338,19 +355,19 @@ def test_R12_changes_whose_fate_is_unknown_are_bounded() -> None:
 
 def test_R13_committed_is_what_all_in_sync_have_on_disk() -> None:
     led = leader(end=20, watermark=10)
-    assert led.advance(20) == 10
+    assert advanced(led, 20) == 10
     serve(led, fetch(2, offset=20, durable=17), end=20)
-    assert led.advance(20) == 10, "nobody has heard of 3"
+    assert advanced(led, 20) == 10, "nobody has heard of 3"
     serve(led, fetch(3, offset=19, durable=18), end=20)
-    assert led.advance(20) == 17
-    assert led.advance(15) == 17, "it never falls"
+    assert advanced(led, 20) == 17
+    assert advanced(led, 15) == 17, "it never falls"
     serve(led, fetch(2, offset=20), end=20)
-    assert led.advance(20) == 18
+    assert advanced(led, 20) == 18
 
 
 def test_R14_only_the_same_epoch_is_served() -> None:
     led = leader()
-    assert isinstance(serve(led, fetch(2)), Serve)
+    assert serve(led, fetch(2)) is None
     assert serve(led, fetch(2, epoch=4)) == Fenced(fetch(2, epoch=4), 5)
     assert isinstance(serve(led, fetch(2, epoch=6)), NotYet)
     assert durable_offsets(led) == {2: 10}
@@ -378,12 +395,12 @@ def test_R14_strangers_are_not_served() -> None:
 def test_R15_a_follower_is_believed_if_its_log_is_contained_in_ours(
     offset: int, last_epoch: int, answer: tuple[int, int] | None
 ) -> None:
-    led = leader(end=20)
     history = EpochHistory([(2, 0), (4, 7)])
+    led = Leader(replica(history=history, end=20), VIEW, now_ms=0)
     asked = fetch(2, offset=offset, last_epoch=last_epoch)
-    found = led.fetched(asked, history, start_offset=0, end_offset=20, now_ms=0)
+    found = led.fetched(asked, now_ms=0)
     if answer is None:
-        assert found == Serve(asked)
+        assert found is None
         assert durable_offsets(led) == {2: offset}
     else:
         assert found == Diverge(asked, *answer)
@@ -392,7 +409,8 @@ def test_R15_a_follower_is_believed_if_its_log_is_contained_in_ours(
 
 def test_R15_what_is_not_there_any_more_is_said_to_be_behind() -> None:
     asked = fetch(2, offset=3)
-    found = leader(end=20).fetched(asked, HISTORY, start_offset=5, end_offset=20, now_ms=0)
+    led = Leader(replica(start=5, end=20), VIEW, now_ms=0)
+    found = led.fetched(asked, now_ms=0)
     assert found == Behind(asked, 5)
 
 
@@ -402,60 +420,61 @@ def test_R15_what_parted_in_a_part_that_was_dropped_begins_anew(
 ) -> None:
     """Even where it wants the very first record that is left: what it has before may differ."""
     asked = fetch(2, offset=offset, last_epoch=last_epoch)
-    led = leader(end=20)
-    found = led.fetched(asked, EpochHistory([(4, 7)]), start_offset=7, end_offset=20, now_ms=0)
+    led = Leader(replica(history=EpochHistory([(4, 7)]), start=7, end=20), VIEW, now_ms=0)
+    found = led.fetched(asked, now_ms=0)
     assert found == Behind(asked, 7)
     assert durable_offsets(led) == {}
 
 
 def test_R15_the_epoch_of_the_first_record_that_is_left_tells_what_stood_before() -> None:
     asked = fetch(2, offset=7, last_epoch=4)
-    history = EpochHistory([(4, 7)])
-    found = leader(end=20).fetched(asked, history, start_offset=7, end_offset=20, now_ms=0)
-    assert found == Serve(asked)
+    led = Leader(replica(history=EpochHistory([(4, 7)]), start=7, end=20), VIEW, now_ms=0)
+    found = led.fetched(asked, now_ms=0)
+    assert found is None
 
 
 @pytest.mark.parametrize("start", [0, 3, 7])
 def test_R15_an_empty_log_is_contained_wherever_it_begins(start: int) -> None:
     """It began anew at an earlier leader's word, whose log began elsewhere."""
     asked = fetch(2, offset=7, last_epoch=-1)
-    history = EpochHistory([(4, start)])
-    found = leader(end=20).fetched(asked, history, start_offset=start, end_offset=20, now_ms=0)
-    assert found == Serve(asked)
+    led = Leader(replica(history=EpochHistory([(4, start)]), start=start, end=20), VIEW, now_ms=0)
+    found = led.fetched(asked, now_ms=0)
+    assert found is None
 
 
-def following(*, end: int = 10, last: int = 4) -> tuple[Follower, Fetch]:
-    follower = Follower(2, 101, 5, 1)
-    return follower, follower.next_fetch(end_offset=end, durable_offset=end, last_epoch=last)
+def following(*, last: int = 4) -> tuple[Replica, Fetch]:
+    follower = replica(2, history=EpochHistory([(2, 0), (last, 6)]))
+    follower.see(VIEW, now_ms=0)
+    asked = follower.next_fetch()
+    assert asked is not None
+    return follower, asked
 
 
 def take(
-    follower: Follower, answer: object, *, end: int = 10, watermark: int = 0, start: int = 0
+    follower: Replica, answer: Any, *, end: int = 10, watermark: int = 0, start: int = 0
 ) -> object:
-    return follower.take(
-        answer,  # type: ignore[arg-type]
-        EpochHistory([(2, 0), (4, 6)]),
-        start_offset=start,
-        end_offset=end,
-        high_watermark=watermark,
-    )
+    follower.history = EpochHistory([(2, 0), (4, 6)])
+    follower.start_offset, follower.end_offset = start, end
+    follower.high_watermark = watermark
+    return follower.apply_reply(answer)
 
 
 def test_R16_only_the_answer_that_is_waited_for_counts_and_only_once() -> None:
     follower, asked = following()
     assert take(follower, Data(asked, ["x"], 3)) == Append(["x"], 3)
-    assert take(follower, Data(asked, ["x"], 3)) == Ignore(), "doubled"
+    assert take(follower, Data(asked, ["x"], 3)) is None, "doubled"
     follower, asked = following()
-    again = follower.next_fetch(end_offset=10, durable_offset=10, last_epoch=4)
-    assert take(follower, Diverge(asked, 2, 5)) == Ignore(), "late"
+    again = follower.next_fetch()
+    assert again is not None
+    assert take(follower, Diverge(asked, 2, 5)) is None, "late"
     assert take(follower, Diverge(again, 2, 5)) == Truncate(5)
 
 
 def test_R16_nor_does_one_to_a_log_that_has_changed_since() -> None:
     follower, asked = following()
-    assert take(follower, Diverge(asked, 2, 5), end=11) == Ignore()
+    assert take(follower, Diverge(asked, 2, 5), end=11) is None
     follower, asked = following(last=3)
-    assert take(follower, Diverge(asked, 2, 5)) == Ignore()
+    assert take(follower, Diverge(asked, 2, 5)) is None
 
 
 @pytest.mark.parametrize(
@@ -490,9 +509,10 @@ def test_R17_one_that_is_too_far_behind_begins_anew() -> None:
 
 def test_R14_a_follower_that_is_fenced_looks_for_the_new_epoch() -> None:
     follower, asked = following()
-    assert take(follower, Fenced(asked, 6)) == Refresh()
+    assert take(follower, Fenced(asked, 6)) is None
+    assert follower._fetch is None
     follower, asked = following()
-    assert take(follower, NotYet(asked)) == Ignore()
+    assert take(follower, NotYet(asked)) is None
     assert follower._fetch is None
 
 
@@ -509,7 +529,7 @@ def test_R19_a_new_leader_is_not_settled_before_it_has_committed_its_own_beginni
     assert not led.is_settled
     for node in (2, 3):
         serve(led, fetch(node, offset=12), end=12)
-    led.advance(12)
+    advanced(led, 12)
     assert led.is_settled
 
 
@@ -566,13 +586,13 @@ def test_a_change_without_conditions_names_none() -> None:
 def test_R25_a_low_watermark_is_held_when_everybody_in_sync_has_stored_it() -> None:
     mine = replica()
     mine.see(VIEW, now_ms=0)
-    mine.stored_low_watermark(7)
+    mine.low_watermark = 7
     assert mine.low_watermark_held == 0, "nobody else has said so"
     for node in (2, 3):
         assert mine.low_watermark_held == 0
         mine.fetched(fetch(node, low_watermark=8), now_ms=0)
     assert mine.low_watermark_held == 7, "its own counts, too"
-    mine.stored_low_watermark(9)
+    mine.low_watermark = 9
     assert mine.low_watermark_held == 8
     led = mine.leader
     assert led is not None
@@ -588,7 +608,7 @@ def test_R25_a_low_watermark_is_held_when_everybody_in_sync_has_stored_it() -> N
 def test_R25_who_is_added_has_the_low_watermark() -> None:
     mine = replica()
     mine.see(view_of(in_sync=frozenset((1, 2))), now_ms=0)
-    mine.stored_low_watermark(7)
+    mine.low_watermark = 7
     led = mine.leader
     assert led is not None
     mine.fetched(fetch(3, low_watermark=6), now_ms=0)
@@ -600,7 +620,7 @@ def test_R25_who_is_added_has_the_low_watermark() -> None:
 def test_R25_only_a_follower_whose_log_is_contained_in_ours_is_believed() -> None:
     mine = replica()
     mine.see(VIEW, now_ms=0)
-    mine.stored_low_watermark(7)
+    mine.low_watermark = 7
     mine.fetched(fetch(2, low_watermark=7), now_ms=0)
     mine.fetched(fetch(3, low_watermark=7, last_epoch=3), now_ms=0)
     assert mine.low_watermark_held == 0
@@ -608,17 +628,18 @@ def test_R25_only_a_follower_whose_log_is_contained_in_ours_is_believed() -> Non
 
 def test_R25_a_new_epoch_knows_its_own_low_watermark_and_no_other() -> None:
     mine = replica()
-    mine.stored_low_watermark(7)
+    mine.low_watermark = 7
     mine.see(VIEW, now_ms=0)
-    assert mine.leader is not None
-    assert mine.leader.low_watermark == 7
     assert mine.low_watermark_held == 0
+    for node in (2, 3):
+        mine.fetched(fetch(node, low_watermark=9), now_ms=0)
+    assert mine.low_watermark_held == 7
 
 
 def test_R25_a_follower_tells_what_it_has_stored_and_not_where_its_log_begins() -> None:
     mine = replica()
     mine.see(view_of(leader=2, leader_incarnation=101), now_ms=0)
-    mine.stored_low_watermark(7)
+    mine.low_watermark = 7
     asked = mine.next_fetch()
     assert asked is not None
     assert asked.low_watermark == 7

@@ -7,15 +7,14 @@ fail and clients retry."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from penstock.broker.context.timers import cancel_all
-from penstock.broker.coordination.row_log import RowLog
-from penstock.broker.coordination.runtime import CoordinatorRuntime
+from penstock.broker.coordination.host import CoordinatorHost, CoordinatorRuntime
 from penstock.cursor.groups.decision import Decision, Reply, TicketReply
 from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.settings import GroupSettings
@@ -28,9 +27,6 @@ from penstock.model.limits import RESOURCE_CONFIGS_MAX
 from penstock.model.names import split_scoped
 from penstock.model.quotas import GROUP_CONFIGS
 from penstock.wire.kafka.faults import ErrorCode
-
-if TYPE_CHECKING:
-    from penstock.broker.coordination.host import CoordinatorSetup
 
 
 @dataclass
@@ -93,13 +89,12 @@ Decide = Callable[[Groups, Decision], None]
 class GroupCoordinator(CoordinatorRuntime):
     def __init__(
         self,
-        open_log: Callable[[], Awaitable[RowLog]],
-        setup: "CoordinatorSetup",
-        label: str,
+        host: CoordinatorHost[Any],
+        partition: int,
         settings: GroupSettings,
         configs: GroupConfigs | None,
     ) -> None:
-        super().__init__(open_log, setup, label)
+        super().__init__(host, partition)
         self._configs = configs
         self._move: asyncio.Task[None] | None = None  # moves configs to the store
         self._settings = settings

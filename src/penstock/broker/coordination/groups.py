@@ -5,7 +5,7 @@ which is part of the group id (``model/names.py``)."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +14,6 @@ import msgspec
 from penstock.broker.context.timers import cancel_all
 from penstock.broker.coordination.group_coordinator import GroupConfigs, GroupCoordinator
 from penstock.broker.coordination.host import CoordinatorHost, CoordinatorSetup
-from penstock.broker.coordination.row_log import RowLog
 from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.coordinator_calls import UNAVAILABLE, GroupCall, R, failed
 from penstock.cursor.groups.consumer import ConsumerReply
@@ -195,10 +194,8 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         if self._led is None:
             await asyncio.gather(*(each.configs_moved() for each in self._coordinators))
 
-    def _new_coordinator(
-        self, label: str, open_log: Callable[[], Awaitable[RowLog]]
-    ) -> GroupCoordinator:
-        return GroupCoordinator(open_log, self._setup, label, self._settings, self._configs)
+    def _new_coordinator(self, partition: int) -> GroupCoordinator:
+        return GroupCoordinator(self, partition, self._settings, self._configs)
 
     def level_changed(self) -> None:
         for coordinator in self._coordinators:

@@ -191,14 +191,14 @@ class RowLog:
             )
 
 
-def portions(rows: Iterable[Row], size_bytes: int) -> Iterator[Sequence[Row]]:
-    """Split rows into lists of at least ``size_bytes``, in order."""
+def portions(rows: Iterable[Row], size_bytes: int = 0) -> Iterator[Sequence[Row]]:
+    """Split rows into lists of at least ``size_bytes``, or of the size of a batch, in order."""
     portion: list[Row] = []
     size = 0
     for row in rows:
         portion.append(row)
         size += len(row.key) + len(row.value or b"")
-        if size >= size_bytes:
+        if size >= (size_bytes or BATCH_ROWS_BYTES_MAX):
             yield portion
             portion, size = [], 0
     if portion:

@@ -6,7 +6,7 @@ it is done in a task, and the reader returns LATER until the task has ended."""
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -36,7 +36,6 @@ PEEK_FIRST_BYTES: Final = 4 * limits.KIB
 _UNREADABLE: Final = Message(message_id=bytes(16), body=b"")
 
 Opening = asyncio.Task[OpenedBatch | MalformedBatch]
-Peeking = Generator[Opening | None, None, tuple[list[Peeked], int]]
 
 
 class Reading(Enum):
@@ -242,18 +241,16 @@ class RecordReader:
 
     def _peek(
         self,
+        found: list[Peeked],
         start: int,
         end: int,
         count: int,
         read_bytes_max: int,
         peeked: Callable[[Record], Peeked | None],
-    ) -> Peeking:
-        """Return up to ``count`` results of ``peeked`` that are not None, and the offset to
-        continue from. Yields None to let other tasks run, or a task to wait for."""
-        if start < 0:
-            return [], end
-        offset = max(start, self.log.start_offset)
-        found: list[Peeked] = []
+    ) -> Iterator[tuple[int, Opening | None]]:
+        """Add up to ``count`` results of ``peeked`` that are not None to ``found``. Yields the
+        offset to continue from, and a task to wait for, or None to let other tasks run."""
+        offset = end if start < 0 else max(start, self.log.start_offset)
         read_bytes = 0
         while offset < end and len(found) < count and read_bytes < PEEK_BYTES_MAX:
             batches = self.log.read(offset, bytes_max=read_bytes_max, up_to=end)
@@ -266,48 +263,41 @@ class RecordReader:
                     opened: OpenedBatch | MalformedBatch | None = self._open_now(data, header)
                     if opened is None:
                         opening = self._open(data, header)
-                        yield opening
+                        yield offset, opening
                         opened = opening.result()
                     if isinstance(opened, MalformedBatch):
                         raise opened
                     for piece in opened.pieces(offset):
                         for record in piece:
                             if len(found) == count:
-                                return found, record.offset
+                                yield record.offset, None
+                                return
                             one = peeked(record)
                             if one is not None:
                                 found.append(one)
-                        yield None
+                        yield offset, None
                 offset = header.next_offset
-        return found, offset
+        yield offset, None
 
     async def peek(
         self, start: int, end: int, count: int, peeked: Callable[[Record], Peeked | None]
     ) -> tuple[list[Peeked], int]:
-        steps = self._peek(start, end, count, limits.READ_BYTES_MAX, peeked)
-        while True:
-            try:
-                opening = next(steps)
-            except StopIteration as ended:
-                found: tuple[list[Peeked], int] = ended.value
-                return found
-            if opening is None:
-                await asyncio.sleep(0)
-            else:
-                await asyncio.wait((opening,))
+        found: list[Peeked] = []
+        steps = self._peek(found, start, end, count, limits.READ_BYTES_MAX, peeked)
+        for offset, opening in steps:
+            next_offset = offset
+            await (asyncio.sleep(0) if opening is None else asyncio.wait((opening,)))
+        return found, next_offset
 
     def peek_first(
         self, start: int, end: int, peeked: Callable[[Record], Peeked | None]
     ) -> Peeked | None:
         """Return the first record, or None if there is none or its batch is not opened yet."""
-        steps = self._peek(start, end, 1, PEEK_FIRST_BYTES, peeked)
-        while True:
-            try:
-                if next(steps) is not None:
-                    return None
-            except StopIteration as ended:
-                found: list[Peeked] = ended.value[0]
-                return found[0] if found else None
+        found: list[Peeked] = []
+        for _, opening in self._peek(found, start, end, 1, PEEK_FIRST_BYTES, peeked):
+            if opening is not None:
+                return None
+        return found[0] if found else None
 
     def _open_now(self, data: bytes, header: BatchHeader) -> OpenedBatch | None:
         """Open a batch, or return None if that takes more than a few milliseconds."""

@@ -5,13 +5,11 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from penstock.broker.context.context import BrokerContext
 from penstock.broker.leases.leases import Leases
 from penstock.broker.leases.record_reader import Place
 from penstock.broker.leases.waits import Waits
-from penstock.broker.partition.replay import Replay, checkpoint_writer, origin_of, restore
+from penstock.broker.partition.replay import Replay, checkpoint_writer, origin_of
 from penstock.broker.partition.stream import LowWatermark, Stream
 from penstock.broker.storage.compaction import Compactor
 from penstock.broker.storage.flush import Flush
@@ -19,7 +17,6 @@ from penstock.broker.storage.journal import Journal, Replication
 from penstock.cursor.leases.dedup import dedup_key
 from penstock.cursor.leases.fifo import open_cursor
 from penstock.cursor.leases.lease import LeaseCursor
-from penstock.log.compaction import Unreadable
 from penstock.log.log import Detached, Log
 from penstock.log.retention import droppable
 from penstock.log.storage.checkpoint import Damage, DamagedRange
@@ -33,7 +30,6 @@ from penstock.model.errors import (
     TopicNotFound,
 )
 from penstock.model.message import Appended, Message
-from penstock.model.names import is_internal
 from penstock.model.ports import EARLIEST, LATEST, BatchAppended, Fetched, StreamEnds
 from penstock.model.stream import settings_of
 from penstock.model.topic import Fsync, Kind, Topic
@@ -96,7 +92,7 @@ class Partition:
             replication=replication,
             is_queue=lambda: self.topic.is_queue,
         )
-        self._compactor = Compactor(log, context)
+        self._compactor = Compactor(log, context, on_damage=self.found_damage)
         if restored.damage is not None:
             self.found_damage(restored.damage)
         self._report_damage()
@@ -197,12 +193,14 @@ class Partition:
         return appended
 
     def ends(self) -> StreamEnds:
-        ends = self.stream.ends
-        replication = self._replication
-        return msgspec.structs.replace(
-            ends,
-            start_offset=self.start_offset,
-            is_settled=replication is None or replication.is_settled,
+        journal, replication = self.journal, self._replication
+        high_watermark = journal.high_watermark
+        return StreamEnds(
+            self.start_offset,
+            high_watermark,
+            self.stream.producers.last_stable_offset(high_watermark),
+            journal.leader_epoch,
+            replication is None or replication.is_settled,
         )
 
     @property
@@ -281,13 +279,9 @@ class Partition:
 
     def _reload(self) -> None:
         """Restore the cursors from the log, after an append failed that they had applied."""
-        restored = restore(
-            self.log,
-            self.topic,
-            self.index,
-            shares=[leases.topic for leases in self.shares.values()],
-            context=self._context,
-        )
+        shares = [leases.topic for leases in self.shares.values()]
+        place = (self.log, self.topic, self.index)
+        restored = Replay(*place, shares=shares, context=self._context).finish()
         self._dedup = restored.dedup
         self._begun_at = restored.begun_at
         self.stream.producers = restored.producers
@@ -339,38 +333,23 @@ class Partition:
 
     async def compact(self) -> int:
         """Keep only the last record of each key, if enough is gained. Returns the bytes freed."""
-        settings = settings_of(self.topic, self._context.defaults)
-        if not settings.is_compacted or self.damage is not None or self.journal.failure is not None:
-            return 0
-        if self.shares:
-            return 0  # lease cursors rely on the number of records
-        up_to = self.stream.ends.last_stable_offset
-        try:
-            return await self._compactor.run(
-                settings,
-                up_to=up_to,
-                aborted=self.stream.aborted_below(up_to),
-                forget=lambda gone: self.stream.producers.forget_aborted(gone),
-                held_offset=None if self._replication is None else self._replication.held_offset,
-                uses_reserve=is_internal(self.topic.name),
-            )
-        except Unreadable as unreadable:
-            try:
-                self.log.read(unreadable.offset, bytes_max=1)
-            except Damaged as damage:
-                self.found_damage(damage)
-            raise
+        if self.damage is not None or self.journal.failure is not None or self.shares:
+            return 0  # the lease cursors of shares rely on the number of records
+        return await self._compactor.run(
+            self.topic,
+            lambda: self.stream.producers,
+            up_to=self.journal.high_watermark,
+            held_offset=None if self._replication is None else self._replication.held_offset,
+        )
 
     async def _drop_segments(self) -> int:
         topic, context, wall_ms = self.topic, self._context, self._clock.wall_ms()
         if context.hold.keeps_segments(now_ms=self._clock.mono_ms()) and not context.disk.is_low:
             return 0  # a backup may be reading; a low disk has priority
-        stream = settings_of(topic, context.defaults)
         cut = droppable(
             self.log.segments(),
+            settings_of(topic, context.defaults),
             low_offset=self.low_offset,
-            retention_ms=stream.retention_ms,
-            retention_bytes=stream.retention_bytes,
             keep_after_ms=wall_ms - limits.DEDUP_WINDOW_MS if topic.is_fifo else None,
             now_ms=wall_ms,
         )

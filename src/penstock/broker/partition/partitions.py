@@ -18,7 +18,7 @@ from penstock.broker.context.timers import Interval, cancel_all
 from penstock.broker.leases.waits import Waits
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.queue import DeadLetters, Queue, StatsOfAll
-from penstock.broker.partition.replay import Replay, restore
+from penstock.broker.partition.replay import Replay
 from penstock.broker.storage.journal import Replication
 from penstock.broker.storage.scrubber import Scrubber
 from penstock.log.log import Log
@@ -264,7 +264,7 @@ class Partitions:
         def work() -> tuple[Log, Replay]:
             log = open_log(topic, index, self._folder, context)
             log.settle()  # the recovery has been logged
-            return log, restore(log, topic, index, shares=shares, context=context)
+            return log, Replay(log, topic, index, shares=shares, context=context).finish()
 
         log, restored = await self._loop.run_in_executor(context.pool, work)
         return Partition(topic, index, log, restored, waits, context)
@@ -342,7 +342,7 @@ class Partitions:
                     "keeping the folder of an unknown topic", extra={"folder": folder.name}
                 )
 
-    def spawn(self, work: Awaitable[None], name: str) -> None:
+    def spawn(self, work: Awaitable[object], name: str) -> None:
 
         async def run() -> None:
             try:

@@ -10,26 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from penstock.broker.context.context import BrokerContext
-from penstock.broker.partition.stream import aborted_between, count_messages, replay_producers
+from penstock.broker.partition.stream import count_messages, replay_producers
+from penstock.cursor.leases import events
 from penstock.cursor.leases.dedup import DedupTable, dedup_key
-from penstock.cursor.leases.events import (
-    TRIM_TYPE,
-    AckEvent,
-    AckReason,
-    Event,
-    LeaseEvent,
-    StartEvent,
-    TrimEvent,
-    clipped,
-    decode,
-    is_event_type,
-    is_shared_type,
-    split_shared,
-)
 from penstock.cursor.leases.fifo import open_cursor, restore_cursor
 from penstock.cursor.leases.lease import LeaseCursor
 from penstock.cursor.producers import Producers
-from penstock.log.compaction import Aborted
 from penstock.log.log import Log
 from penstock.model import limits
 from penstock.model.errors import Damaged
@@ -125,12 +111,12 @@ class Replay:
         self.topic = topic
         self.index = index
         checkpoint = read_checkpoint(log)
-        cursors = _open_cursors(log, topic, shares, checkpoint, context)
-        if cursors is None:
+        try:
+            self._open_cursors(shares, checkpoint)
+        except Damaged as error:
+            log_.warning("checkpoint ignored", extra={"topic": topic.name, "reason": str(error)})
             checkpoint = None
-            cursors = _open_cursors(log, topic, shares, None, context)
-        assert cursors is not None
-        self.cursor, self.shares = cursors
+            self._open_cursors(shares, None)
         self._by_id = {bytes.fromhex(share.topic_id): found for share, found in self.shares}
         self._cursors = (self.cursor, *self._by_id.values())
         # A stream begins at its low watermark, as if earlier segments had been deleted.
@@ -151,6 +137,31 @@ class Replay:
         self.replayed_bytes = 0
         self.damage: Damaged | None = None
         self.clip(log.stored_low_watermark)
+
+    def _open_cursors(self, shares: Sequence[Topic], checkpoint: Checkpoint | None) -> None:
+        start = self._log.low_watermark if checkpoint is None else checkpoint.offset
+
+        def open_one(snapshot: bytes | None, *, is_fifo: bool) -> LeaseCursor:
+            now_ms = self._context.clock.mono_ms()
+            if snapshot is not None and checkpoint is not None:
+                elapsed_ms = self._elapsed(checkpoint.wall_ms)
+                return restore_cursor(snapshot, now_ms=now_ms, elapsed_ms=elapsed_ms)
+            cursor = open_cursor(is_fifo=is_fifo)
+            cursor.apply(events.TrimEvent(start, 0), offset=start - 1, now_ms=now_ms)
+            return cursor
+
+        own = None if checkpoint is None else checkpoint.snapshot
+        known = {} if checkpoint is None else checkpoint.shares
+        self.cursor = open_one(own, is_fifo=self.topic.is_fifo)
+        self.shares = [
+            (share, open_one(known.get(share.topic_id), is_fifo=False)) for share in shares
+        ]
+
+    def _elapsed(self, since_ms: int) -> int:
+        context = self._context
+        if not context.is_elapsed_trusted:
+            return 0
+        return max(0, context.clock.wall_ms() - since_ms - context.grain_ms)
 
     def _open_producers(self, start: int) -> Producers | None:
         """Return the producers of the checkpoint, or None if the whole log must be read."""
@@ -208,17 +219,17 @@ class Replay:
 
     def _apply_events(self, batch: bytes, header: BatchHeader) -> None:
         now_ms = self._context.clock.mono_ms()
-        elapsed_ms = _elapsed(header.max_timestamp, self._context)
+        elapsed_ms = self._elapsed(header.max_timestamp)
         for offset, number, value in iter_control(batch):
             target: LeaseCursor | None = self.cursor
             kind, data = number, memoryview(value)
-            if is_shared_type(number):
-                share_id, kind, data = split_shared(number, value)
+            if events.is_shared_type(number):
+                share_id, kind, data = events.split_shared(number, value)
                 target = self._by_id.get(share_id)  # None: the share was deleted
-            elif not is_event_type(number):
+            elif not events.is_event_type(number):
                 continue  # transaction marker
             if target is not None:
-                event = self._clip(target, decode(kind, data))
+                event = self._clip(target, events.decode(kind, data))
                 target.apply(event, offset=offset, now_ms=now_ms, elapsed_ms=elapsed_ms)
 
     def clip(self, low_watermark: int) -> None:
@@ -228,7 +239,7 @@ class Replay:
         self._low_watermark = low_watermark
         for cursor in self._cursors:
             if cursor.low_offset() < low_watermark:
-                trim = TrimEvent(low_watermark, self._passed(cursor, low_watermark))
+                trim = events.TrimEvent(low_watermark, self._passed(cursor, low_watermark))
                 if cursor.head < low_watermark:
                     self._counted.discard(id(cursor))
                 now_ms = self._context.clock.mono_ms()
@@ -247,25 +258,20 @@ class Replay:
         left = end - low_watermark if is_own else self._count(low_watermark, end)
         return max(0, cursor.unseen - left)
 
-    def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the last stable offset, as far as the log has been read."""
-        return self.producers.last_stable_offset(min(high_watermark, self.offset))
-
-    def aborted_below(self, offset: int) -> list[Aborted]:
-        return aborted_between(self.producers, self._log.start_offset, offset)
-
-    def _clip(self, cursor: LeaseCursor, event: Event) -> Event:
+    def _clip(self, cursor: LeaseCursor, event: events.Event) -> events.Event:
         """Limit a lease event to records that this replay has read, and correct its count."""
         start = max(self.begun_at, self._low_watermark)
         if not start:
             return event
-        event = clipped(event, start)
-        if isinstance(event, StartEvent) and event.start < start:
+        event = events.clipped(event, start)
+        if isinstance(event, events.StartEvent) and event.start < start:
             self._counted.discard(id(cursor))
-            return StartEvent(start, self._count(start, self.offset))
-        if id(cursor) in self._counted or not isinstance(event, LeaseEvent | TrimEvent):
+            return events.StartEvent(start, self._count(start, self.offset))
+        if id(cursor) in self._counted or not isinstance(
+            event, events.LeaseEvent | events.TrimEvent
+        ):
             return event
-        head = event.head if isinstance(event, LeaseEvent) else event.start
+        head = event.head if isinstance(event, events.LeaseEvent) else event.start
         if head <= cursor.head:
             return event
         self._counted.add(id(cursor))
@@ -292,113 +298,65 @@ class Replay:
             clock=clock,
         )
 
-    def finish(self) -> None:
-        """Read from the log what the lease events lack. Afterwards the cursors can be used."""
-        log, context = self._log, self._context
-        self.clip(log.stored_low_watermark)
+    def finish(self) -> "Replay":
+        """Read the rest of the log, and what the lease events lack. Afterwards the cursors can be
+        used."""
+        self.advance(self._log.end_offset)
+        self.clip(self._log.stored_low_watermark)
         origin = origin_of(self.topic, self.index)
         for found in self._cursors:
-            _hydrate(log, found, origin, context)
+            self._hydrate(found, origin)
         if self.topic.is_fifo:
-            _remember_recent(log, self.dedup, self.topic, origin, context)
+            self._remember_recent(origin)
+        return self
 
+    def _hydrate(self, cursor: LeaseCursor, origin: bytes) -> None:
+        """Read message group and due time, which events do not contain, from the records."""
+        clock, log = self._context.clock, self._log
+        records: list[Record] = []
+        opened: OpenedBatch | None = None
+        for offset in sorted(cursor.unhydrated()):
+            if opened is None or offset >= opened.header.next_offset:
+                try:
+                    batch = log.read(offset, bytes_max=1)[0]
+                except Damaged:
+                    # Reads will report the damage; here the record only must not be delivered.
+                    lost = events.AckEvent(events.AckReason.EXPIRED, (offset,))
+                    cursor.apply(lost, offset=offset, now_ms=clock.mono_ms())
+                    continue
+                header = parse_header(batch)
+                opened = OpenedBatch(header, records_blob(batch, header), origin=origin)
+                for _ in opened.index():
+                    pass  # this runs in a thread
+            record = opened.find(offset)
+            if record is not None:
+                records.append(record)
+        cursor.hydrate(records, now_ms=clock.mono_ms(), wall_ms=clock.wall_ms())
 
-def restore(
-    log: Log, topic: Topic, index: int, *, shares: Sequence[Topic], context: BrokerContext
-) -> Replay:
-    replay = Replay(log, topic, index, shares=shares, context=context)
-    replay.advance(log.end_offset)
-    replay.finish()
-    return replay
-
-
-def _open_cursors(
-    log: Log,
-    topic: Topic,
-    shares: Sequence[Topic],
-    checkpoint: Checkpoint | None,
-    context: BrokerContext,
-) -> tuple[LeaseCursor, list[tuple[Topic, LeaseCursor]]] | None:
-
-    def open_one(snapshot: bytes | None, start: int, *, is_fifo: bool) -> LeaseCursor:
-        now_ms = context.clock.mono_ms()
-        if snapshot is not None:
-            assert checkpoint is not None
-            elapsed_ms = _elapsed(checkpoint.wall_ms, context)
-            return restore_cursor(snapshot, now_ms=now_ms, elapsed_ms=elapsed_ms)
-        cursor = open_cursor(is_fifo=is_fifo)
-        cursor.apply(TrimEvent(start, 0), offset=start - 1, now_ms=now_ms)
-        return cursor
-
-    try:
-        if checkpoint is None:
-            start = log.low_watermark
-            own = open_one(None, start, is_fifo=topic.is_fifo)
-        else:
-            own, start = open_one(checkpoint.snapshot, 0, is_fifo=topic.is_fifo), checkpoint.offset
-        known = {} if checkpoint is None else checkpoint.shares
-        of_shares = [
-            (share, open_one(known.get(share.topic_id), start, is_fifo=False)) for share in shares
-        ]
-    except Damaged as error:
-        log_.warning("checkpoint ignored", extra={"topic": topic.name, "reason": str(error)})
-        return None
-    return own, of_shares
-
-
-def _elapsed(since_ms: int, context: BrokerContext) -> int:
-    if not context.is_elapsed_trusted:
-        return 0
-    return max(0, context.clock.wall_ms() - since_ms - context.grain_ms)
-
-
-def _hydrate(log: Log, cursor: LeaseCursor, origin: bytes, context: BrokerContext) -> None:
-    """Read message group and due time, which events do not contain, from the records."""
-    clock = context.clock
-    records: list[Record] = []
-    opened: OpenedBatch | None = None
-    for offset in sorted(cursor.unhydrated()):
-        if opened is None or offset >= opened.header.next_offset:
+    def _remember_recent(self, origin: bytes) -> None:
+        """Add the messages of the last five minutes, which are still in the log, to the table."""
+        log, dedup = self._log, self.dedup
+        offset = log.find_time(self._context.clock.wall_ms() - limits.DEDUP_WINDOW_MS)
+        while offset < log.end_offset:
             try:
-                batch = log.read(offset, bytes_max=1)[0]
+                batches = log.read(offset, bytes_max=REPLAY_READ_BYTES)
             except Damaged:
-                # Reads will report the damage; here the record only must not be delivered.
-                lost = AckEvent(AckReason.EXPIRED, (offset,))
-                cursor.apply(lost, offset=offset, now_ms=clock.mono_ms())
-                continue
-            header = parse_header(batch)
-            opened = OpenedBatch(header, records_blob(batch, header), origin=origin)
-            for _ in opened.index():
-                pass  # this runs in a thread
-        record = opened.find(offset)
-        if record is not None:
-            records.append(record)
-    cursor.hydrate(records, now_ms=clock.mono_ms(), wall_ms=clock.wall_ms())
-
-
-def _remember_recent(
-    log: Log, dedup: DedupTable, topic: Topic, origin: bytes, context: BrokerContext
-) -> None:
-    """Add the messages of the last five minutes, which are still in the log, to the table."""
-    offset = log.find_time(context.clock.wall_ms() - limits.DEDUP_WINDOW_MS)
-    while offset < log.end_offset:
-        try:
-            batches = log.read(offset, bytes_max=REPLAY_READ_BYTES)
-        except Damaged:
-            return
-        for batch in batches:
-            header = parse_header(batch)
-            if header.is_control:
-                for _, kind, value in iter_control(batch):
-                    if kind == TRIM_TYPE:
-                        event = decode(kind, value)
-                        assert isinstance(event, TrimEvent)
-                        dedup.forget_below(event.start)
-            else:
-                for record in decode_batch(batch, origin=origin):
-                    message = record.message
-                    key = dedup_key(message, topic.dedup_scope)
-                    if key is not None:
-                        at_ms = record.appended_at_ms
-                        dedup.remember(key, record.offset, message.message_id, appended_at_ms=at_ms)
-            offset = header.next_offset
+                return
+            for batch in batches:
+                header = parse_header(batch)
+                if header.is_control:
+                    for _, kind, value in iter_control(batch):
+                        if kind == events.TRIM_TYPE:
+                            event = events.decode(kind, value)
+                            assert isinstance(event, events.TrimEvent)
+                            dedup.forget_below(event.start)
+                else:
+                    for record in decode_batch(batch, origin=origin):
+                        message = record.message
+                        key = dedup_key(message, self.topic.dedup_scope)
+                        if key is not None:
+                            at_ms = record.appended_at_ms
+                            dedup.remember(
+                                key, record.offset, message.message_id, appended_at_ms=at_ms
+                            )
+                offset = header.next_offset

@@ -11,7 +11,6 @@ from penstock.broker.leases.leases import Leases
 from penstock.broker.storage.flush import Flush
 from penstock.broker.storage.journal import Journal, Replication
 from penstock.cursor.producers import Append, Duplicate, Producers
-from penstock.log.compaction import Aborted
 from penstock.log.log import Log
 from penstock.log.storage.batch_buffers import BatchBuffers
 from penstock.model.calls import Fetch
@@ -111,16 +110,6 @@ class Stream:
         )
         return self._journal.commit() or self._journal.join()
 
-    @property
-    def ends(self) -> StreamEnds:
-        high_watermark = self._journal.high_watermark
-        return StreamEnds(
-            start_offset=self._log.low_watermark,
-            high_watermark=high_watermark,
-            last_stable_offset=self.producers.last_stable_offset(high_watermark),
-            leader_epoch=self._journal.leader_epoch,
-        )
-
     def fetch(self, call: Fetch, ends: StreamEnds) -> Fetched:
         """Return batches from an offset on, up to the size and isolation level of the call."""
         offset, is_committed = call.offset, call.is_committed
@@ -148,9 +137,6 @@ class Stream:
                 break
             found = more
         return found
-
-    def aborted_below(self, offset: int) -> list[Aborted]:
-        return aborted_between(self.producers, self._log.start_offset, offset)
 
     async def find_time(
         self, timestamp_ms: int, *, start_offset: int, tenant: str
@@ -211,11 +197,6 @@ def count_messages(log: Log, start: int, end: int, *, bytes_max: int) -> Generat
             start = header.next_offset
         yield
     return count
-
-
-def aborted_between(producers: Producers, start: int, end: int) -> list[Aborted]:
-    aborted = producers.aborted_between(start, end)
-    return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
 
 
 def replay_producers(producers: Producers, batch: bytes, header: BatchHeader, at_ms: int) -> None:

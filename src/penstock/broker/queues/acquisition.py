@@ -13,7 +13,6 @@ from penstock.broker.leases.leases import Leases
 from penstock.broker.leases.record_reader import Reading
 from penstock.broker.leases.waits import LeaseResult
 from penstock.broker.partition.partition import Partition
-from penstock.broker.partition.stream import aborted_between
 from penstock.broker.queues.redrive import Redriver
 from penstock.cursor.groups.settings import ShareSettings
 from penstock.cursor.leases.events import AckReason
@@ -61,8 +60,9 @@ class Acquisition:
     async def lease(self) -> None:
         leases, passed, count = self._leases, -1, self._call.count
         while len(self.deliveries) < count:
-            ends = self._partition.stream.ends
-            up_to = ends.last_stable_offset if self._is_committed else ends.high_watermark
+            up_to = self._partition.journal.high_watermark
+            if self._is_committed:
+                up_to = self._partition.stream.producers.last_stable_offset(up_to)
             offset = leases.next_offset(up_to=up_to)
             if isinstance(offset, Reading):
                 await leases.reader.ready()
@@ -123,7 +123,7 @@ class Acquisition:
 
     async def _ack_aborted(self, batches: Batches, first: int) -> None:
         start, end = batches[0][0].base_offset, batches[-1][0].next_offset
-        ranges = aborted_between(self._partition.stream.producers, start, end)
+        ranges = self._partition.stream.producers.aborted_between(start, end)
         if not ranges:
             return
         aborted = {
@@ -131,8 +131,9 @@ class Acquisition:
             for header, _ in batches
             if header.attributes & ATTR_TRANSACTIONAL
             and any(
-                producer_id == header.producer_id and low <= header.base_offset <= high
-                for producer_id, low, high in ranges
+                each.producer_id == header.producer_id
+                and each.first_offset <= header.base_offset <= each.last_offset
+                for each in ranges
             )
         }
         kept: list[Delivery] = []

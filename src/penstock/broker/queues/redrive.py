@@ -100,8 +100,6 @@ def _partition_for(message: Message, target: Topic) -> int:
     return partition_of_group(key, target.partition_count)
 
 
-log_ = logging.getLogger(__name__)
-
 STEP_RECORDS = 10
 LEASE_MS = 60_000  # enough for one step, but soon over after a failure
 SAVE_EVERY_RECORDS = 500

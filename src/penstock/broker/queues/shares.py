@@ -3,7 +3,7 @@ over a topic. Its settings are in the catalog, its position is in the log of eac
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.broker.context.context import BrokerContext
@@ -14,23 +14,8 @@ from penstock.broker.queues.acquisition import Acquisition
 from penstock.broker.queues.redrive import ATTEMPTS_CONFIG, Redriver
 from penstock.cursor.groups.settings import SHARE_DEFAULT, ShareSettings
 from penstock.cursor.leases.events import Pick
-from penstock.model.calls import (
-    Acquire,
-    BrokerCall,
-    BrokerPort,
-    CloseShare,
-    Finish,
-    OpenShare,
-    PartitionCall,
-    Prolong,
-    R,
-    RestartShare,
-    Results,
-    ShareLag,
-    ShareStart,
-)
+from penstock.model import calls
 from penstock.model.errors import InvalidRequest, PenstockError, TopicExists, TopicNotFound
-from penstock.model.message import Claim
 from penstock.model.names import is_internal, share_name
 from penstock.model.ports import EARLIEST, Acquired
 from penstock.model.stream import settings_of
@@ -57,21 +42,21 @@ class ShareCalls:
         self._partitions = partitions
         self._redriver = redriver
         self._entropy = entropy
-        self.all_brokers: BrokerPort | None = None  # None without a cluster
+        self.all_brokers: calls.BrokerPort | None = None  # None without a cluster
         # Returns the settings of a share's group. Replaced by the node's GroupHost.
         self.settings_of: Callable[[Topic], ShareSettings] = lambda _: SHARE_DEFAULT
         # By source and group. Concurrent calls wait for the same task: a share that was started
         # twice at the end of the log would miss the messages in between.
         self._opening: dict[tuple[str, str], asyncio.Task[Topic]] = {}
-        self.handlers: Mapping[type[BrokerCall[Any]], Callable[[Any], Coroutine[Any, Any, Any]]] = {
-            OpenShare: self._open_share,
-            CloseShare: self._close_share,
-            Acquire: self._acquire,
-            Finish: self._finish,
-            Prolong: self._prolong,
-            ShareStart: self._share_start,
-            ShareLag: self._share_lag,
-            RestartShare: self._restart_share,
+        self.handlers: Mapping[type[calls.BrokerCall[Any]], Callable[[Any], Any]] = {
+            calls.OpenShare: self._open_share,
+            calls.CloseShare: self._close_share,
+            calls.Acquire: self._acquire,
+            calls.Finish: self._finish,
+            calls.Prolong: self._prolong,
+            calls.ShareStart: self._share_start,
+            calls.ShareLag: self._share_lag,
+            calls.RestartShare: self._restart_share,
         }
 
     def find_share(self, source: Topic, group: str) -> Topic | None:
@@ -79,7 +64,7 @@ class ShareCalls:
         share = self._catalog.find(source.account, source.region, name)
         return share if share is not None and share.source_id == source.topic_id else None
 
-    async def _open_share(self, call: OpenShare) -> Topic:
+    async def _open_share(self, call: calls.OpenShare) -> Topic:
         source, group = call.topic, call.group
         key = (source.topic_id, group)
         opening = self._opening.get(key)
@@ -96,7 +81,7 @@ class ShareCalls:
             opening.add_done_callback(lambda _: self._opening.pop(key, None))
         return await asyncio.shield(opening)
 
-    def _new_share(self, call: OpenShare) -> Topic:
+    def _new_share(self, call: calls.OpenShare) -> Topic:
         source, attempts_max = call.topic, call.attempts_max
         now_ms = self._context.clock.wall_ms()
         return Topic(
@@ -116,7 +101,7 @@ class ShareCalls:
         )
 
     async def _begin(self, source: Topic, group: str, share: Topic, start: int) -> Topic:
-        partitions = (await self._open(source)).partitions
+        partitions = (await self._partitions.open(source)).partitions
         # The log first: the start of a share that is in the catalog but not in the log counts as
         # deleted with its segment.
         for partition in partitions.values():
@@ -138,18 +123,18 @@ class ShareCalls:
                 await self._begin_remote(self.all_brokers, share, start)
         return share
 
-    async def _open_remote(self, brokers: BrokerPort, source: Topic, share: Topic) -> None:
+    async def _open_remote(self, brokers: calls.BrokerPort, source: Topic, share: Topic) -> None:
         """Open the share on other nodes, which may not have seen it in the catalog yet."""
         with contextlib.suppress(TimeoutError, PenstockError):
             async with asyncio.timeout(OPEN_SECONDS_MAX):
                 for partition in range(1, source.partition_count):
-                    await brokers.call(ShareStart(share, partition))
+                    await brokers.call(calls.ShareStart(share, partition))
 
-    async def _begin_remote(self, brokers: BrokerPort, share: Topic, start: int) -> None:
+    async def _begin_remote(self, brokers: calls.BrokerPort, share: Topic, start: int) -> None:
         """Set the start of the share on other nodes. If one fails, the share is deleted."""
         try:
             for partition in range(1, share.partition_count):
-                await brokers.call(RestartShare(share, partition, start))
+                await brokers.call(calls.RestartShare(share, partition, start))
         except BaseException:
             await self._delete(share)
             raise
@@ -176,14 +161,14 @@ class ShareCalls:
         if len(self._catalog.shares_of(source.topic_id)) >= SHARES_PER_TOPIC_MAX:
             raise InvalidRequest(f"{source.name} has the maximum of {SHARES_PER_TOPIC_MAX} shares.")
 
-    async def _close_share(self, call: CloseShare) -> bool:
+    async def _close_share(self, call: calls.CloseShare) -> bool:
         share = self.find_share(call.topic, call.group)
         if share is None:
             return False
         await self._delete(share)
         return True
 
-    async def _acquire(self, call: Acquire) -> Acquired:
+    async def _acquire(self, call: calls.Acquire) -> Acquired:
         queue, leases = await self._find(call)
         acquisition = Acquisition(
             queue.partitions[call.partition],
@@ -198,13 +183,13 @@ class ShareCalls:
         except asyncio.CancelledError:
             # The client is gone: release the records.
             claims = [(each.claim, 0) for each in acquisition.deliveries]
-            self._partitions.spawn(_release(leases, claims), "release")
+            self._partitions.spawn(leases.extend(claims, is_strict=True), "release")
             raise
         found = acquisition.deliveries
         picks = sorted((each.record.offset, each.lease_seq, each.attempt) for each in found)
         return Acquired(leases.cursor.low_offset(), acquisition.batches(), picks)
 
-    async def _finish(self, call: Finish) -> Results:
+    async def _finish(self, call: calls.Finish) -> calls.Results:
         _, leases = await self._find(call)
         claims = call.claims
         if not call.is_rejected or leases.topic.settings.redrive is None:
@@ -220,7 +205,7 @@ class ShareCalls:
             await self._redriver.move(leases, picks)
         return results
 
-    async def _prolong(self, call: Prolong) -> Results:
+    async def _prolong(self, call: calls.Prolong) -> calls.Results:
         _, leases = await self._find(call)
         return await leases.extend(call.claims, is_strict=True)
 
@@ -232,24 +217,21 @@ class ShareCalls:
             raise TopicNotFound(share.name)
         return self._leases(queue, partition).on_available(listener)
 
-    async def _share_start(self, call: ShareStart) -> int:
+    async def _share_start(self, call: calls.ShareStart) -> int:
         _, leases = await self._find(call)
         return leases.cursor.low_offset()
 
-    async def _share_lag(self, call: ShareLag) -> int:
+    async def _share_lag(self, call: calls.ShareLag) -> int:
         _, leases = await self._find(call)
         return sum(leases.counts())
 
-    async def _restart_share(self, call: RestartShare) -> None:
+    async def _restart_share(self, call: calls.RestartShare) -> None:
         queue, leases = await self._find(call)
         await queue.partitions[call.partition].restart_share(leases, call.offset)
 
-    async def _find(self, call: PartitionCall[R]) -> tuple[Queue, Leases]:
-        queue = await self._open(call.topic)
+    async def _find(self, call: calls.PartitionCall[calls.R]) -> tuple[Queue, Leases]:
+        queue = await self._partitions.open(call.topic)
         return queue, self._leases(queue, call.partition)
-
-    async def _open(self, topic: Topic) -> Queue:
-        return self._partitions.find(topic) or await self._partitions.open(topic)
 
     def _leases(self, queue: Queue, partition: int) -> Leases:
         leases = queue.leases.get(partition)
@@ -259,7 +241,3 @@ class ShareCalls:
         if source is None or not 0 <= partition < source.partition_count:
             raise TopicNotFound(queue.topic.name)
         return queue.leases[partition]  # raises NotLeader
-
-
-async def _release(leases: Leases, claims: Sequence[tuple[Claim, int]]) -> None:
-    await leases.extend(claims, is_strict=True)

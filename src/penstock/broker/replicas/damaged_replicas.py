@@ -20,6 +20,7 @@ from penstock.broker.replicas.follower_log import about
 from penstock.broker.replicas.replicator import Replicator
 from penstock.log.log import Log
 from penstock.log.readable import read_epochs
+from penstock.log.storage.checkpoint import DOUBT_CRASHED, DOUBT_GARBAGE, DOUBT_NEW, DOUBT_SHORT
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import PenstockError, VersionConflict
@@ -41,57 +42,6 @@ class OpenedLog(NamedTuple):
     history: EpochHistory
 
 
-async def open_replica(
-    key: PartitionKey,
-    view: View,
-    node: int,
-    cluster: ClusterView,
-    context: BrokerContext,
-    *,
-    may_be_new: bool,
-) -> OpenedLog | None:
-    """Open a replica's log. If records may be missing, report this to the store, unless the log is
-    empty and ``may_be_new``."""
-    topic = context.catalog.find_id(key.topic_id)
-    if topic is None:
-        return None
-    loop, pool = asyncio.get_running_loop(), context.pool
-
-    def work() -> tuple[Log, EpochHistory]:
-        log = open_log(topic, key.index, context.folder / TOPICS_FOLDER, context)
-        return log, EpochHistory(read_epochs(log))
-
-    log, history = await loop.run_in_executor(pool, work)
-    report = log.recovery
-    found = Found(
-        is_there=not report.is_new,
-        is_whole=not report.damage and not report.has_garbage and not report.is_short,
-        end_offset=log.end_offset,
-        recovery_point=report.recovery_point,
-        was_stopped=report.was_stopped,
-        is_synced=(topic.fsync or context.fsync_default) is Fsync.ALWAYS,
-    )
-    reason = loss_of(view.row, found)
-    if reason is not None and not (report.is_new and may_be_new):
-        await _declare_loss(key, view, node, cluster, reason)
-    # Until here the log itself remembers what was repaired.
-    await loop.run_in_executor(pool, log.settle)
-    return OpenedLog(topic, log, history)
-
-
-async def _declare_loss(
-    key: PartitionKey, view: View | None, node: int, cluster: ClusterView, reason: str
-) -> None:
-    """Store in the partition's row that this replica may have lost records."""
-    while view is not None and (change := declare_loss(view, node)) is not None:
-        log_.error("replica may have lost committed records", extra=about(key, reason))
-        with contextlib.suppress(VersionConflict, OutcomeUnknown):
-            await cluster.propose(key, change)
-            return
-        await cluster.refresh_rows()
-        view = cluster.rows.get(key)
-
-
 @dataclass(eq=False)
 class DamagedReplicas:
     node: int
@@ -102,6 +52,48 @@ class DamagedReplicas:
     rows_changed: asyncio.Event  # set when rows or registrations change
     _tasks: dict[Replicator, asyncio.Task[None]] = field(default_factory=dict)
     _is_stopped: bool = False
+
+    async def open(
+        self, key: PartitionKey, view: View, context: BrokerContext, *, may_be_new: bool
+    ) -> OpenedLog | None:
+        """Open a replica's log. If records may be missing, report this to the store, unless the log
+        is empty and ``may_be_new``."""
+        topic = context.catalog.find_id(key.topic_id)
+        if topic is None:
+            return None
+        loop, pool = asyncio.get_running_loop(), context.pool
+
+        def work() -> tuple[Log, EpochHistory]:
+            log = open_log(topic, key.index, context.folder / TOPICS_FOLDER, context)
+            return log, EpochHistory(read_epochs(log))
+
+        log, history = await loop.run_in_executor(pool, work)
+        report, doubts = log.recovery, log.recovery.doubts
+        is_new = bool(doubts & DOUBT_NEW)
+        found = Found(
+            is_there=not is_new,
+            is_whole=not report.damage and not doubts & (DOUBT_GARBAGE | DOUBT_SHORT),
+            end_offset=log.end_offset,
+            recovery_point=report.recovery_point,
+            was_stopped=not doubts & DOUBT_CRASHED,
+            is_synced=(topic.fsync or context.fsync_default) is Fsync.ALWAYS,
+        )
+        reason = loss_of(view.row, found)
+        if reason is not None and not (is_new and may_be_new):
+            await self._declare_loss(key, view, reason)
+        # Until here the log itself remembers what was repaired.
+        await loop.run_in_executor(pool, log.settle)
+        return OpenedLog(topic, log, history)
+
+    async def _declare_loss(self, key: PartitionKey, view: View | None, reason: str) -> None:
+        """Store in the partition's row that this replica may have lost records."""
+        while view is not None and (change := declare_loss(view, self.node)) is not None:
+            log_.error("replica may have lost committed records", extra=about(key, reason))
+            with contextlib.suppress(VersionConflict, OutcomeUnknown):
+                await self.view.propose(key, change)
+                return
+            await self.view.refresh_rows()
+            view = self.view.rows.get(key)
 
     def found(self, replicator: Replicator, reason: str, *, fetched_in: int = NO_EPOCH) -> bool:
         """Start to repair a replica. Returns whether it is already quarantined. ``fetched_in`` is

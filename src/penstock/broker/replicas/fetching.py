@@ -10,6 +10,7 @@ from functools import partial
 
 from msgspec.structs import astuple
 
+from penstock.broker.context.timers import cancel_all
 from penstock.broker.replicas.leadership import ReplicationCounts
 from penstock.broker.replicas.replicator import Replicator
 from penstock.metadata.cluster_entries import PartitionKey
@@ -113,10 +114,7 @@ class ReplicaFetcher:
 
     async def stop(self) -> None:
         self._is_stopped = True
-        for call in self._calls:
-            call.cancel()
-        if self._calls:
-            await asyncio.wait(self._calls)
+        await cancel_all(self._calls)
 
 
 def _encode_fetch(replicator: Replicator, fetch: Fetch) -> PartitionFetch:

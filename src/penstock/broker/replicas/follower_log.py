@@ -10,21 +10,19 @@ not replaced while a thread reads the log, and compaction is stopped before the 
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.broker.partition.partition import CHECKPOINT_BYTES
 from penstock.broker.partition.replay import Replay, forget_beyond
 from penstock.broker.storage.compaction import Compactor
-from penstock.log.compaction import Aborted, Unreadable, forget_clean_beyond
+from penstock.log.compaction import forget_clean_beyond
 from penstock.log.log import AppendsRefused, SyncJob
 from penstock.log.readable import write_epochs
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Damaged, DiskFull
-from penstock.model.names import is_internal
 from penstock.model.ports import ProducerSeen
-from penstock.model.stream import settings_of
 from penstock.model.topic import Fsync, Topic
 from penstock.replication.epochs import NO_EPOCH
 from penstock.replication.messages import Fenced, Fetch, NotYet, Reply
@@ -176,7 +174,7 @@ class FollowerLog:
     def _continue(self, *, after_ms: int = 0) -> None:
         """Do what the log needs next: replay, write a checkpoint, or fetch again."""
         replica = self._owner.replica
-        if replica.follower is None or self._owner.is_changing_role:
+        if replica.role is not Role.FOLLOWER or self._owner.is_changing_role:
             return
         replay = self.replay
         if replay is None:
@@ -201,7 +199,7 @@ class FollowerLog:
 
     async def _open_replay(self) -> None:
         self._checkpoint_bytes = 0
-        self.replay = await self._owner.in_thread(self._owner.new_replay)
+        self.replay = await self._owner.in_thread(self._owner.new_replay())
 
     async def _read_in_thread(self, work: Callable[[], object]) -> None:
         self._is_read_in_thread = True
@@ -240,7 +238,7 @@ class FollowerLog:
                 replay.clip(offset)
 
         await self._read_in_thread(work)
-        self._owner.replica.stored_low_watermark(offset)
+        self._owner.replica.low_watermark = offset
 
     async def run_sync(self, job: SyncJob) -> None:
         await self._owner.in_thread(job.run)
@@ -320,36 +318,21 @@ class FollowerLog:
     async def compact(self) -> int:
         """Compact the log if this node follows. Returns the number of bytes freed."""
         owner, replay = self._owner, self.replay
-        defaults = owner.context.defaults
         if (
-            not (owner.topic.configs or defaults.configs)  # true for most topics
-            or owner.replica.follower is None
+            not (owner.topic.configs or owner.context.defaults.configs)  # true for most topics
+            or owner.replica.role is not Role.FOLLOWER
             or owner.is_changing_role
             or replay is None
             or replay.damage is not None
-            or self._is_read_in_thread  # far behind: wait for the next round
+            or owner.shares
         ):
             return 0
-        settings = settings_of(owner.topic, defaults)
-        if not settings.is_compacted or owner.context.catalog.shares_of(self._key.topic_id):
-            return 0
-        up_to = replay.last_stable_offset(owner.replica.high_watermark)
-
-        def forget(gone: Collection[Aborted]) -> None:
-            # If this is not possible now, the next round finds the same transactions again.
-            if self.replay is replay and not self._is_read_in_thread:
-                replay.producers.forget_aborted(gone)
-
-        try:
-            return await self._compactor.run(
-                settings,
-                up_to=up_to,
-                aborted=replay.aborted_below(up_to),
-                forget=forget,
-                held_offset=self._held_offset,
-                uses_reserve=is_internal(owner.topic.name),
-            )
-        except Unreadable as unreadable:
-            with suppress(Damaged):
-                self._log.read(unreadable.offset, bytes_max=1)  # the log records the damaged range
-            raise
+        return await self._compactor.run(
+            owner.topic,
+            # None while the log is read in a thread: far behind, so wait for the next round.
+            lambda: (
+                replay.producers if self.replay is replay and not self._is_read_in_thread else None
+            ),
+            up_to=min(owner.replica.high_watermark, replay.offset),
+            held_offset=self._held_offset,
+        )

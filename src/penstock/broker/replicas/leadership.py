@@ -59,7 +59,7 @@ class Leadership:
         return self._replicator.home.level()
 
     def stored_low_watermark(self, offset: int) -> None:
-        self._replicator.replica.stored_low_watermark(offset)
+        self._replicator.replica.low_watermark = offset
         self._replicator.wake()
 
     async def low_watermark_held(self, offset: int) -> None:

@@ -23,7 +23,7 @@ from penstock.model.errors import Damaged, LeaderMoved, NotLeader, TopicNotFound
 from penstock.model.topic import Fsync, Topic
 from penstock.replication.epochs import NO_EPOCH, EpochHistory
 from penstock.replication.messages import Data, Fetch, NotYet, Reply
-from penstock.replication.replica import Replica, Role, Serve
+from penstock.replication.replica import Replica, Role
 from penstock.replication.row import Change, View
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ class Replicator:
         self.replica = Replica(
             home.node,
             incarnation,
-            registered_at=incarnation,
             history=history,
             start_offset=log.start_offset,
             end_offset=log.end_offset,
@@ -201,7 +200,7 @@ class Replicator:
         # An operator may have elected this replica although it ends below the low watermark. New
         # records must not be hidden by it.
         await self.in_thread(self.log.lower_low_watermark)
-        self.replica.stored_low_watermark(self.log.stored_low_watermark)
+        self.replica.low_watermark = self.log.stored_low_watermark
         try:
             partition = await self.home.lead(self, leadership)
         except (NotLeader, TopicNotFound):
@@ -220,26 +219,23 @@ class Replicator:
         self.wake()
         self.home.check_in_sync_soon()
 
-    async def restored(self, shares: Sequence[Topic]) -> Replay:
+    async def restored(self) -> Replay:
         replay, self.follower_log.replay = self.follower_log.replay, None
-        wanted = frozenset(share.topic_id for share in shares)
+        wanted = frozenset(share.topic_id for share in self.shares)
         if replay is None or replay.damage is not None or replay.share_ids != wanted:
             # The follower may not have known a new share.
-            replay = await self.in_thread(lambda: self._replay_with(shares))
+            replay = await self.in_thread(self.new_replay())
         replay.topic = self.topic
+        return await self.in_thread(replay.finish)
 
-        def finish() -> Replay:
-            replay.advance(self.log.end_offset)
-            replay.finish()
-            return replay
+    def new_replay(self) -> Callable[[], Replay]:
+        """Return a function that opens a replay, in a thread."""
+        shares, place = self.shares, (self.log, self.topic, self.key.index)
+        return lambda: Replay(*place, shares=shares, context=self.context)
 
-        return await self.in_thread(finish)
-
-    def new_replay(self) -> Replay:
-        return self._replay_with(self.context.catalog.shares_of(self.key.topic_id))
-
-    def _replay_with(self, shares: Sequence[Topic]) -> Replay:
-        return Replay(self.log, self.topic, self.key.index, shares=shares, context=self.context)
+    @property
+    def shares(self) -> Sequence[Topic]:
+        return self.context.catalog.shares_of(self.key.topic_id)
 
     def serve(self, fetch: Fetch, *, bytes_max: int) -> Reply[bytes] | None:
         """Return the reply to a follower's fetch, or None if there are no new records yet."""
@@ -248,7 +244,7 @@ class Replicator:
         self.note_start()
         found = self.replica.fetched(fetch, now_ms=self.home.now_ms())
         self._apply_watermark()
-        if not isinstance(found, Serve):
+        if found is not None:
             return found
         try:
             batches = self.log.read(fetch.offset, bytes_max=min(bytes_max, READ_BYTES_MAX))
@@ -310,15 +306,15 @@ class Replicator:
 
     @property
     def leader(self) -> int:
-        follower = self.replica.follower
-        return -1 if follower is None else follower.leader
+        view = self.replica.view
+        return -1 if view is None or self.replica.role is not Role.FOLLOWER else view.row.leader
 
     @property
     def is_changing_role(self) -> bool:
         return self._role_task is not None or self._is_closed
 
     def fetch_soon(self, *, after_ms: int = 0) -> None:
-        if self.replica.follower is not None and not self._is_closed:
+        if self.replica.role is Role.FOLLOWER and not self._is_closed:
             self.home.fetch_soon(self, after_ms=after_ms)
 
     def note_start(self) -> None:

@@ -18,7 +18,7 @@ from penstock.broker.context.context import BrokerContext, log_config
 from penstock.broker.context.timers import cancel_all
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.partitions import TOPICS_FOLDER, Partitions, one_by_one
-from penstock.broker.replicas.damaged_replicas import DamagedReplicas, OpenedLog, open_replica
+from penstock.broker.replicas.damaged_replicas import DamagedReplicas, OpenedLog
 from penstock.broker.replicas.fetching import ReplicaFetcher, ReplicaServer
 from penstock.broker.replicas.follower_log import about
 from penstock.broker.replicas.leadership import InSyncSets, Leadership, ReplicationCounts
@@ -102,7 +102,7 @@ class Replicators:
     async def lead(self, replicator: Replicator, leadership: Leadership) -> Partition:
         """Start to lead a partition. Raises NotLeader if its log is damaged."""
         key = replicator.key
-        restored = await replicator.restored(self.context.catalog.shares_of(key.topic_id))
+        restored = await replicator.restored()
         if restored.damage is not None and self.damaged(replicator, restored.damage):
             raise replicator.not_leader()
         topic, log = replicator.topic, replicator.log
@@ -199,9 +199,7 @@ class Replicators:
     async def _open(self, key: PartitionKey, view: View) -> OpenedLog | None:
         if key in self._replicas or key in self._dropping:
             return None  # still open, or opened again after the drop
-        return await open_replica(
-            key, view, self.node, self._view, self.context, may_be_new=self._is_started
-        )
+        return await self._damaged.open(key, view, self.context, may_be_new=self._is_started)
 
     def _add(
         self, key: PartitionKey, opened: OpenedLog, *, fetched_in: int = NO_EPOCH

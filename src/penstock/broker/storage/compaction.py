@@ -10,15 +10,26 @@ segments that overlap an aborted transaction are read."""
 import asyncio
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from time import perf_counter
 from typing import Any, TypeVar
 
 from penstock.broker.context.context import BrokerContext
-from penstock.log.compaction import Aborted, Compaction, Progress, read_clean_offset, read_segment
+from penstock.cursor.producers import Producers
+from penstock.log.compaction import (
+    Aborted,
+    Compaction,
+    Progress,
+    Unreadable,
+    read_clean_offset,
+    read_segment,
+)
 from penstock.log.log import Log
 from penstock.log.retention import cleanable
-from penstock.model.stream import StreamSettings
+from penstock.model.errors import Damaged
+from penstock.model.names import is_internal
+from penstock.model.stream import settings_of
+from penstock.model.topic import Topic
 from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader
 
 
@@ -93,7 +104,6 @@ def _overlaps(ranges: Sequence[tuple[int, int]], start: int, end: int) -> bool:
 log_ = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Forget = Callable[[Collection[Aborted]], None]
 
 
 class Compactor:
@@ -102,13 +112,13 @@ class Compactor:
         log: Log,
         context: BrokerContext,
         *,
+        on_damage: Callable[[Damaged], None] = lambda _: None,
         wait_unread: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        self._on_damage = on_damage
         self._wait_unread = wait_unread
         self._log = log
-        self._clock = context.clock
-        self._pool = context.pool
-        self._disk = context.disk
+        self._context = context
         self._loop = asyncio.get_running_loop()
         self._clean_offset: int | None = None
         self._round: Compaction | AbortedScan | None = None
@@ -117,34 +127,35 @@ class Compactor:
 
     async def run(
         self,
-        settings: StreamSettings,
+        topic: Topic,
+        find_producers: Callable[[], Producers | None],
         *,
         up_to: int,
-        aborted: Sequence[Aborted],
-        forget: Forget | None = None,
-        held_offset: int | None = None,
-        uses_reserve: bool = False,
+        held_offset: int | None,
     ) -> int:
-        """Compact the log below ``up_to`` if enough would be gained. Returns the bytes freed.
-        ``forget`` gets the aborted transactions that have no records left. ``held_offset`` is the
-        offset that all replicas have. Raises Unreadable if the log is damaged."""
-        log = self._log
+        """Compact the log below ``up_to`` and the last stable offset, if enough would be gained.
+        Returns the bytes freed. ``find_producers`` returns None while they cannot be used.
+        ``held_offset`` is the offset that all replicas have. Raises Unreadable on damage."""
+        log, context = self._log, self._context
         if self._is_stopped or self._round is not None or log.refusal is not None or log.damage:
+            return 0
+        settings = settings_of(topic, context.defaults)
+        producers = find_producers()
+        if not settings.is_compacted or producers is None:
             return 0
         if self._clean_offset is None:
             self._clean_offset = read_clean_offset(log)
-        wall_ms = self._clock.wall_ms()
+        up_to = min(producers.last_stable_offset(up_to), log.sealed_offset)
+        known, wall_ms = log.segments(), context.clock.wall_ms()
         segments = cleanable(
-            log.segments(),
-            clean_offset=self._clean_offset,
-            up_to=min(up_to, log.sealed_offset),
-            dirty_ratio_min=settings.dirty_ratio_min,
-            lag_ms_min=settings.compaction_lag_ms_min,
-            lag_ms_max=settings.compaction_lag_ms_max,
-            now_ms=wall_ms,
+            known, settings, clean_offset=self._clean_offset, up_to=up_to, now_ms=wall_ms
         )
-        if not segments or (self._disk.is_low and not uses_reserve):
+        if not segments or (context.disk.is_low and not is_internal(topic.name)):
             return 0
+        aborted = [
+            (each.producer_id, each.first_offset, each.last_offset)
+            for each in producers.aborted_between(log.start_offset, up_to)
+        ]
         compaction = Compaction(
             log,
             segments,
@@ -155,16 +166,17 @@ class Compactor:
             held_offset=held_offset,
         )
         freed_bytes = await self._drive(compaction)
-        if not self._is_stopped:
-            self._clean_offset = compaction.clean_offset
-            fields: dict[str, object] = {"folder": str(log.folder), "freed_bytes": freed_bytes}
-            log_.info("log compacted", extra=fields | {"clean_offset": self._clean_offset})
-        if forget is not None and aborted and not self._is_stopped:
-            up_to = min(self._clean_offset, log.sealed_offset)
-            scan = AbortedScan(log, aborted, up_to=up_to)
+        if self._is_stopped:
+            return freed_bytes
+        self._clean_offset = compaction.clean_offset
+        fields: dict[str, object] = {"folder": str(log.folder), "freed_bytes": freed_bytes}
+        log_.info("log compacted", extra=fields | {"clean_offset": self._clean_offset})
+        if aborted:
+            scan = AbortedScan(log, aborted, up_to=min(self._clean_offset, log.sealed_offset))
             await self._drive(scan)
-            if scan.gone and not self._is_stopped:
-                forget(scan.gone)
+            # If this is not possible now, the next round finds the same transactions again.
+            if not self._is_stopped and (producers := find_producers()) is not None:
+                producers.forget_aborted(scan.gone)
         return freed_bytes
 
     async def _drive(self, work: Compaction | AbortedScan) -> int:
@@ -184,15 +196,20 @@ class Compactor:
                             break
                     freed_bytes += work.swap()
                 await asyncio.sleep(perf_counter() - started)
-        except Exception:
+        except Exception as error:
             await self._end_round()
+            if isinstance(error, Unreadable):
+                try:
+                    self._log.read(error.offset, bytes_max=1)  # the log records the damaged range
+                except Damaged as damage:
+                    self._on_damage(damage)
             raise
         if not self._is_stopped:
             await self._end_round()
         return freed_bytes
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        future = self._loop.run_in_executor(self._pool, work)
+        future = self._loop.run_in_executor(self._context.pool, work)
         self._thread = future
         # If the caller is cancelled, the thread continues, and ``stop`` waits for it.
         return await asyncio.shield(future)

@@ -111,8 +111,9 @@ class Journal:
         self._on_synced = context.meter.fsynced
         self._on_committed = context.meter.appended
         self._replication = replication
+        self.is_replicated = replication is not None
         # Whether appends must wait to be committed, or are committed when written.
-        self._is_flush_awaited = self.fsync is Fsync.ALWAYS or replication is not None
+        self._is_flush_awaited = self.fsync is Fsync.ALWAYS or self.is_replicated
         # Added in this iteration of the event loop:
         self._messages: list[Message] = []
         self._events: list[tuple[int, bytes]] = []
@@ -123,10 +124,6 @@ class Journal:
         # Written, waiting to be committed:
         self._committing: deque[Flush] = deque()
         self._sync_task: asyncio.Future[float] | None = None
-
-    @property
-    def is_replicated(self) -> bool:
-        return self._replication is not None
 
     @property
     def next_offset(self) -> int:

@@ -18,6 +18,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from penstock.log.storage.side_files import BatchStart, header_check, read_checks
 from penstock.model.file_slice import FileSlice, Piece
 from penstock.model.limits import BATCH_BYTES_MAX, KIB, MIB
@@ -29,13 +31,6 @@ if TYPE_CHECKING:
 
 # Bytes between two ``RecentPositions``: a quarter of what most clients request at once.
 POSITION_BYTES = 256 * KIB
-
-
-class RecentSlice(NamedTuple):
-    position: int
-    size: int
-    next_offset: int
-    record_count: int
 
 
 class RecentPositions:
@@ -77,8 +72,9 @@ class RecentPositions:
 
     def find(
         self, start: int, *, bytes_max: int, up_to: int, end_offset: int, end_position: int
-    ) -> RecentSlice | None:
-        """Return the longest slice from offset ``start``, if its position is known."""
+    ) -> tuple[int, int, int, int] | None:
+        """Return the longest slice from offset ``start``, if its position is known: position, size,
+        next offset and number of records."""
         offsets, positions = self._offsets, self._positions
         first = bisect_left(offsets, start)
         if first == len(offsets) or offsets[first] != start:
@@ -86,12 +82,12 @@ class RecentPositions:
         position = positions[first]
         if end_offset <= up_to and end_position - position <= bytes_max:
             size = end_position - position
-            return RecentSlice(position, size, end_offset, self.records - self._records[first])
+            return position, size, end_offset, self.records - self._records[first]
         last = min(bisect_right(positions, position + bytes_max), bisect_right(offsets, up_to)) - 1
         if last <= first:
             return None
         count = self._records[last] - self._records[first]
-        return RecentSlice(position, positions[last] - position, offsets[last], count)
+        return position, positions[last] - position, offsets[last], count
 
     def next_after(self, start: int) -> int | None:
         at = bisect_right(self._offsets, start)
@@ -115,15 +111,12 @@ class BatchBuffers(NamedTuple):
     is_all_empty: bool = False  # only empty batches, left by compaction
 
 
-class VerifiedRange:
-    __slots__ = ("next_offset", "place", "record_count", "size", "trusted_reads")
-
-    def __init__(self, place: BatchStart) -> None:
-        self.place = place
-        self.size = 0
-        self.next_offset = 0
-        self.record_count = 0
-        self.trusted_reads = 0
+class VerifiedRange(msgspec.Struct):
+    place: BatchStart
+    size: int = 0
+    next_offset: int = 0
+    record_count: int = 0
+    trusted_reads: int = 0
 
 
 class VerifiedRanges(dict[int, VerifiedRange]):
@@ -161,17 +154,25 @@ def read_buffers(
     assert segment.base_offset <= start < segment.end_offset
     bytes_max = min(bytes_max, READ_BYTES_MAX)
     if as_slice and segment.recent:
-        found = _recent_slice(segment, start, bytes_max=bytes_max, up_to=up_to)
-        if found is not None:
-            return found
+        recent = segment.recent.find(
+            start,
+            bytes_max=bytes_max,
+            up_to=up_to,
+            end_offset=segment.end_offset,
+            end_position=segment.bytes,
+        )
+        file = segment.files.log_file
+        if recent is not None and recent[1] >= SLICE_BYTES_MIN and file is not None:
+            position, size, next_offset, count = recent
+            return BatchBuffers((FileSlice(file, position, size),), next_offset, count)
     verified = segment.files.verified
     known = verified.get(start)
     if known is not None and known.trusted_reads:
         found = _read_known(segment, known, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice)
         if found is not None:
             return found
-    if as_slice and (position := segment.recent.next_after(start)) is not None:
-        up_to = min(up_to, position)  # the next read continues from position to position
+    if as_slice and (after := segment.recent.next_after(start)) is not None:
+        up_to = min(up_to, after)  # the next read continues from position to position
     # If only the index is known, less than one index interval must be skipped.
     ahead = segment.interval_bytes if known is None else 0
     place = segment.find(start) if known is None else known.place
@@ -190,23 +191,6 @@ def read_buffers(
         if found.next_offset < segment.end_offset:
             verified.at(found.next_offset, walk.end)
     return found
-
-
-def _recent_slice(
-    segment: "Segment", start: int, *, bytes_max: int, up_to: int
-) -> BatchBuffers | None:
-    found = segment.recent.find(
-        start,
-        bytes_max=bytes_max,
-        up_to=up_to,
-        end_offset=segment.end_offset,
-        end_position=segment.bytes,
-    )
-    file = segment.files.log_file
-    if found is None or found.size < SLICE_BYTES_MIN or file is None:
-        return None
-    piece = FileSlice(file, found.position, found.size)
-    return BatchBuffers((piece,), found.next_offset, found.record_count)
 
 
 def _read_known(

@@ -42,7 +42,6 @@ VERSION = 1  # format version of all three files
 GENERATIONS = 2
 
 POINT = struct.Struct(">4sHHqqq")
-POINT_BYTES = 36
 POINT_MAGIC = b"PSRP"
 FLAG_CLEAN = 1
 DOUBT_NEW = 2  # no recovery point was found: the log is new, or its state is lost
@@ -52,13 +51,10 @@ DOUBT_CRASHED = 16  # the process died instead of being stopped
 _DOUBTS = DOUBT_NEW | DOUBT_GARBAGE | DOUBT_SHORT | DOUBT_CRASHED
 
 LOW = struct.Struct(">4sHHq")
-LOW_BYTES = 20
 LOW_MAGIC = b"PSLW"
 
 _CRC = struct.Struct(">I")
-assert HEAD.size + _CRC.size == HEAD_BYTES
-assert POINT.size + _CRC.size == POINT_BYTES
-assert LOW.size + _CRC.size == LOW_BYTES
+assert (HEAD.size + _CRC.size, POINT.size, LOW.size) == (HEAD_BYTES, 32, 16)
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,63}\Z")
 

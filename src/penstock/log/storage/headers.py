@@ -5,13 +5,16 @@ file. After a header that is not trusted, the walk continues at the next indexed
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.log.storage.scan import header_fault
-from penstock.log.storage.segment import NO_EPOCH, NO_TIMESTAMP, Cut, Segment
-from penstock.log.storage.side_files import START, BatchStart, CheckWindow
-from penstock.record.batch import HEADER_BYTES, BatchHeader, parse_header
-
-WINDOW_BYTES = 4_096  # one page, as cheap to read as one header
-CHECKS_AHEAD = 64
+from penstock.log.storage.segment import (
+    NO_EPOCH,
+    NO_TIMESTAMP,
+    BatchReader,
+    Cut,
+    Segment,
+    checked_header,
+)
+from penstock.log.storage.side_files import START, BatchStart
+from penstock.record.batch import HEADER_BYTES, BatchHeader
 
 Epochs = list[tuple[int, int]]  # epoch, first offset; both increase
 
@@ -23,24 +26,15 @@ class Step(NamedTuple):
 
 
 def walk(segment: Segment, start: BatchStart) -> Iterator[Step]:
-    files, disk = segment.files, segment.disk
+    reader = BatchReader(segment, start, bytes_max=0)  # reads about one index interval at once
     position, ordinal, offset = start.position, start.ordinal, segment.base_offset + start.relative
-    window, window_at = b"", position
-    checks = CheckWindow(files.checks, CHECKS_AHEAD)
     while position < segment.bytes:
-        at = position - window_at
-        if len(window) - at < HEADER_BYTES:
-            window = disk.pread(files.log_fd, WINDOW_BYTES, position)
-            window_at, at = position, 0
-        raw = window[at : at + HEADER_BYTES]
-        header = parse_header(raw) if len(raw) == HEADER_BYTES else None
-        if header is not None and (
-            header_fault(header, offset) is not None or checks.is_refuted(raw, ordinal)
-        ):
-            header = None
-        yield Step(BatchStart(offset - segment.base_offset, position, ordinal), offset, header)
-        if header is None:
-            after = files.index.find_after(position)
+        raw = reader.take(position, HEADER_BYTES)
+        header, reason = checked_header(raw, offset, ordinal, reader.checks)
+        place = BatchStart(offset - segment.base_offset, position, ordinal)
+        yield Step(place, offset, header if reason is None else None)
+        if reason is not None:
+            after = segment.files.index.find_after(position)
             if after is None or after.ordinal <= ordinal:
                 return
             position, ordinal = after.position, after.ordinal
@@ -60,7 +54,8 @@ def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
         header = step.header
         if header is None:
             end = hole = hole or step.place
-            if _is_beyond(segment, step.place, to):
+            after = index.find_after(step.place.position)
+            if after is None or segment.base_offset + after.relative > to:
                 break
             continue
         if header.next_offset > to:
@@ -93,11 +88,6 @@ def _entry_before(segment: Segment, to: int) -> tuple[BatchStart, int]:
         if place is not None and time is not None and _header_at(segment, place) is not None:
             return place, time[0]
     return START, NO_TIMESTAMP
-
-
-def _is_beyond(segment: Segment, place: BatchStart, to: int) -> bool:
-    after = segment.files.index.find_after(place.position)
-    return after is None or segment.base_offset + after.relative > to
 
 
 def epochs_of(segment: Segment, start: int) -> Epochs:

@@ -319,11 +319,8 @@ def verified(view: memoryview, *, offset: int, epoch: int, folder: Path) -> list
     headers: list[BatchHeader] = []
     make, unpack, at, limit = tuple.__new__, HEADER.unpack_from, 0, len(view)
     if limit > APPEND_BYTES_MAX:
-        raise Damaged(
-            str(folder),
-            0,
-            f"{limit} bytes were sent at once, at most {APPEND_BYTES_MAX} are allowed",
-        )
+        text = f"{limit} bytes were sent at once, at most {APPEND_BYTES_MAX} are allowed"
+        raise Damaged(str(folder), 0, text)
     while at < limit:
         if limit - at < HEADER_BYTES:
             raise Damaged(str(folder), at, f"{limit - at} bytes are too few for a batch")

@@ -6,20 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from penstock.log.storage.batch_buffers import (
-    RecentPositions,
-    VerifiedRanges,
-)
+from penstock.log.storage.batch_buffers import RecentPositions, VerifiedRanges
 from penstock.log.storage.checkpoint import Damage, DamagedRange
-from penstock.log.storage.files import (
-    CHECK_SUFFIX,
-    INDEX_SUFFIX,
-    TIME_SUFFIX,
-    Disk,
-    SharedFile,
-    is_full,
-    segment_path,
-)
+from penstock.log.storage.files import Disk, SharedFile, is_full, segment_path, segment_paths
 from penstock.log.storage.scan import Scan, Scanner, header_fault
 from penstock.log.storage.side_files import (
     CHECK_FIELDS,
@@ -52,6 +41,19 @@ CHECKS_AHEAD = 512
 _NO_HEADER = parse_header(bytes(HEADER_BYTES))
 
 
+def checked_header(
+    raw: bytes, offset: int, ordinal: int, checks: CheckWindow | None
+) -> tuple[BatchHeader, str | None]:
+    """Return a header, and why it is not trusted at ``offset``, or None if it is."""
+    if len(raw) < HEADER_BYTES:
+        return _NO_HEADER, "the file ends inside a batch"
+    header = parse_header(raw)
+    reason = header_fault(header, offset)
+    if reason is None and checks is not None and checks.is_refuted(raw, ordinal):
+        reason = "the header differs from its check"
+    return header, reason
+
+
 class BatchReader:
     """Reads verified batches up to the first bad one; if none is good, raises DamagedRange."""
 
@@ -62,7 +64,7 @@ class BatchReader:
         self._bytes_max = bytes_max
         self._window = b""
         self._window_at = 0
-        self._checks = CheckWindow(segment.files.checks, CHECKS_AHEAD)
+        self.checks = CheckWindow(segment.files.checks, CHECKS_AHEAD)
 
     def run(self, start: int, *, up_to: int) -> list[bytes]:
         segment = self._segment
@@ -71,19 +73,19 @@ class BatchReader:
         batches: list[bytes] = []
         taken = 0
         while position < segment.bytes:
-            raw = self._take(position, HEADER_BYTES)
-            header, reason = self._header(raw, offset, ordinal)
+            raw = self.take(position, HEADER_BYTES)
+            header, reason = checked_header(raw, offset, ordinal, self.checks)
             if reason is not None:
                 if batches:
                     break
-                self.is_new_hole = self._checks.at(ordinal) != HOLE
+                self.is_new_hole = self.checks.at(ordinal) != HOLE
                 raise self._damaged(position, offset, reason)
             total = header.length + LENGTH_FROM
             next_offset = header.next_offset
             if next_offset > start:
                 if next_offset > up_to or (batches and taken + total > self._bytes_max):
                     break
-                batch = self._take(position, total)
+                batch = self.take(position, total)
                 if len(batch) < total or crc32c(memoryview(batch)[CRC_FROM:]) != header.crc:
                     if batches:
                         break
@@ -100,7 +102,7 @@ class BatchReader:
                 raise self._damaged(position, offset, "records are missing at the end of the file")
         return batches
 
-    def _take(self, position: int, size: int) -> bytes:
+    def take(self, position: int, size: int) -> bytes:
         at = position - self._window_at
         data = self._window[at : at + size]
         if len(data) < size:
@@ -111,15 +113,6 @@ class BatchReader:
             self._window_at = position
             data = self._window[:size]
         return data
-
-    def _header(self, raw: bytes, offset: int, ordinal: int) -> tuple[BatchHeader, str | None]:
-        if len(raw) < HEADER_BYTES:
-            return _NO_HEADER, "the file ends inside a batch"
-        header = parse_header(raw)
-        reason = header_fault(header, offset)
-        if reason is None and self._checks.is_refuted(raw, ordinal):
-            reason = "the header differs from its check"
-        return header, reason
 
     def _damaged(
         self, position: int, offset: int, reason: str, *, header: BatchHeader | None = None
@@ -163,20 +156,18 @@ class Cut(NamedTuple):
 class SegmentFiles:
     def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
         self.disk = disk
-        opened: list[tuple[Path, int]] = []
+        opened: list[int] = []
         try:
-            self.log_fd = disk.open(segment_path(folder, base_offset))
-            opened.append((folder, self.log_fd))
-            for suffix in (INDEX_SUFFIX, TIME_SUFFIX, CHECK_SUFFIX):
-                path = segment_path(folder, base_offset, suffix)
-                opened.append((path, disk.open(path)))
+            for path in segment_paths(folder, base_offset):
+                # Not a comprehension, because the opened ones must be closed if the next one fails.
+                opened.append(disk.open(path))  # noqa: PERF401
         except OSError:
-            for _, fd in opened:
+            for fd in opened:
                 disk.close(fd)
             raise
-        _, offsets, times, checks = opened
+        self.log_fd, offsets, times, checks = opened
         self.index = SegmentIndex(offsets, times, interval_bytes=interval_bytes, disk=disk)
-        self.checks = EntryFile(*checks, CHECK_FIELDS, disk=disk)
+        self.checks = EntryFile(checks, CHECK_FIELDS, disk=disk)
         self.verified = VerifiedRanges()
         self.log_file: SharedFile | None = SharedFile(self.log_fd, disk)
 

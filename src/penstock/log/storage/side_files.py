@@ -19,7 +19,6 @@ closed. Look-ups bisect in the file, so no index has to be in memory.
 
 import struct
 from array import array
-from pathlib import Path
 from sys import byteorder
 from typing import NamedTuple
 
@@ -34,8 +33,7 @@ _CRC = struct.Struct(">I")
 class EntryFile:
     """Entries with a CRC over (ordinal, fields), so an entry at a wrong position is detected."""
 
-    def __init__(self, path: Path, fd: int, fields: str, *, disk: Disk) -> None:
-        self.path = path
+    def __init__(self, fd: int, fields: str, *, disk: Disk) -> None:
         self._disk = disk
         self.fd = fd
         self._entry = struct.Struct(">I" + fields)  # the ordinal comes first, for the CRC only
@@ -197,11 +195,9 @@ START = BatchStart(0, 0, 0)
 
 
 class SegmentIndex:
-    def __init__(
-        self, offsets: tuple[Path, int], times: tuple[Path, int], *, interval_bytes: int, disk: Disk
-    ) -> None:
-        self.offsets = EntryFile(*offsets, OFFSET_FIELDS, disk=disk)
-        self.times = EntryFile(*times, TIME_FIELDS, disk=disk)
+    def __init__(self, offsets_fd: int, times_fd: int, *, interval_bytes: int, disk: Disk) -> None:
+        self.offsets = EntryFile(offsets_fd, OFFSET_FIELDS, disk=disk)
+        self.times = EntryFile(times_fd, TIME_FIELDS, disk=disk)
         self._interval_bytes = interval_bytes
         last = self.offsets.read(self.offsets.count - 1)
         self._last_position = -interval_bytes if last is None else last[1]

@@ -168,9 +168,7 @@ def _partitions(role: "ClusterRole") -> Samples:
             whole = len(row.whole & alive)
             under += whole < len(row.replicas)
             below += whole < row.in_sync_min
-        records, ms = leader.worst_lag(
-            start_offset=replica.start_offset, end_offset=replica.end_offset, now_ms=now_ms
-        )
+        records, ms = leader.worst_lag(now_ms=now_ms)
         lag_records, lag_ms = max(lag_records, records), max(lag_ms, ms)
     yield families.PARTITIONS_LED, ((), led)
     yield families.REPLICAS, ((), held)

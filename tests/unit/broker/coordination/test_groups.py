@@ -10,9 +10,8 @@ from tests.unit.broker.coordination.group_stage import TOPIC_ID, Hosting, Leadin
 from tests.unit.broker.stage import HandClock
 
 from penstock.broker.context.disk import DiskBudget
-from penstock.broker.coordination.host import PARTITION_COUNT
+from penstock.broker.coordination.host import PARTITION_COUNT, RELOAD_MS_MIN
 from penstock.broker.coordination.row_log import encode_rows
-from penstock.broker.coordination.runtime import RELOAD_MS_MIN
 from penstock.cursor.coordinator_calls import (
     BeatConsumer,
     CommitInTransaction,
@@ -499,7 +498,6 @@ async def test_more_offsets_than_a_batch_holds_go_with_their_topic(
 ) -> None:
     monkeypatch.setattr("penstock.broker.coordination.row_log.BATCH_BYTES_MAX", 4_000)
     monkeypatch.setattr("penstock.broker.coordination.row_log.BATCH_ROWS_BYTES_MAX", 2_000)
-    monkeypatch.setattr("penstock.broker.coordination.runtime.BATCH_ROWS_BYTES_MAX", 2_000)
     async with hosting(tmp_path) as stage:
         topic = await stage.stage.topic("orders")
         for partition in range(200):

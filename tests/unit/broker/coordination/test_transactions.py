@@ -12,10 +12,9 @@ from tests.unit.broker.coordination.transaction_stage import (
 )
 from tests.unit.broker.stage import HandClock
 
-from penstock.broker.coordination import transaction_coordinator
-from penstock.broker.coordination.runtime import RELOAD_MS_MIN
-from penstock.broker.coordination.transaction_coordinator import MARKER_RETRY_MS
-from penstock.broker.coordination.transactions import TOPIC_NAME
+from penstock.broker.coordination import transactions
+from penstock.broker.coordination.host import RELOAD_MS_MIN
+from penstock.broker.coordination.transactions import MARKER_RETRY_MS, TOPIC_NAME
 from penstock.cursor.coordinator_calls import DescribeTransaction, ListTransactions
 from penstock.model.calls import AppendBatches, Ends
 from penstock.model.errors import DiskFull, Overloaded
@@ -33,7 +32,7 @@ ends = pytest.mark.parametrize("is_commit", [True, False], ids=["commit", "abort
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take long to write markers; who gives up is tested with a time of its
     own."""
-    monkeypatch.setattr(transaction_coordinator, "COMPLETION_SECONDS_MAX", 60.0)
+    monkeypatch.setattr(transactions, "COMPLETION_SECONDS_MAX", 60.0)
 
 
 # ── Isolation ────────────────────────────────────────────────────────────────────────────────
@@ -343,7 +342,7 @@ async def test_the_next_transaction_waits_for_the_end_of_the_last(
 
 
 async def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transaction_coordinator, "COMPLETION_SECONDS_MAX", 0.02)
+    monkeypatch.setattr(transactions, "COMPLETION_SECONDS_MAX", 0.02)
     async with transacting(tmp_path) as rig:
         topic = await rig.stream()
         client = Client(rig)

@@ -14,7 +14,7 @@ from tests.unit.broker.queues.test_shares import acquire, claims, share, values
 from tests.unit.broker.stage import HandClock, Stage, bodies, on_stage
 
 from penstock.broker.partition.partition import Partition
-from penstock.broker.partition.replay import restore
+from penstock.broker.partition.replay import Replay
 from penstock.cursor.leases.lease import LeaseCursor
 from penstock.log.log import Log, LogConfig
 from penstock.model.calls import (
@@ -119,7 +119,7 @@ async def test_a_crash_before_segments_are_unlinked_does_not_bring_them_back(
     async with on_stage(tmp_path, log=SMALL, is_crash=True) as stage:
         topic = await stream(stage)
         await fill(stage, topic, 300)
-        monkeypatch.setattr("penstock.log.jobs.Detached.remove", lambda _self: 0)
+        monkeypatch.setattr("penstock.log.log.Detached.remove", lambda _self: 0)
         assert await stage.broker.call(DeleteRecords(topic, 0, 250)) == 250
     monkeypatch.undo()
     async with on_stage(tmp_path, log=SMALL) as stage:
@@ -347,7 +347,9 @@ async def _live_through(folder: Path, steps: Sequence[tuple[str, int]]) -> None:
                 held = []
             else:
                 await partition.checkpoint()
-            again = restore(partition.log, topic, 0, shares=[reader], context=partition._context)
+            again = Replay(
+                partition.log, topic, 0, shares=[reader], context=partition._context
+            ).finish()
             now_ms = stage.clock.mono_ms()
             [(_, cursor)] = again.shares
             assert seen(cursor, now_ms=now_ms) == seen(leases.cursor, now_ms=now_ms)

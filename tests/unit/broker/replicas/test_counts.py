@@ -66,11 +66,7 @@ async def test_the_worst_lag_is_that_of_the_furthest_follower(tmp_path: Path) ->
 
         def lag() -> tuple[int, int]:
             assert leader is not None
-            return leader.worst_lag(
-                start_offset=replica.start_offset,
-                end_offset=replica.end_offset,
-                now_ms=found.nodes[1].replicators.now_ms(),
-            )
+            return leader.worst_lag(now_ms=found.nodes[1].replicators.now_ms())
 
         await until(lambda: lag()[1] > 600)
         assert lag()[0] == 0

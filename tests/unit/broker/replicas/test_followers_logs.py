@@ -155,7 +155,7 @@ async def test_followers_know_the_producers_of_a_partition(tmp_path: Path) -> No
         await committed(on, key, 2, 3)
         assert await seen(2) == await seen(3) == [(7, 0)]
         second = on.nodes[2].replica(key)
-        second.follower_log.replay = second.new_replay()
+        second.follower_log.replay = second.new_replay()()
         assert await seen(2) is None, "it has not read the log"
         await on.elect(key, 2)
         first = on.nodes[1].replica(key)
@@ -260,7 +260,8 @@ async def test_a_follower_stops_below_a_transaction_that_is_open(tmp_path: Path)
         assert await followed.compact() > 0
         assert "aborted" not in [value for _, _, value in rows(on, 2, key)]
         assert followed.replay is not None
-        assert followed.replay.aborted_below(1_000) == [], "nobody has to be told of it any more"
+        aborted = followed.replay.producers.aborted_between(0, 1_000)
+        assert aborted == [], "nobody has to be told of it any more"
         await on.elect(key, 2)
         assert (await read(on, 2, topic))[0] == (0, "a", "committed")
 

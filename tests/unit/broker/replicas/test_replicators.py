@@ -15,6 +15,7 @@ from penstock.model.errors import NotEnoughReplicas, NotLeader, Overloaded
 from penstock.model.message import Claim
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Fsync
+from penstock.replication.replica import Role
 from penstock.replication.row import Change
 from penstock.wire.internal.calls import CallerInfo
 from penstock.wire.internal.faults import Unreachable
@@ -227,7 +228,7 @@ async def test_a_replica_that_is_dropped_is_told_at_once(tmp_path: Path) -> None
     async with cluster(tmp_path) as on:
         _, key = await on.topic(in_sync_min=1)
         first, third = on.nodes[1], on.nodes[3]
-        await until(lambda: third.replica(key).replica.follower is not None)
+        await until(lambda: third.replica(key).replica.role is Role.FOLLOWER)
         third.is_cut = True  # its own questions are not in the way of this one
         asked = ReplicaFetch(
             3,

@@ -18,7 +18,6 @@ from penstock.log.log import LogConfig
 from penstock.log.storage.files import LOG_SUFFIX
 from penstock.model.calls import AppendBatches, AppendMarker, Fetch
 from penstock.model.ports import Marker
-from penstock.model.stream import settings_of
 from penstock.model.topic import Kind, Topic
 from penstock.record.batch import ATTR_TRANSACTIONAL, encode_batch, parse_header, split_batches
 from penstock.record.record import encode_record, iter_records
@@ -79,19 +78,15 @@ class Scene:
     async def compact(self) -> None:
         partition = self.partition
         compactor = Compactor(partition.log, partition._context)
-        up_to = partition.stream.ends.last_stable_offset
-        await compactor.run(
-            settings_of(self.topic),
-            up_to=up_to,
-            aborted=partition.stream.aborted_below(up_to),
-            forget=partition.stream.producers.forget_aborted,
-        )
+        producers, up_to = partition.stream.producers, partition.journal.high_watermark
+        await compactor.run(self.topic, lambda: producers, up_to=up_to, held_offset=None)
         await compactor.stop()
 
     def index(self) -> list[int]:
         """First offsets of the aborted transactions that are known."""
         end = self.partition.log.end_offset
-        return sorted(first for _, first, _ in self.partition.stream.aborted_below(end))
+        aborted = self.partition.stream.producers.aborted_between(0, end)
+        return sorted(each.first_offset for each in aborted)
 
     async def read(self, bytes_max: int = 300) -> tuple[dict[str, str], set[int]]:
         """The last value of each key as a consumer of committed records has it, and the offsets of

@@ -58,11 +58,12 @@ def test_a_marked_piece_is_whole_batches_within_its_bounds(
     if found is None:
         return
     at = offsets.index(start)
-    end = positions.index(found.position + found.size)
-    assert found.position == positions[at]
-    assert 0 < found.size <= bytes_max
-    assert found.next_offset == offsets[end] <= up_to
-    assert found.record_count == sum(counts[at:end])
+    position, size, next_offset, record_count = found
+    end = positions.index(position + size)
+    assert position == positions[at]
+    assert 0 < size <= bytes_max
+    assert next_offset == offsets[end] <= up_to
+    assert record_count == sum(counts[at:end])
 
 
 def test_a_reader_is_led_from_mark_to_mark_and_gets_every_byte(tmp_path: Path) -> None:
