@@ -5,7 +5,7 @@ that is deleted and created again has no old offsets or transactions. Every call
 COORDINATOR_NOT_AVAILABLE; the client then looks up the coordinator and retries."""
 
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -98,6 +98,9 @@ class BeatStreams(GroupCall[StreamsReply], frozen=True):
     """A heartbeat of a streams group member. Requires feature level 5."""
 
     request: StreamsHeartbeat
+
+
+Beat: TypeAlias = BeatConsumer | BeatShare | BeatStreams
 
 
 class MakeShareGroup(GroupCall[Reply], frozen=True):

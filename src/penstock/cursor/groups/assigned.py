@@ -1,4 +1,5 @@
-"""The common part of consumer and streams groups, whose coordinator assigns partitions or tasks.
+"""The common part of groups whose coordinator assigns partitions or tasks: consumer and streams
+groups, and in part share groups, which do not store their members.
 
 The state is rebuilt from the group's rows. No row may depend on an earlier row of another kind,
 because compaction may have removed that row. Members move towards the target assignment one by
@@ -31,8 +32,14 @@ from penstock.cursor.groups.records import (
     StreamsCurrentValue,
     StreamsMemberValue,
     StreamsValue,
+    TargetValue,
 )
-from penstock.cursor.groups.settings import ConsumerSettings, GroupSettings, StreamsSettings
+from penstock.cursor.groups.settings import (
+    ConsumerSettings,
+    GroupSettings,
+    ShareSettings,
+    StreamsSettings,
+)
 from penstock.cursor.patterns.matches import Topics
 from penstock.cursor.rows import KeyFields
 from penstock.wire.kafka.faults import ErrorCode
@@ -42,12 +49,13 @@ JOIN = 0
 LEAVE = -1
 LEAVE_STATIC = -2
 
-_SESSION = "session"
+SESSION = "session"
 REVOKE = "revoke"
+NEW_MEMBER = MemberValue(None, None, "", "", 0, (), "", None)
 
 MemberT = TypeVar("MemberT", bound=MemberValue | StreamsMemberValue)
-ValueT = TypeVar("ValueT", bound=ConsumerValue | StreamsValue)
-TimesT = TypeVar("TimesT", bound=ConsumerSettings | StreamsSettings)
+ValueT = TypeVar("ValueT", bound=ConsumerValue | StreamsValue | TargetValue)
+TimesT = TypeVar("TimesT", bound=ConsumerSettings | StreamsSettings | ShareSettings)
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -143,7 +151,6 @@ def epoch_text(kind: str, epoch: int, known: int) -> str:
 class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
     kind: ClassVar[str]
     is_blank: ClassVar = False
-    is_stored: bool  # False until a member has joined
     kinds: ClassVar[Kinds]
     _current_type: ClassVar[type[CurrentValue | StreamsCurrentValue]]
     _without_epochs: ClassVar[ErrorCode]  # error for commits of clients that do not know epochs
@@ -238,7 +245,7 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         if member_id in self._targets:
             self._put(decision, self.kinds.target_of, None, member_id)
         self._put(decision, self.kinds.member, None, member_id)
-        self._deadlines.drop((_SESSION, member_id))
+        self._deadlines.drop((SESSION, member_id))
         self._deadlines.drop((REVOKE, member_id))
 
     def erase(self, decision: Decision) -> None:
@@ -253,8 +260,12 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         return self.kind
 
     @property
-    def changed_at_ms(self) -> int:
-        return self.value.changed_at_ms
+    def is_stored(self) -> bool:
+        return self.value.epoch > 0
+
+    @property
+    def changed_at_ms(self) -> int | None:
+        return getattr(self.value, "changed_at_ms", None)  # share groups do not have it
 
     @property
     def is_empty(self) -> bool:
@@ -300,6 +311,12 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
             return request.refused(ErrorCode.FENCED_MEMBER_EPOCH, text)
         return None
 
+    def _full(self, request: Heartbeat, members_max: int) -> Reply | None:
+        if len(self._members) < members_max or request.member_id in self._members:
+            return None
+        text = f"The group has reached its maximum of {members_max} members."
+        return request.refused(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+
     def _advance(
         self,
         member_id: str,
@@ -340,7 +357,7 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
                 self._arm_revoke(member_id, now_ms)
 
     def _arm_session(self, member_id: str, now_ms: int) -> None:
-        self._deadlines.set((_SESSION, member_id), now_ms + self.times.session_ms)
+        self._deadlines.set((SESSION, member_id), now_ms + self.times.session_ms)
 
     def _arm_revoke(self, member_id: str, now_ms: int) -> None:
         self._deadlines.set((REVOKE, member_id), now_ms + self._members[member_id].rebalance_ms)

@@ -11,6 +11,7 @@ from typing import Any
 from penstock.cursor.groups.assigned import (
     JOIN,
     LEAVE_STATIC,
+    NEW_MEMBER,
     REVOKE,
     AssignedGroup,
     Heartbeat,
@@ -27,7 +28,7 @@ from penstock.cursor.groups.assignors import (
     from_map,
     to_map,
 )
-from penstock.cursor.groups.decision import ConsumerMemberDescription, Decision, Description, Reply
+from penstock.cursor.groups.decision import Decision, Description, MemberDescription, Reply
 from penstock.cursor.groups.records import (
     ConsumerValue,
     CurrentValue,
@@ -46,7 +47,6 @@ _NO_TOPICS = (
 )
 _NO_TIMEOUT = "RebalanceTimeoutMs must be provided in first request."
 _SUBSCRIPTION = ("topic_names", "topic_regex", "assignor")
-_NEW_MEMBER = MemberValue(None, None, "", "", 0, (), "", None)
 
 
 class ConsumerReply(Reply, frozen=True):
@@ -158,17 +158,13 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
             self._put(decision, RowKind.TARGET_OF, value, member_id)
 
     @property
-    def is_stored(self) -> bool:  # type: ignore[override]
-        return self.value.epoch > 0
-
-    @property
     def assignor(self) -> str:
         """The assignor that most members request, or the first by name in a tie."""
         votes = Counter(m.assignor for m in self._members.values() if m.assignor is not None)
         return min(votes, key=lambda name: (-votes[name], name), default=ASSIGNOR_DEFAULT)
 
     def describe(self) -> Description:
-        members = tuple(ConsumerMemberDescription(*each) for each in self._described())
+        members = tuple(MemberDescription(*each) for each in self._described())
         return self._describe(assignor=self.assignor, consumer_members=members)
 
     def subscribed(self) -> frozenset[str]:
@@ -181,11 +177,8 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         request: ConsumerHeartbeat,
         topics: Topics,
         decision: Decision,
-        *,
-        visibility: TopicVisibility | None = None,
+        visibility: TopicVisibility | None = None,  # topics that the member may see; None for all
     ) -> None:
-        """Apply a heartbeat. ``visibility`` says which topics the member may see; None means
-        all."""
         refusal = self._refusal(request)
         if refusal is not None:
             decision.reply(refusal)
@@ -218,7 +211,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         must be checked with ``visibility``, or ""."""
         regex = request.topic_regex
         if regex is None:
-            regex = self._members.get(request.member_id, _NEW_MEMBER).topic_regex
+            regex = self._members.get(request.member_id, NEW_MEMBER).topic_regex
         is_due = self._matches.is_due(request.member_id, regex, topics, visibility)
         if (
             not is_due
@@ -244,11 +237,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
             return None
         if not is_join:
             return self._epoch_refusal(request, request.owned)
-        members_max = self._settings.members_max
-        if len(self._members) < members_max or member_id in self._members:
-            return None
-        text = f"The group has reached its maximum of {members_max} members."
-        return ConsumerReply(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+        return self._full(request, self._settings.members_max)
 
     def _admit(self, request: ConsumerHeartbeat, decision: Decision) -> bool:
         """Add a new or returning member. Return True if the group's epoch must rise."""
@@ -274,7 +263,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
 
     def _update_member(self, request: ConsumerHeartbeat, decision: Decision) -> bool:
         """Update the member's row. Return True if its subscription or assignor has changed."""
-        old = self._members.get(request.member_id, _NEW_MEMBER)
+        old = self._members.get(request.member_id, NEW_MEMBER)
         names = request.topic_names and tuple(sorted(set(request.topic_names)))
         new = request.merged_into(old, self._settings.rebalance_ms_max, topic_names=names)
         if new != old:

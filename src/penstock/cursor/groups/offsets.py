@@ -64,7 +64,7 @@ class Offsets:
         """Create an empty table. ``open_groups``, shared by all groups of a coordinator, maps
         producer ids to the groups with pending commits of the producer."""
         self.group_id = group_id
-        self._account = usage.account_of(group_id)
+        self.account = usage.account_of(group_id)
         self._usage = usage
         self._open_groups = open_groups
         # Derived from the rows in the log.
@@ -78,7 +78,7 @@ class Offsets:
 
     def apply_offset(self, partition: TopicPartition, value: OffsetValue | None) -> None:
         before = self._committed.pop(partition, None)
-        self._usage.add(self._account, OFFSET_BYTES, _size_of(value) - _size_of(before))
+        self._usage.add(self.account, OFFSET_BYTES, _size_of(value) - _size_of(before))
         if value is not None:
             self._committed[partition] = value
         if partition in self._unstable:
@@ -89,7 +89,7 @@ class Offsets:
     ) -> None:
         commits = self._pending.setdefault(producer_id, {})
         before = commits.pop(partition, None)
-        self._usage.add(self._account, OFFSET_BYTES, _size_of(value) - _size_of(before))
+        self._usage.add(self.account, OFFSET_BYTES, _size_of(value) - _size_of(before))
         if before is not None:
             self._unstable[partition] -= 1
             if not self._unstable[partition]:
@@ -141,7 +141,7 @@ class Offsets:
                 growth = _size_of(value) - _size_of(known.get(partition))
                 if growth > bytes_max:
                     code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-                    self._usage.note_refused(self._account, OFFSET_BYTES)
+                    self._usage.note_refused(self.account, OFFSET_BYTES)
                 else:
                     bytes_max -= max(0, growth)
             results.append((*partition, code))

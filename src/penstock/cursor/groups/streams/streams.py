@@ -19,7 +19,7 @@ from penstock.cursor.groups.assigned import (
     MemberAssignment,
 )
 from penstock.cursor.groups.assignors import Partitions, TopicPartition
-from penstock.cursor.groups.decision import Decision, Description, Reply, StreamsMemberDescription
+from penstock.cursor.groups.decision import Decision, Description, MemberDescription, Reply
 from penstock.cursor.groups.offsets import CommitRequest
 from penstock.cursor.groups.records import (
     RowKind,
@@ -145,7 +145,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         super().erase(decision)
 
     @property
-    def is_stored(self) -> bool:  # type: ignore[override]
+    def is_stored(self) -> bool:
         return self.topology is not None
 
     @property
@@ -158,7 +158,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
 
     def describe(self) -> Description:
         return self._describe(
-            streams_members=tuple(StreamsMemberDescription(*each) for each in self._described()),
+            streams_members=tuple(MemberDescription(*each) for each in self._described()),
             topology=self.topology,
             partition_counts=self.counts if self.value.is_ready else {},
         )
