@@ -8,7 +8,7 @@ from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.offsets import CommitReply, CommitRequest, PartitionCommit
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.tenants import CoordinatorUsage
-from penstock.cursor.transactions import Transactions
+from penstock.cursor.transactions import Transactions, TxnDecision
 from penstock.model.identity import Quotas, Tenant
 from penstock.model.quotas import GROUPS, OFFSET_BYTES, TRANSACTIONAL_IDS
 from penstock.wire.kafka.faults import ErrorCode
@@ -98,7 +98,7 @@ def test_rows_that_are_read_again_count_as_before() -> None:
 def test_transactional_ids_by_share_and_by_quota() -> None:
     def begun(txns: Transactions, count: int) -> list[ErrorCode]:
         return [
-            txns.init(f"{B}/t{n}", timeout_ms=1, fresh_producer_id=n, wall_ms=0).reply.code
+            txns.init(calls.InitProducer(f"{B}/t{n}", -1, -1, 1), TxnDecision(0, 0, n)).code
             for n in range(count)
         ]
 

@@ -6,8 +6,9 @@ group joins the transaction as a pseudo partition with the topic id ``__groups/<
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from penstock.broker.context.context import BackupHold
 from penstock.broker.coordination.groups import TOPIC_NAME as GROUPS
@@ -31,7 +32,7 @@ from penstock.cursor.transactions import (
     Marker,
     TopicPartition,
     Transactions,
-    TxnOutcome,
+    TxnDecision,
     TxnReply,
     TxnValue,
 )
@@ -127,13 +128,13 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             raise Overloaded(f"the coordinator of group {group_id} replied {reply.code.name}")
 
     async def _init_or_end(
-        self, call: calls.InitProducer | calls.EndTransaction, decide: Callable[..., TxnOutcome]
+        self,
+        call: calls.InitProducer | calls.EndTransaction,
+        decide: Callable[[Transactions, Any, TxnDecision], TxnReply],
     ) -> TxnReply:
         return await self._at(call.transactional_id).request(
             call.transactional_id,
-            lambda txns, spare_id: decide(
-                txns, **asdict(call), fresh_producer_id=spare_id, wall_ms=self._clock.wall_ms()
-            ),
+            lambda txns, decision: decide(txns, call, decision),
             needs_id=True,
         )
 
@@ -152,9 +153,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             return await self._remote.add_partitions(node, call)
         reply = await self._at(call.transactional_id).request(
             call.transactional_id,
-            lambda txns, _: txns.add(
-                **asdict(call), now_ms=self._clock.mono_ms(), wall_ms=self._clock.wall_ms()
-            ),
+            lambda txns, decision: txns.add(call, decision),
             needs_id=False,
         )
         return reply.code
@@ -164,7 +163,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         if self._remote is not None and node is not None:
             return await self._remote.add_partitions(node, call)
         return await self._at(call.transactional_id).verify(
-            call.transactional_id, lambda txns: txns.verify(**asdict(call))
+            call.transactional_id, lambda txns: txns.verify(call)
         )
 
     async def _add_group(self, call: calls.AddGroup) -> ErrorCode:

@@ -34,17 +34,14 @@ class TicketReply(msgspec.Struct, frozen=True, gc=False):
     after_commit: bool
 
 
-class Decision:
+class Decision(msgspec.Struct):
     """The replies and rows of one decision. ``ticket`` identifies the request that caused it."""
 
-    __slots__ = ("now_ms", "replies", "rows", "ticket", "wall_ms")
-
-    def __init__(self, ticket: int | None = None, *, now_ms: int = 0, wall_ms: int = 0) -> None:
-        self.ticket = ticket
-        self.now_ms = now_ms
-        self.wall_ms = wall_ms
-        self.replies: list[TicketReply] = []
-        self.rows: list[Row] = []
+    ticket: int | None = None
+    now_ms: int = 0
+    wall_ms: int = 0
+    replies: list[TicketReply] = []
+    rows: list[Row] = []
 
     def reply(self, reply: Reply, *, after_commit: bool = False) -> None:
         self.reply_to(self.ticket, reply, after_commit=after_commit)
