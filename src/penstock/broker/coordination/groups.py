@@ -25,7 +25,7 @@ from penstock.cursor.groups.settings import GroupSettings, ShareSettings, share_
 from penstock.cursor.groups.streams.streams_requests import StreamsReply
 from penstock.cursor.groups.streams.task_assignor import AssignmentInput, compute_assignment
 from penstock.cursor.patterns.matches import Matches, Topics, TopicVisibility
-from penstock.cursor.patterns.pattern_syntax import InvalidPattern
+from penstock.cursor.patterns.pattern import InvalidPattern
 from penstock.model.call_times import FETCH_HERE_SECONDS_MAX, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN
 from penstock.model.levels import LEVEL_MAX, STREAMS_GROUPS
 from penstock.model.limits import MINUTE_MS

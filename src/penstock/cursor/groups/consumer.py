@@ -39,7 +39,7 @@ from penstock.cursor.groups.records import (
 )
 from penstock.cursor.groups.settings import ConsumerSettings, GroupSettings, consumer_settings
 from penstock.cursor.patterns.matches import Topics, TopicVisibility, VisibleMatches
-from penstock.cursor.patterns.pattern_syntax import InvalidPattern
+from penstock.cursor.patterns.pattern import InvalidPattern
 from penstock.wire.kafka.faults import ErrorCode
 
 _NO_TOPICS = (
