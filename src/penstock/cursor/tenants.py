@@ -64,8 +64,7 @@ class PartitionUsage:
         return self._counts.get((account, quota.what), 0)
 
     def room(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> int:
-        """Return how much more the tenant may add. ``bound`` is the partition's limit for all
-        tenants."""
+        """Return how much more the tenant may add. ``bound`` is the limit for all tenants."""
         most = self._node.most(account, quota)
         if most == NO_LIMIT:
             return NO_LIMIT

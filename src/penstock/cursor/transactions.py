@@ -107,8 +107,7 @@ class TxnReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class TxnDecision(msgspec.Struct):
-    """The rows and markers of a decision. Its reply and markers are sent once the rows are
-    committed."""
+    """The rows and markers of a decision; reply and markers are sent after the commit."""
 
     now_ms: int
     wall_ms: int

@@ -151,8 +151,7 @@ class ActiveManager:
             await part.stop()
 
     async def _look_around(self) -> None:
-        """Load the state, nodes first, because without nodes all partitions would look
-        leaderless."""
+        """Load the state, nodes first: without nodes all partitions would look leaderless."""
         self.saw_nodes()
         for at, key in enumerate(list(self._view.rows)):
             self.saw_row(key, self._view.rows.get(key))

@@ -172,8 +172,7 @@ def _leader(
 
 
 def _election(state: ClusterState, key: PartitionKey, view: View) -> Change | None:
-    """Elect a leader. Prefers nodes that do not stop and, if the partition moves, its future
-    replicas."""
+    """Elect a leader, preferably on a node that stays and, in a move, a future replica."""
     avoided = state.avoided
     request = state.requests.get(key)
     if request is not None:
@@ -309,10 +308,8 @@ def _toward(
         return _begin(state, key, view, target, room)
     if len(target) < len(row.replicas) or key in state.requests:
         # All target replicas exist; the placement request removes the others.
-        asked = _version(state, key)
-        return Decision(
-            key, DecisionKind.BEGUN, view.version, request=target, request_version=asked
-        )
+        begun = Decision(key, DecisionKind.BEGUN, view.version, request=target)
+        return begun._replace(request_version=_version(state, key))
     if room.take_order():
         ordered = msgspec.structs.replace(row, replicas=target)
         return Decision(key, DecisionKind.ORDERED, view.version, Change(view.version, ordered))
@@ -380,8 +377,7 @@ class _Room:
 
 
 def preferred(state: ClusterState, *, count_max: int) -> list[Decision]:
-    """Return decisions that elect the first replica of partitions where it could lead but does
-    not."""
+    """Return decisions that elect first replicas which could lead but do not."""
     found: list[Decision] = []
     for key in state.unpreferred:
         if len(found) >= count_max:

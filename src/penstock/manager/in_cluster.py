@@ -120,8 +120,7 @@ class Manager(PrefixWatch):
 
     @property
     def tenure_id(self) -> int:
-        """The revision in which the current manager became the manager, which increases each
-        time."""
+        """The revision in which the current manager became the manager; it increases."""
         return 0 if self._holder is None else self._holder.created
 
     def policy_changed(self) -> None:

@@ -58,16 +58,12 @@ class Loads:
         self.add(topic_id, replicas, -1)
 
     def leading(self, topic_id: str, nodes: Sequence[int]) -> int:
-        """Return the node that leads the fewest partitions of the topic, or the least loaded in a
-        tie."""
-        leading = self.of_topics
-        return min(
-            nodes, key=lambda n: (leading[topic_id, n], self.replicas[n], self.leaders[n], n)
-        )
+        """Return the node that leads the fewest partitions of the topic, or is least loaded."""
+        led = self.of_topics
+        return min(nodes, key=lambda n: (led[topic_id, n], self.replicas[n], self.leaders[n], n))
 
     def order(self, first: int, nodes: Sequence[int]) -> tuple[int, ...]:
-        """Return the nodes, first ``first``, then the node that is least often second after
-        ``first``."""
+        """Return ``first``, then the node that is least often second after it, then the others."""
         others = sorted(node for node in nodes if node != first)
         second = min(others, key=lambda node: (self.seconds[first, node], node), default=first)
         return (first, *sorted(others, key=lambda node: node != second))
@@ -235,8 +231,7 @@ class _Plan:
     def _substituted(
         self, replicas: Sequence[int], kept: Sequence[int], chosen: Sequence[int], wanted: int
     ) -> tuple[int, ...]:
-        """Replace replicas on draining nodes by new ones at the same position. If there are too few
-        new nodes, some draining ones stay at the end."""
+        """Replace draining nodes at their positions. If there are too few nodes, some stay last."""
         draining = [node for node in replicas if node in self._draining]
         staying = draining[: max(0, wanted - len(kept) - len(chosen))]
         coming = deque(chosen)
@@ -316,8 +311,7 @@ class _Plan:
         return led
 
     def even_leaders(self) -> None:
-        """Give every node about the same number of leaders. A change may need a chain of nodes,
-        each passing a partition to the next."""
+        """Even out the leaders of nodes. This may need a chain of nodes, each passing one on."""
         shared: _Shared = {node: {} for node in self._on}
         led = dict.fromkeys(self._on, 0)
         for key in self._keys:

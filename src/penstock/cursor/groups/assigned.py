@@ -91,8 +91,7 @@ class MemberState(IntEnum):
 
 
 class MemberAssignment(msgspec.Struct, frozen=True):
-    """The partitions of a member. The epoch is -2 for a static member that is away and may
-    return."""
+    """The partitions of a member. The epoch is -2 if it is static, away and may return."""
 
     epoch: int = 0
     previous_epoch: int = 0
@@ -223,19 +222,15 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
             self._states[new.state, new.epoch] += 1
             self._held(member_id, new.assigned | new.revoking)
 
-    def _put(
-        self, decision: Decision, kind: RowKind, value: msgspec.Struct | None, *member_id: str
-    ) -> None:
+    def _put(self, decision: Decision, kind: RowKind, value: Any, *member_id: str) -> None:
         key = (self.group_id, *member_id)
         decision.rows.append(CODEC.encode(kind, key, value))
         self.apply(kind, key, value)
 
     def _put_current(self, decision: Decision, member_id: str, current: MemberAssignment) -> None:
         if current != self._currents.get(member_id):
-            fields = self._fields_of(member_id, current)
-            value = self._current_type(
-                current.epoch, current.previous_epoch, current.state, *fields
-            )
+            head = (current.epoch, current.previous_epoch, current.state)
+            value = self._current_type(*head, *self._fields_of(member_id, current))
             key = (self.group_id, member_id)
             decision.rows.append(CODEC.encode(self.kinds.current, key, value))
             self._set_current(member_id, current, value)

@@ -6,7 +6,7 @@ is removed if it does not give up partitions within its rebalance timeout, or se
 within the session timeout. ``patterns/matches.py`` finds the topics that match a pattern."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.cursor.groups.assigned import (
     JOIN,
@@ -46,6 +46,7 @@ _NO_TOPICS = (
     "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
 )
 _NO_TIMEOUT = "RebalanceTimeoutMs must be provided in first request."
+DuePatterns: TypeAlias = tuple[frozenset[str], str]
 _SUBSCRIPTION = ("topic_names", "topic_regex", "assignor")
 
 
@@ -58,8 +59,7 @@ class ConsumerReply(Reply, frozen=True):
 
 
 class ConsumerHeartbeat(Heartbeat, frozen=True):
-    """A heartbeat, in which None means "unchanged". The client chooses the member id; for clients
-    of version 0 the broker does."""
+    """A heartbeat; None means "unchanged". In version 0 the broker chooses the member id."""
 
     instance_id: str | None = None
     rack_id: str | None = None
@@ -206,9 +206,8 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
 
     def due_patterns(
         self, request: ConsumerHeartbeat, topics: Topics, visibility: TopicVisibility | None
-    ) -> tuple[frozenset[str], str]:
-        """Return the patterns to match before a heartbeat is applied, and the pattern whose topics
-        must be checked with ``visibility``, or ""."""
+    ) -> DuePatterns:
+        """Return the patterns to match first, and the one to check with ``visibility``, or ""."""
         regex = request.topic_regex
         if regex is None:
             regex = self._members.get(request.member_id, NEW_MEMBER).topic_regex

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cursor.groups.assigned import JOIN, AssignedGroup, Heartbeat
 from penstock.cursor.groups.classic.classic import ClassicGroup
 from penstock.cursor.groups.classic.classic_state import JoinReply, State
-from penstock.cursor.groups.consumer import ConsumerGroup, ConsumerHeartbeat
+from penstock.cursor.groups.consumer import ConsumerGroup, ConsumerHeartbeat, DuePatterns
 from penstock.cursor.groups.decision import Decision, Description, Listing, Reply
 from penstock.cursor.groups.offsets import CommitReply, CommitRequest, FetchReply, Offsets
 from penstock.cursor.groups.records import ConfigsValue
@@ -91,9 +91,7 @@ class Groups(GroupTable):
             group.members = members  # a rejected first join creates no group
         self._finish(group)
 
-    def _find(
-        self, group_id: str, kind: type[Any], *, is_join: bool
-    ) -> tuple[Group | None, Any, ErrorCode]:
+    def _find(self, group_id: str, kind: type[Any], *, is_join: bool) -> tuple[Any, Any, ErrorCode]:
         group, code = self._find_or_create(group_id, may_create=is_join)
         if group is None or isinstance(group.members, kind):
             return group, group and group.members, code
@@ -101,9 +99,7 @@ class Groups(GroupTable):
             return group, kind(group_id, self._settings), code
         return None, None, ErrorCode.GROUP_ID_NOT_FOUND
 
-    def due_patterns(
-        self, call: "calls.BeatConsumer", topics: Topics
-    ) -> tuple[frozenset[str], str]:
+    def due_patterns(self, call: "calls.BeatConsumer", topics: Topics) -> DuePatterns:
         members = self._members(call.group_id)
         if not isinstance(members, ConsumerGroup):
             members = ConsumerGroup(call.group_id, self._settings)
@@ -114,8 +110,7 @@ class Groups(GroupTable):
         return None if group is None else group.members
 
     def pending_assignment(self, group_id: str) -> AssignmentInput | None:
-        """Return the input of a large assignment. The caller passes the result to
-        ``take_assignment``."""
+        """Return the input of a large assignment, whose result goes to ``take_assignment``."""
         members = self._members(group_id)
         return members.pending if isinstance(members, StreamsGroup) else None
 
@@ -278,8 +273,7 @@ class Groups(GroupTable):
             self._finish(group)
 
     def expire(self, decision: Decision, *, topic_ids: Callable[[str, str], str | None]) -> None:
-        """Drop old offsets and empty groups. ``topic_ids`` returns the topic id for a group id and
-        a topic name."""
+        """Drop old offsets and empty groups. ``topic_ids`` maps a group id and a topic name."""
         self._fences.expire(decision)
         bound_ms = decision.wall_ms - self._settings.offsets_retention_ms
         for group in list(self._groups.values()):

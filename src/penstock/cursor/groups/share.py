@@ -20,7 +20,13 @@ from penstock.cursor.groups.assigned import (
     Heartbeat,
     MemberAssignment,
 )
-from penstock.cursor.groups.assignors import MemberSpec, Partitions, TopicPartition, assign_uniform
+from penstock.cursor.groups.assignors import (
+    MemberSpec,
+    Partitions,
+    Shares,
+    TopicPartition,
+    assign_uniform,
+)
 from penstock.cursor.groups.decision import Decision, Description, MemberDescription, Reply
 from penstock.cursor.groups.records import MemberValue, RowKind, TargetValue
 from penstock.cursor.groups.settings import (
@@ -67,9 +73,7 @@ class ShareHeartbeat(Heartbeat, frozen=True):
         return self.first_of(errors)
 
 
-def assign_simple(
-    members: Sequence[MemberSpec], topics: Mapping[str, int]
-) -> dict[str, Partitions]:
+def assign_simple(members: Sequence[MemberSpec], topics: Mapping[str, int]) -> Shares:
     """Assign each partition to one member, evenly. A member left without any gets the partition of
     its topics that has the fewest readers. ``topics`` maps topic ids to partition counts."""
     shares = assign_uniform(members, topics)

@@ -13,7 +13,7 @@ from penstock.cursor.groups.assigned import AssignedGroup
 from penstock.cursor.groups.classic.classic import ClassicGroup
 from penstock.cursor.groups.consumer import ConsumerGroup
 from penstock.cursor.groups.decision import Decision
-from penstock.cursor.groups.offsets import Fences, Offsets
+from penstock.cursor.groups.offsets import Fences, Offsets, OpenGroups
 from penstock.cursor.groups.records import CODEC, ConfigsValue, RowKind
 from penstock.cursor.groups.settings import GROUP_ID_CHARS_MAX, GroupSettings
 from penstock.cursor.groups.share import ShareGroup
@@ -51,15 +51,14 @@ class GroupTable:
         *,
         stored: Callable[[str], Mapping[str, str]] | None = None,
     ) -> None:
-        """Create an empty table. ``stored`` returns the configs of a group in the metadata store;
-        it is None if all configs are rows."""
+        """Create a table. ``stored`` finds configs in the metadata store; None if all are rows."""
         self._settings = settings
         self._stored = stored
         self._usage = usage or PartitionUsage(NO_QUOTAS)
         self._groups: dict[str, Group] = {}
         self._fences = Fences()
         self._configs: dict[str, ConfigsValue] = {}  # by group id; the groups may not exist yet
-        self._open_groups: dict[int, set[str]] = {}  # producer → groups with pending commits
+        self._open_groups: OpenGroups = {}
         self._wakes: Deadlines[str] = Deadlines()
 
     def next_wake_ms(self) -> int | None:
@@ -103,8 +102,7 @@ class GroupTable:
             self._arm(group)
 
     def configs(self, group_id: str) -> Mapping[str, str]:
-        """Return a group's configs. Those in the metadata store override rows not moved there
-        yet."""
+        """Return a group's configs. The metadata store overrides rows not moved there yet."""
         value = self._configs.get(group_id)
         rows = {} if value is None else value.configs
         stored = {} if self._stored is None else self._stored(group_id)
@@ -115,8 +113,7 @@ class GroupTable:
         return {group_id: value.configs for group_id, value in self._configs.items()}
 
     def repeat_configs(self, decision: Decision) -> None:
-        """Write all configs again. When they are committed, this node has proved that it is the
-        leader."""
+        """Write all configs again. Their commit proves that this node is the leader."""
         for group_id, value in self._configs.items():
             self._put_configs(group_id, value, decision)
 

@@ -116,8 +116,7 @@ def is_event_type(number: int) -> bool:
 
 
 def decode(number: int, data: bytes | memoryview) -> Event:
-    """Decode an event. Raises ValueError if the log is damaged or was written by a newer version,
-    because a guess would redeliver or lose messages."""
+    """Decode an event. Raises ValueError if damaged or newer: a guess could lose messages."""
     decoder = _DECODERS.get(number)
     if decoder is None:
         raise ValueError(f"control record type {number} is not a cursor event")

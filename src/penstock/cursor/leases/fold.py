@@ -99,11 +99,10 @@ class LeaseState:
         assert base_offset >= self._next_offset, "appends must follow the order of the log"
         self._appended_count += count
         self._next_offset = next_offset
+        began_ms = now_ms - elapsed_ms
         for offset, delay_ms in delays:
             if delay_ms > 0 and offset >= self.head:
-                self._delays.add(
-                    delay_ms, appended_at_ms=appended_at_ms, now_ms=now_ms - elapsed_ms
-                )
+                self._delays.add(delay_ms, appended_at_ms=appended_at_ms, now_ms=began_ms)
 
     def apply(self, event: Event, *, offset: int, now_ms: int, elapsed_ms: int = 0) -> None:
         """Replay an event written ``elapsed_ms`` ago. A lease runs for its remaining time."""
@@ -417,8 +416,7 @@ class LeaseState:
     def feed(
         self, records: Sequence[Record], next_offset: int, *, now_ms: int, wall_ms: int
     ) -> None:
-        """Add records to the read-ahead window until it is full. ``next_offset`` follows the last
-        record."""
+        """Add records to the window until it is full. ``next_offset`` follows the last record."""
         self._is_dry = True
         for record in records:
             if record.offset < self.scan_from:

@@ -161,8 +161,7 @@ class LeaseCursor(LeaseState):
     def _repeat(
         self, attempt_id: str, lease_ms: int, now_ms: int, wall_ms: int
     ) -> LeaseOutcome | None:
-        """Lease the records of an earlier attempt again. Return None if any of them was acked,
-        extended or released, or if its lease ended."""
+        """Repeat an attempt's lease. Return None if a record was changed or its lease ended."""
         attempt = self._attempts.find(attempt_id, now_ms=now_ms)
         if attempt is None:
             return None
@@ -276,8 +275,7 @@ class LeaseCursor(LeaseState):
         return Outcome(None, (event,))
 
     def expire(self, *, retention_ms: int, now_ms: int, wall_ms: int) -> Outcome[int]:
-        """Drop records past their retention and return their number. If ``wants_feed`` is true
-        afterwards, the caller should feed and call this again."""
+        """Drop expired records, return how many. If ``wants_feed`` then, feed and repeat."""
         self._advance(now_ms)
         bound_ms = wall_ms - retention_ms
         table = self._table

@@ -150,8 +150,7 @@ class DelayBuckets:
         return sum(n for n, from_ms in self._buckets.values() if from_ms + extra_ms > now_ms)
 
     def next_ms(self, *, now_ms: int, delay_ms: int = 0) -> int | None:
-        """Return when the first delayed record is due, to the second, or None if none is
-        delayed."""
+        """Return when the first delayed record is due, to the second, or None if there is none."""
         extra_ms = delay_ms if self._by_append else 0
         due = (from_ms + extra_ms for _, from_ms in self._buckets.values())
         return min((each for each in due if each > now_ms), default=None)

@@ -22,8 +22,6 @@ from penstock.cursor.leases.parts import READY, TAKEN, Entry, due_at
 from penstock.model.message import Record
 
 _STALE_MIN = 1_024
-
-
 IN_FLIGHT_MIN = 30
 SHARE = 10  # a group is noisy above 1/SHARE of all records in flight
 GROUPS_MAX = 64
@@ -60,13 +58,8 @@ class FairShare:
         if count == IN_FLIGHT_MIN - 1:
             self._large_groups.discard(group)
 
-    def is_noisy(self, group: str | None, total: int) -> bool:
-        if group not in self._large_groups or group is None:
-            return False
-        return self._in_flight[group] * SHARE > total
-
-    def noisy_groups(self, total: int) -> list[str]:
-        return [group for group in self._large_groups if self.is_noisy(group, total)]
+    def noisy_groups(self, total: int) -> set[str]:
+        return {group for group in self._large_groups if self._in_flight[group] * SHARE > total}
 
     def park(self, group: str, offset: int) -> None:
         self._parked.setdefault(group, deque()).append(offset)
@@ -76,13 +69,9 @@ class FairShare:
         return ((group, offsets[0]) for group, offsets in self._parked.items())
 
     def quietest(self) -> str | None:
-        """Return the parked group with the fewest records in flight; ties go to the lowest
-        offset."""
-        fronts, in_flight = self.parked_fronts(), self._in_flight
-        best = min(
-            ((in_flight.get(group, 0), offset, group) for group, offset in fronts), default=None
-        )
-        return None if best is None else best[2]
+        """Return the parked group with the fewest records in flight, then the lowest offset."""
+        count = self._in_flight.get
+        return min(self._parked, key=lambda g: (count(g, 0), self._parked[g][0]), default=None)
 
     def unpark(self, group: str) -> int:
         offsets = self._parked[group]
@@ -221,7 +210,7 @@ class StandardCursor(LeaseCursor):
         """Pick records of quiet groups in the usual order, then of noisy groups. Return the new
         head (the first offset not examined), and whether the event is full."""
         fair = self._fair
-        noisy = set(fair.noisy_groups(self._in_flight))
+        noisy = fair.noisy_groups(self._in_flight)
         picked, take = selection.picked, selection.take
         while len(picked) < take:
             offset = self._next_quiet(noisy)

@@ -43,8 +43,7 @@ class Matches:
         self._row(regex)
 
     def of(self, regex: str, topics: Collection[str], epoch: int) -> frozenset[str]:
-        """Return the topics that match. ``epoch`` is a number that changes whenever ``topics``
-        changes. Raises InvalidPattern."""
+        """Return the topics that match; ``epoch`` identifies ``topics``. Raises InvalidPattern."""
         for _ in self.catch_up(regex, topics, epoch):
             pass
         row = self._rows[regex]

@@ -88,8 +88,7 @@ class Pattern:
         return _END in states
 
     def _closure(self, states: Iterable[int], name: str, at: int) -> set[int]:
-        """Return the given states and all that are reachable from them without consuming a
-        character."""
+        """Return the states and all that are reachable from them without a character."""
         holds = _holding(name, at) if self._has_assertions else 0
         chars, leads, needs = self._chars, self._leads, self._needs
         found: set[int] = set()
@@ -126,8 +125,7 @@ def _holding(name: str, at: int) -> int:
 
 
 class _Flags(msgspec.Struct, frozen=True, gc=False):
-    """Flags of a group. ``U`` (ungreedy) is accepted and ignored, since it does not affect a full
-    match."""
+    """Flags of a group. ``U`` (ungreedy) is ignored, since it does not affect a full match."""
 
     i: bool = False  # ignore case
     m: bool = False  # ^ and $ match at line ends
@@ -135,8 +133,7 @@ class _Flags(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Program:
-    """Parses a pattern into states, as parallel lists: test number or _FORK, next states, and the
-    assertions that must hold to continue."""
+    """Parses a pattern into parallel lists: test number or _FORK, next states, assertions."""
 
     def __init__(self, text: str) -> None:
         if len(text) > PATTERN_CHARS_MAX:
@@ -177,9 +174,8 @@ class _Program:
             branches.append(self._sequence())
         if len(branches) == 1:
             return branches[0]
-        return lambda then: self._state(
-            _FORK, tuple([self._visit(each)(then) for each in branches])
-        )
+        visit = self._visit
+        return lambda then: self._state(_FORK, tuple([visit(each)(then) for each in branches]))
 
     def _sequence(self) -> _Node:
         items: list[_Node] = []
@@ -279,8 +275,7 @@ class _Program:
         self._flags = before
 
     def _opens_group(self) -> bool:
-        """Read the name or the flags after ``(?``. Return False for ``(?flags)``, which opens no
-        group."""
+        """Read the name or flags after ``(?``. Return False if ``(?flags)`` opens no group."""
         if self._text.startswith(("P<", "<"), self._at):
             self._named_group()
             return True

@@ -166,9 +166,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
     def subscribed(self) -> frozenset[str]:
         if self.topology is None or not self._members:
             return frozenset()
-        return frozenset(
-            name for part in self.topology.subtopologies for name in requests.read_by(part)
-        )
+        return frozenset(requests.readers_of(self.topology))
 
     def heartbeat(self, request: StreamsHeartbeat, topics: Topics, decision: Decision) -> None:
         owned = request.owned
@@ -266,10 +264,8 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         """Store the member's metadata. Return True if the member is new or its metadata changed."""
         old = self._members.get(request.member_id)
         epoch = None if request.topology is None else request.topology.epoch
-        rebalance_ms_max = self._settings.rebalance_ms_max
-        new = request.merged_into(
-            old or requests.NEW_MEMBER, rebalance_ms_max, topology_epoch=epoch
-        )
+        before, rebalance_ms_max = old or requests.NEW_MEMBER, self._settings.rebalance_ms_max
+        new = request.merged_into(before, rebalance_ms_max, topology_epoch=epoch)
         if new == old:
             return False
         self._put(decision, RowKind.STREAMS_MEMBER, new, request.member_id)
@@ -317,13 +313,12 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             return Status(StatusCode.ASSIGNMENT_DELAYED, text)
         self._assigned_at_ms = decision.now_ms
         assert self.topology is not None
+        parts = self.topology.subtopologies
         self.pending = AssignmentInput(
             self.group_id,
             self.value.epoch,
             self._configured.tasks if self._configured.is_ready else {},
-            frozenset(
-                each.subtopology_id for each in self.topology.subtopologies if each.changelogs
-            ),
+            frozenset(part.subtopology_id for part in parts if part.changelogs),
             self.times.standbys,
             tuple((i, m.process_id, self._targets.get(i)) for i, m in self._members.items()),
         )
@@ -350,12 +345,10 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
     def _all_endpoints(self) -> tuple[requests.Endpoint, ...]:
         assert self.topology is not None, "members must have a topology"
         if self._read is None:
-            counts = self.counts
+            counts, parts = self.counts, self.topology.subtopologies
             self._read = {
-                part.subtopology_id: [
-                    (name, counts.get(name, 0)) for name in requests.read_by(part)
-                ]
-                for part in self.topology.subtopologies
+                part.subtopology_id: [(n, counts.get(n, 0)) for n in requests.read_by(part)]
+                for part in parts
             }
         return tuple(
             requests.Endpoint(*member.endpoint, self._currents[member_id].assigned, self._read)
