@@ -5,7 +5,7 @@ event when it returns, so two receives never pick the same record. Which records
 decided in standard.py and fifo.py. Retention is checked when a record would be delivered, and by
 ``expire``, which the broker calls periodically so that idle queues drop records too."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop
 from typing import NamedTuple
 
@@ -27,16 +27,20 @@ from penstock.cursor.leases.events import (
     TrimEvent,
 )
 from penstock.cursor.leases.fold import LeaseState
-from penstock.cursor.leases.obstacles import (
-    ObstacleCounter,
-    ObstacleSearch,
-    QueueTerms,
-    find_obstacles,
+from penstock.cursor.leases.obstacles import ObstacleCounter, ObstacleSearch, QueueTerms
+from penstock.cursor.leases.parts import (
+    DELAYED,
+    HELD_PER_LEASE_MAX,
+    LEASED,
+    TAKEN,
+    UNKNOWN,
+    Attempt,
+    Entry,
+    due_at,
+    is_dead,
 )
-from penstock.cursor.leases.parts import DELAYED, LEASED, TAKEN, UNKNOWN, Attempt, Entry, due_at
-from penstock.cursor.leases.redrive import HELD_PER_LEASE_MAX, is_dead
 from penstock.model.errors import ExpiredReceipt, InvalidRequest, NotLeased
-from penstock.model.limits import LEASE_MS_MAX
+from penstock.model.limits import ATTEMPT_WINDOW_MS, LEASE_MS_MAX
 from penstock.model.message import Claim, Record
 from penstock.model.topic import PeekState
 
@@ -162,8 +166,8 @@ class LeaseCursor(LeaseState):
         self, attempt_id: str, lease_ms: int, now_ms: int, wall_ms: int
     ) -> LeaseOutcome | None:
         """Repeat an attempt's lease. Return None if a record was changed or its lease ended."""
-        attempt = self._attempts.find(attempt_id, now_ms=now_ms)
-        if attempt is None:
+        attempt = self._attempts.get(attempt_id)
+        if attempt is None or attempt.at_ms + ATTEMPT_WINDOW_MS <= now_ms:
             return None
         for offset in attempt.offsets:
             entry = self._table.get(offset)
@@ -370,14 +374,12 @@ class LeaseCursor(LeaseState):
         self._advance(terms.now_ms)
         delay_ends_ms = self._delays.next_ms(now_ms=terms.now_ms, delay_ms=terms.queue_delay_ms)
         counter = ObstacleCounter(terms, is_fifo=self.is_fifo, delay_ends_ms=delay_ends_ms)
-
-        def fresh() -> Iterator[tuple[str | None, int]]:
-            for record in self._window:
-                due_ms = self._due_ms(record, terms.queue_delay_ms, terms.now_ms, terms.wall_ms)
-                if due_ms <= terms.now_ms and record.offset not in self._acked_ahead:
-                    yield record.message.group, self._retention_base(record)
-
-        found = yield from find_obstacles(self._table, fresh, counter)
+        yield from counter.add_all(self._table)
+        for record in self._window:
+            due_ms = self._due_ms(record, terms.queue_delay_ms, terms.now_ms, terms.wall_ms)
+            if due_ms <= terms.now_ms and record.offset not in self._acked_ahead:
+                counter.add_free(record.message.group, self._retention_base(record))
+        found = yield from counter.result()
         return msgspec.structs.replace(found, is_read_ahead_full=not self._may_skip)
 
 

@@ -1,12 +1,13 @@
-"""The parts of a lease cursor's state: entries, receive attempts, delay counts and snapshots."""
+"""The parts of a lease cursor: entries, receive attempts, delays, dead letters and snapshots."""
 
 from collections.abc import Iterable
 
 import msgspec
 
 from penstock.cursor.rows import framed, unframed
-from penstock.model.limits import ATTEMPT_IDS_MAX, ATTEMPT_WINDOW_MS, DELAY_MS_MAX, SECOND_MS
-from penstock.model.message import Record
+from penstock.model.limits import ATTEMPTS_MAX, DELAY_MS_MAX, SECOND_MS
+from penstock.model.message import Message, Record
+from penstock.model.names import uuid_text
 
 # ── Entries: records below the cursor's head (next unexamined offset) that are not gone yet ──
 #
@@ -44,46 +45,14 @@ class Entry(msgspec.Struct, gc=False):
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False):
+    """A recent receive attempt on a FIFO queue. A client that lost a reply retries with the same
+    attempt id and gets the same messages under the same lease, although their groups are locked.
+    Lease events contain the attempt id, so all replicas have the same attempts. They drop old ones
+    by count, at the same event; the age is checked only by lookups."""
+
     lease_seq: int
     offsets: tuple[int, ...]
     at_ms: int  # monotonic clock
-
-
-class AttemptTable:
-    """Recent receive attempts on a FIFO queue. A client that lost a reply retries with the same
-    attempt id and gets the same messages under the same lease, although their groups are locked.
-
-    Lease events contain the attempt id, so all replicas have the same table. They drop old attempts
-    by count, at the same event; the age is checked only by lookups."""
-
-    def __init__(self) -> None:
-        self._attempts: dict[str, Attempt] = {}  # oldest first
-
-    def is_repeat(self, attempt_id: str, lease_seq: int) -> bool:
-        """Return whether a lease event repeats the lease of an earlier attempt."""
-        attempt = self._attempts.get(attempt_id)
-        return attempt is not None and attempt.lease_seq == lease_seq
-
-    def find(self, attempt_id: str, *, now_ms: int) -> Attempt | None:
-        attempt = self._attempts.get(attempt_id)
-        if attempt is None or attempt.at_ms + ATTEMPT_WINDOW_MS <= now_ms:
-            return None
-        return attempt
-
-    def remember(self, attempt_id: str, attempt: Attempt) -> None:
-        self._attempts.pop(attempt_id, None)  # so that the attempt moves to the end
-        self._attempts[attempt_id] = attempt
-        if len(self._attempts) > ATTEMPT_IDS_MAX:
-            del self._attempts[next(iter(self._attempts))]
-
-    def rows(self, *, now_ms: int) -> list[tuple[str, int, tuple[int, ...], int]]:
-        return [(i, a.lease_seq, a.offsets, now_ms - a.at_ms) for i, a in self._attempts.items()]
-
-    def load(self, rows: Iterable[tuple[str, int, tuple[int, ...], int]], began_ms: int) -> None:
-        self._attempts = {
-            attempt_id: Attempt(lease_seq, offsets, began_ms - age_ms)
-            for attempt_id, lease_seq, offsets, age_ms in rows
-        }
 
 
 # ── Delays ───────────────────────────────────────────────────────────────────────────────────
@@ -163,6 +132,47 @@ class DelayBuckets:
 
     def load(self, rows: Iterable[tuple[int, int, int]], began_ms: int) -> None:
         self._buckets = {key: (n, began_ms + left_ms) for key, n, left_ms in rows}
+
+
+# ── Dead letters: records that were leased too often, and the messages written for them ──────
+#
+# The cursor holds such a record under an internal lease that does not count as an attempt. The
+# broker appends a copy to the dead-letter queue, waits until it is durable, and acks the original.
+# After a crash in between, the copy is appended again, and its deduplication id marks it as a
+# duplicate.
+
+# Long enough to append to another partition under load, and no longer than an ordinary lease, in
+# case of a crash.
+HOLD_MS = 30 * SECOND_MS
+# Bounds the work of one receive on a long run of dead records.
+HELD_PER_LEASE_MAX = 100
+
+
+def is_dead(attempts: int, attempts_max: int | None) -> bool:
+    return attempts_max is not None and attempts >= attempts_max
+
+
+def dead_letter(
+    record: Record, *, attempts: int, source_arn: str, origin: str, is_fifo: bool
+) -> Message:
+    """Return the message to append to the dead-letter queue. It keeps its id, attributes, sending
+    time and attempts, but not its delay. A standard queue deduplicates it by ``origin``, the topic,
+    partition and offset of the record. A FIFO queue uses the message id, plus ``origin`` if the
+    message was a dead letter before, because it may return to the same queue."""
+    message = record.message
+    dedup_id = origin
+    if is_fifo:
+        dedup_id = uuid_text(message.message_id)
+        if message.source_arn is not None:
+            dedup_id += f":{origin}"
+    return msgspec.structs.replace(
+        message,
+        attempts=min(message.attempts + attempts, ATTEMPTS_MAX),
+        source_arn=source_arn,
+        sent_at_ms=record.sent_at_ms,
+        dedup_id=dedup_id,
+        delay_ms=None,
+    )
 
 
 # ── Checkpoints ──────────────────────────────────────────────────────────────────────────────

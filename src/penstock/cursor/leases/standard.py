@@ -94,7 +94,8 @@ class StandardCursor(LeaseCursor):
         self._ready: list[int] = []  # heap of offsets; stale if the entry is not READY
         self._ready_max = _STALE_MIN
         self._due: dict[int, int] = {}  # offset → due time of delayed records in the window
-        self._fair = FairShare()
+        self._fair = fair = FairShare()
+        self._on_leased, self._on_lease_ended = fair.leased, fair.lease_ended
 
     def _needs_feed(self, take: int, is_dry: bool) -> bool:
         return len(self._window) < take and len(self._ready) < take and self._lacks(take, is_dry)
@@ -288,12 +289,6 @@ class StandardCursor(LeaseCursor):
         heappush(self._ready, offset)
         if len(self._ready) > self._ready_max:
             self._rebuild()
-
-    def _on_leased(self, group: str) -> None:
-        self._fair.leased(group)
-
-    def _on_lease_ended(self, group: str) -> None:
-        self._fair.lease_ended(group)
 
     def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
         delay_ms = record.message.delay_ms
