@@ -10,8 +10,8 @@ return, an operator drains it. New partitions are spread per topic: if one node 
 of a busy topic, the topic would be limited to the cores of that node."""
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from penstock.metadata.cluster_entries import PartitionKey
@@ -137,24 +137,23 @@ def plan(
 ) -> dict[PartitionKey, tuple[int, ...]]:
     """Return the new replicas of partitions that should move or have too few. With ``steps_max``,
     each kind of change stops after that many steps; the caller plans again afterwards."""
-    work = _Plan(partitions, hosts, draining, steps_max=steps_max)
-    is_repaired = work.repair()
-    # Balancing waits until repairs are done, because they change the load.
-    if is_balancing and is_repaired:
-        work.spread_racks()
-        work.even_replicas()
-        work.even_leaders()
+    work = _Plan(partitions, hosts, draining)
+    changes = (work.repair, work.spread_racks, work.even_replicas, work.even_leaders)
+    for change in changes if is_balancing else changes[:1]:
+        count = sum(1 for _ in islice(change(), steps_max))
+        if change == work.repair and count == steps_max:
+            break  # balancing waits until repairs are done, because they change the load
     return work.moved()
 
 
 class _Plan:
+    """A plan. Its changes are generators, which yield after each step."""
+
     def __init__(
         self,
         partitions: Mapping[PartitionKey, Placed],
         hosts: Sequence[Host],
         draining: frozenset[int],
-        *,
-        steps_max: int | None,
     ) -> None:
         self._partitions = partitions
         self._keys = sorted(partitions)
@@ -163,7 +162,6 @@ class _Plan:
         self._open = sorted(each for each in hosts if each.is_open and each.node not in draining)
         self._open_racks = {self._racks.of(each.node) for each in self._open}
         self._draining = draining
-        self._steps_max = steps_max
         # Partitions by node. Replicas on nodes that are not open do not move. Dictionaries serve as
         # ordered sets, so that every manager makes the same plan.
         self._on: dict[int, dict[PartitionKey, None]] = {each.node: {} for each in self._open}
@@ -196,16 +194,12 @@ class _Plan:
         self._led[key.topic_id, place[0]] += 1
         self._places[key] = place
 
-    def repair(self) -> bool:
-        steps = 0
+    def repair(self) -> Iterator[None]:
         for key in self._keys:
             place = self._repaired(key)
             if place != self._places[key]:
                 self._put(key, place)
-                steps += 1
-                if steps == self._steps_max:
-                    return False
-        return True
+                yield
 
     def _repaired(self, key: PartitionKey) -> tuple[int, ...]:
         replicas = self._places[key]
@@ -243,18 +237,12 @@ class _Plan:
                 place.append(coming.popleft())
         return (*place, *coming, *staying)
 
-    def spread_racks(self) -> None:
-        if not self._racks:
-            return
-        steps = 0
-        for key in self._keys:
-            if self._partitions[key].is_fixed:
-                continue
-            while (better := self._spread(key)) is not None:
+    def spread_racks(self) -> Iterator[None]:
+        for key in self._keys if self._racks else ():
+            is_fixed = self._partitions[key].is_fixed
+            while not is_fixed and (better := self._spread(key)) is not None:
                 self._put(key, better)
-                steps += 1
-                if steps == self._steps_max:
-                    return
+                yield
 
     def _spread(self, key: PartitionKey) -> tuple[int, ...] | None:
         place = self._places[key]
@@ -274,10 +262,9 @@ class _Plan:
                 return _replaced(place, node, taking)
         return None
 
-    def even_replicas(self) -> None:
-        steps = 0
-        while steps != self._steps_max and self._even_one():
-            steps += 1
+    def even_replicas(self) -> Iterator[None]:
+        while self._even_one():
+            yield
 
     def _even_one(self) -> bool:
         """Move one replica to a node with fewer replicas. Return False if none can move."""
@@ -310,7 +297,7 @@ class _Plan:
                 led, led_more = key, more
         return led
 
-    def even_leaders(self) -> None:
+    def even_leaders(self) -> Iterator[None]:
         """Even out the leaders of nodes. This may need a chain of nodes, each passing one on."""
         shared: _Shared = {node: {} for node in self._on}
         led = dict.fromkeys(self._on, 0)
@@ -320,8 +307,7 @@ class _Plan:
                 led[first] += 1
                 if not self._partitions[key].is_fixed:
                     self._share(shared, key)
-        steps = 0
-        while steps != self._steps_max and (chain := self._chain(shared, led)) is not None:
+        while (chain := self._chain(shared, led)) is not None:
             for giving, taking in pairwise(chain):
                 key = next(iter(shared[giving][taking]))
                 for keys in shared[giving].values():
@@ -330,7 +316,7 @@ class _Plan:
                 self._share(shared, key)
             led[chain[0]] -= 1
             led[chain[-1]] += 1
-            steps += 1
+            yield
 
     def _share(self, shared: _Shared, key: PartitionKey) -> None:
         first, *others = self._places[key]
