@@ -218,9 +218,8 @@ class Transactions:
         self._send_markers(transactional_id, decision)
 
     def add(self, call: "calls.AddPartitions", decision: TxnDecision) -> TxnReply:
-        """Add partitions to the transaction, for AddPartitionsToTxn, for AddOffsetsToTxn (the
-        partition of the group's coordinator), and for produce requests and offset commits of
-        version 2 clients."""
+        """Add partitions, for AddPartitionsToTxn, for AddOffsetsToTxn (the partition of the group's
+        coordinator), and for produce requests and offset commits of version 2 clients."""
         code, txn = self._find(call)
         if code:
             return TxnReply(code)
@@ -244,9 +243,8 @@ class Transactions:
         return TxnReply(ErrorCode.NONE, call.producer_id, call.producer_epoch)
 
     def verify(self, call: "calls.VerifyPartition") -> ErrorCode:
-        """Return NONE if the partition is in the open transaction of a version 1 client. Called
-        before the first batch in a partition, so that a late batch cannot open a transaction that
-        never ends."""
+        """Return NONE if the partition is in the open transaction of a version 1 client. Otherwise
+        a late batch, the first in a partition, could open a transaction that never ends."""
         code, txn = self._find(call)
         if code:
             return code

@@ -18,6 +18,7 @@ from enum import IntEnum
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.cursor.deadlines import Deadlines
 from penstock.cursor.groups.assignors import Partitions, TopicPartition
@@ -77,7 +78,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
         rebalance_ms = min(changes["rebalance_ms"], rebalance_ms_max)
         changes["rebalance_ms"] = rebalance_ms if changes["rebalance_ms"] > 0 else None
         known = {name: value for name, value in changes.items() if value is not None}
-        return msgspec.structs.replace(old, **known)
+        return replace(old, **known)
 
     def first_of(self, errors: Mapping[str, bool]) -> Reply | None:
         text = next((text for text, is_wrong in errors.items() if is_wrong), None)
@@ -136,15 +137,6 @@ def next_assignment(
     state = MemberState.STABLE if taken == wanted else MemberState.UNRELEASED
     previous = current.epoch if target_epoch != current.epoch else current.previous_epoch
     return MemberAssignment(target_epoch, previous, state, keep | taken)
-
-
-def epoch_text(kind: str, epoch: int, known: int) -> str:
-    """Return Kafka's error text for a member with another epoch than the known one."""
-    size = "greater" if epoch > known else "smaller"
-    return (
-        f"The {kind} group member has a {size} member epoch ({epoch}) than the one known by the"
-        f" group coordinator ({known}). The member must abandon all its partitions and rejoin."
-    )
 
 
 class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
@@ -243,6 +235,11 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         self._deadlines.drop((SESSION, member_id))
         self._deadlines.drop((REVOKE, member_id))
 
+    def _raise_epoch(self, decision: Decision, **changes: Any) -> None:
+        epoch = self.value.epoch + 1
+        value = replace(self.value, epoch=epoch, changed_at_ms=decision.wall_ms, **changes)
+        self._put(decision, self.kinds.group, value)
+
     def erase(self, decision: Decision) -> None:
         for member_id in list(self._members):
             self._forget(decision, member_id)
@@ -302,7 +299,12 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
             and owned <= current.assigned
         )
         if epoch > 0 and epoch != current.epoch and not has_lost_reply:
-            text = epoch_text(self.kind, epoch, current.epoch)
+            size, known = "greater" if epoch > current.epoch else "smaller", current.epoch
+            text = (  # as in Kafka
+                f"The {self.kind} group member has a {size} member epoch ({epoch}) than the one"
+                f" known by the group coordinator ({known}). The member must abandon all its"
+                " partitions and rejoin."
+            )
             return request.refused(ErrorCode.FENCED_MEMBER_EPOCH, text)
         return None
 

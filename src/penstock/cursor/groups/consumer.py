@@ -288,11 +288,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         self._forget(decision, member_id)
         self._matches.forget(member_id)
         self._seen_topics = None  # the member may have been the last subscriber of a topic
-        self._raise_epoch(self.value.topics, decision)
-
-    def _raise_epoch(self, topics: tuple[tuple[str, str, int], ...], decision: Decision) -> None:
-        value = ConsumerValue(self.value.epoch + 1, topics, decision.wall_ms)
-        self._put(decision, RowKind.CONSUMER, value)
+        self._raise_epoch(decision)
 
     def _refresh(self, topics: Topics, decision: Decision, *, has_changed: bool) -> None:
         if not has_changed and topics.epoch == self._seen_topics:
@@ -304,7 +300,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         known = sorted(names & topics.by_name.keys())
         rows = tuple((name, *topics.by_name[name]) for name in known)
         if has_changed or rows != self.value.topics:
-            self._raise_epoch(rows, decision)
+            self._raise_epoch(decision, topics=rows)
 
     def _names(self, member_id: str, member: MemberValue, topics: Topics) -> frozenset[str]:
         if not member.topic_regex:

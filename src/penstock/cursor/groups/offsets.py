@@ -140,7 +140,7 @@ class Offsets:
                 growth = _size_of(value) - _size_of(known.get(partition))
                 if growth > bytes_max:
                     code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-                    self._usage.note_refused(self.account, OFFSET_BYTES)
+                    self._usage.node.note_refused(self.account, OFFSET_BYTES)
                 else:
                     bytes_max -= max(0, growth)
             results.append((*partition, code))
@@ -230,8 +230,7 @@ def _size_of(value: OffsetValue | PendingValue | None) -> int:
 
 class Fences:
     """The epochs of the last markers of producers that commit offsets in transactions. A commit
-    that arrives after the marker of its transaction would be pending for ever, so it is
-    rejected."""
+    after the marker of its transaction would be pending for ever, so it is rejected."""
 
     def __init__(self) -> None:
         self._fences: dict[int, FenceValue] = {}  # oldest first

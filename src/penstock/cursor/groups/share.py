@@ -101,6 +101,7 @@ class ShareGroup(AssignedGroup[MemberValue, TargetValue, ShareSettings]):
 
     def apply(self, kind: int, key: KeyFields, value: Any) -> None:  # noqa: ARG002 - one kind
         self.value = value or self._nothing
+        self.target_epoch = self.value.epoch
 
     def erase(self, decision: Decision) -> None:
         self._put(decision, RowKind.SHARE, None)
@@ -110,10 +111,7 @@ class ShareGroup(AssignedGroup[MemberValue, TargetValue, ShareSettings]):
         return "Stable" if self._members else "Empty"
 
     def describe(self) -> Description:
-        return Description.of(
-            self,
-            epoch=self.value.epoch,
-            target_epoch=self.value.epoch,
+        return self._describe(
             assignor=ASSIGNOR,
             # The newest assignment counts, even if the member does not have it yet.
             share_members=tuple(

@@ -406,11 +406,7 @@ class LeaseState:
     # ── The window ───────────────────────────────────────────────────────────────────────────
     @property
     def wants_feed(self) -> bool:
-        return (
-            self._backlog > len(self._window)
-            and len(self._window) < WINDOW_RECORDS_MAX
-            and self._window_bytes < WINDOW_BYTES_MAX
-        )
+        return self._lacks(WINDOW_RECORDS_MAX, is_dry=False)
 
     def _lacks(self, count: int, is_dry: bool) -> bool:
         return (

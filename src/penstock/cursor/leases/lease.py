@@ -87,9 +87,8 @@ class LeaseCursor(LeaseState):
         now_ms: int,
         wall_ms: int,
     ) -> LeaseOutcome:
-        """Lease up to ``count`` records. If the outcome has ``needs_feed``, the caller must call
-        ``feed``, even with no records, and then ``lease`` again. Only FIFO queues use
-        ``queue_delay_ms`` and ``attempt_id``."""
+        """Lease up to ``count`` records. On ``needs_feed``, the caller must call ``feed``, even
+        with no records, and ``lease`` again. FIFO only: ``queue_delay_ms``, ``attempt_id``."""
         assert not self._unhydrated, "hydrate restored entries before the first lease"
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
@@ -192,9 +191,8 @@ class LeaseCursor(LeaseState):
         reason: AckReason = AckReason.ACKED,
         is_strict: bool = False,
     ) -> Outcome[Results]:
-        """Ack records and return one result per claim. Acking a record that is already gone
-        succeeds. Standard queues accept any receipt of the record; FIFO queues and ``is_strict``
-        only accept the receipt of the current lease."""
+        """Ack records, also those already gone, with one result per claim. Standard queues accept
+        any receipt of the record; FIFO queues and ``is_strict`` only that of the current lease."""
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
         results: list[Exception | None] = []

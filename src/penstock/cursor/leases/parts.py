@@ -26,9 +26,8 @@ UNKNOWN = -1  # sent_at_ms of an entry whose record has not been read yet
 
 
 class Entry(msgspec.Struct, gc=False):
-    """The state of one record. Entries are not tracked by the garbage collector (``gc=False``):
-    with 120,000 messages in flight, a full collection would stop the partition for tens of
-    milliseconds."""
+    """The state of one record. With 120,000 messages in flight, a full garbage collection would
+    take tens of milliseconds, so entries are not tracked by it (``gc=False``)."""
 
     state: int
     group: str | None = None
@@ -67,12 +66,10 @@ def due_at(record: Record, delay_ms: int, *, now_ms: int, wall_ms: int) -> int:
 
 
 class DelayBuckets:
-    """Counts of delayed records that the cursor has not examined, by second of the wall clock.
-    There are at most 1,800 buckets, however many messages are delayed.
-
-    A standard queue counts a record in the second in which it is due. A FIFO queue counts it in the
-    second of its append, because the queue's current delay applies to all records; callers pass
-    that delay to ``count``."""
+    """Counts of delayed records that the cursor has not examined, in at most 1,800 buckets, one per
+    second of the wall clock. A standard queue counts a record in the second in which it is due. A
+    FIFO queue counts it in the second of its append, because the queue's current delay applies to
+    all records; callers pass that delay to ``count``."""
 
     def __init__(self, *, by_append: bool) -> None:
         self._by_append = by_append
@@ -185,12 +182,9 @@ EntryRow = tuple[int, int, int, int, bool, int, int]
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """The state of a lease cursor, which only makes a start faster and may be deleted. Times are
-    durations left or elapsed when the snapshot was written, because a monotonic clock has no
-    meaning for the next process. Message groups, due times and deduplication ids are not included;
-    they are read from the log.
-
-    To change the layout, add fields at the end with a default, or take a new magic number. If the
-    magic number is unknown, the broker replays the log instead."""
+    durations left or elapsed, because a monotonic clock has no meaning for the next process. What
+    depends on message contents is read from the log. To change the layout, add fields at the end
+    with a default, or take a new magic number, at which older brokers replay the log instead."""
 
     is_fifo: bool
     head: int

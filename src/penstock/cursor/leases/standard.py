@@ -185,8 +185,7 @@ class StandardCursor(LeaseCursor):
 
     def _enter(self, record: Record, sent_at_ms: int, selection: Selection) -> Entry | None:
         """Take the first record out of the window. Return its entry, in state TAKEN if it can be
-        leased, or None if it would have to be skipped but the limit of skipped records is
-        reached."""
+        leased, or None if it had to be skipped but no more records may be skipped."""
         offset = record.offset
         due_ms = self._due.get(offset, 0) if self._due else 0
         entry = Entry(TAKEN, record.message.group, sent_at_ms)

@@ -276,13 +276,9 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
     def _remove(self, member_id: str, decision: Decision) -> None:
         self._endpoints_changed(member_id)
         self._forget(decision, member_id)
-        self._raise_epoch(self.value, decision)
+        self._raise_epoch(decision)
         if not self._members:
             self._shut_down_by = None
-
-    def _raise_epoch(self, value: StreamsValue, decision: Decision) -> None:
-        value = replace(value, epoch=value.epoch + 1, changed_at_ms=decision.wall_ms)
-        self._put(decision, RowKind.STREAMS, value)
 
     def _refresh(self, topics: Topics, decision: Decision, *, has_changed: bool) -> None:
         assert self.topology is not None
@@ -294,10 +290,10 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             self._configured = requests.configure(self.topology, existing)
             self._read = None
             self.pending = None  # the tasks being assigned may no longer exist
-        is_ready, standbys = self._configured.is_ready, self.times.standbys
-        value = replace(self.value, topics=self._rows, is_ready=is_ready, standbys=standbys)
-        if has_changed or value != self.value:
-            self._raise_epoch(value, decision)
+        is_ready, value = self._configured.is_ready, self.value
+        news = {"topics": self._rows, "is_ready": is_ready, "standbys": self.times.standbys}
+        if has_changed or replace(value, **news) != value:
+            self._raise_epoch(decision, **news)
 
     def _assign_in_time(self, decision: Decision) -> Status | None:
         """Assign the tasks if that is due. Return a status if the assignment is delayed."""
@@ -332,10 +328,10 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         if assignment.input is not self.pending:
             return
         self.pending = None
-        for target in assignment.targets:
-            if target.member_id in self._members:  # a member may have left since
-                decision.rows.append(target.row)
-                self._targets[target.member_id] = target.tasks
+        for member_id, tasks, row in assignment.targets:
+            if member_id in self._members:  # a member may have left since
+                decision.rows.append(row)
+                self._targets[member_id] = tasks
         self._put(decision, RowKind.STREAMS_TARGET, TargetValue(assignment.input.epoch))
 
     def _endpoints_changed(self, member_id: str) -> None:

@@ -271,8 +271,7 @@ def _counts(topology: TopologyValue, existing: Counts) -> dict[str, int]:
 
 def _repartition_counts(topology: TopologyValue, sources: Counts) -> dict[str, int]:
     """Return the partition counts of repartition topics. If not given, a count is the maximum of
-    the topics that the writing subtopology reads. Raises InvalidTopology if counts cannot be
-    determined."""
+    the topics that the writing subtopology reads. Raises InvalidTopology if one is unknown."""
     parts = topology.subtopologies
     counts = _fixed_counts(topology)
     readers: dict[str, list[int]] = {}
