@@ -54,9 +54,6 @@ class Loads:
         if len(replicas) > 1:
             _count(self.seconds, (replicas[0], replicas[1]), change)
 
-    def remove(self, topic_id: str, replicas: Sequence[int]) -> None:
-        self.add(topic_id, replicas, -1)
-
     def leading(self, topic_id: str, nodes: Sequence[int]) -> int:
         """Return the node that leads the fewest partitions of the topic, or is least loaded."""
         led = self.of_topics

@@ -281,7 +281,12 @@ class Groups(GroupTable):
             if isinstance(members, ShareGroup):
                 continue  # share groups have no offsets and stay until they are deleted
             if members.state == State.EMPTY:
-                self._expire_empty(group, members.changed_at_ms, bound_ms, decision)
+                if members.changed_at_ms is None or members.changed_at_ms < bound_ms:
+                    # If the group has only offsets, each offset expires by its age.
+                    group.offsets.expire(decision, older_than_ms=bound_ms)
+                    is_idle = not isinstance(members, ClassicGroup) or members.is_idle
+                    if not len(group.offsets) and is_idle:
+                        self._erase(group, decision)
                 continue
             subscribed = members.subscribed()
             if subscribed is not None:
@@ -289,17 +294,6 @@ class Groups(GroupTable):
                 found = (topic_ids(group.id, name) for name in subscribed)
                 kept = frozenset(topic_id for topic_id in found if topic_id is not None)
                 group.offsets.expire(decision, older_than_ms=bound_ms, topics_kept=kept)
-
-    def _expire_empty(
-        self, group: Group, emptied_at_ms: int | None, bound_ms: int, decision: Decision
-    ) -> None:
-        if emptied_at_ms is not None and emptied_at_ms >= bound_ms:
-            return
-        # If the group has only offsets, each offset expires by its age.
-        group.offsets.expire(decision, older_than_ms=bound_ms)
-        is_idle = not isinstance(group.members, ClassicGroup) or group.members.is_idle
-        if not len(group.offsets) and is_idle:
-            self._erase(group, decision)
 
 
 _KINDS: dict[type[Heartbeat], type[ConsumerGroup | ShareGroup | StreamsGroup]] = {

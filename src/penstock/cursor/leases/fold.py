@@ -144,7 +144,7 @@ class LeaseState:
             if detail.expired:
                 self._apply_ack(detail.expired)
             if detail.due_keys:
-                self._delays.remove(detail.due_keys)
+                self._delays.take(detail.due_keys)
             until_ms = now_ms + max(0, HOLD_MS - elapsed_ms)
             for offset in detail.held:
                 self._lease_entry(offset, event, 0, until_ms, now_ms - elapsed_ms)

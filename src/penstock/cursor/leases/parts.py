@@ -65,22 +65,14 @@ def due_at(record: Record, delay_ms: int, *, now_ms: int, wall_ms: int) -> int:
     return now_ms + min(delay_ms, record.appended_at_ms + delay_ms - wall_ms)
 
 
-class DelayBuckets:
-    """Counts of delayed records that the cursor has not examined, in at most 1,800 buckets, one per
-    second of the wall clock. A standard queue counts a record in the second in which it is due. A
-    FIFO queue counts it in the second of its append, because the queue's current delay applies to
-    all records; callers pass that delay to ``count``."""
+class DelayBuckets(dict[int, tuple[int, int]]):
+    """Delayed records that the cursor has not examined: second of the wall clock → their number,
+    and the latest of their due (or append) times, at most 1,800 in total. A standard queue counts a
+    record in the second in which it is due. A FIFO queue counts it in the second of its append,
+    because the queue's current delay applies to all records; callers pass it to ``count``."""
 
     def __init__(self, *, by_append: bool) -> None:
         self._by_append = by_append
-        # second → number of records, and the latest of their due (or append) times
-        self._buckets: dict[int, tuple[int, int]] = {}
-
-    def __len__(self) -> int:
-        return len(self._buckets)
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._buckets
 
     def key_of(self, record: Record) -> int:
         delay_ms = 0 if self._by_append else record.message.delay_ms or 0
@@ -90,45 +82,42 @@ class DelayBuckets:
         """Count a record that was appended at ``now_ms`` on the monotonic clock."""
         ahead_ms = 0 if self._by_append else delay_ms
         key = (appended_at_ms + ahead_ms) // SECOND_MS
-        count, from_ms = self._buckets.get(key, (0, 0))
-        self._buckets[key] = (count + 1, max(from_ms, now_ms + ahead_ms))
-        if len(self._buckets) > BUCKETS_MAX:
+        count, from_ms = self.get(key, (0, 0))
+        self[key] = (count + 1, max(from_ms, now_ms + ahead_ms))
+        if len(self) > BUCKETS_MAX:
             # Possible only after the wall clock jumped; the oldest bucket is most likely due.
-            del self._buckets[next(iter(self._buckets))]
+            del self[next(iter(self))]
 
-    def remove(self, keys: Iterable[int]) -> None:
+    def take(self, keys: Iterable[int]) -> None:
         for key in keys:
-            count, from_ms = self._buckets.get(key, (0, 0))
+            count, from_ms = self.get(key, (0, 0))
             if count > 1:
-                self._buckets[key] = (count - 1, from_ms)
+                self[key] = (count - 1, from_ms)
             elif count == 1:
-                del self._buckets[key]
+                del self[key]
 
     def count(self, *, now_ms: int, delay_ms: int = 0) -> int:
-        if not self._buckets:
+        if not self:
             return 0
         # Drop buckets that are due even with the longest possible delay.
         longest_ms = DELAY_MS_MAX if self._by_append else 0
-        ended = [k for k, (_, from_ms) in self._buckets.items() if from_ms + longest_ms <= now_ms]
+        ended = [k for k, (_, from_ms) in self.items() if from_ms + longest_ms <= now_ms]
         for key in ended:
-            del self._buckets[key]
+            del self[key]
         extra_ms = delay_ms if self._by_append else 0
-        return sum(n for n, from_ms in self._buckets.values() if from_ms + extra_ms > now_ms)
+        return sum(n for n, from_ms in self.values() if from_ms + extra_ms > now_ms)
 
     def next_ms(self, *, now_ms: int, delay_ms: int = 0) -> int | None:
         """Return when the first delayed record is due, to the second, or None if there is none."""
         extra_ms = delay_ms if self._by_append else 0
-        due = (from_ms + extra_ms for _, from_ms in self._buckets.values())
+        due = (from_ms + extra_ms for _, from_ms in self.values())
         return min((each for each in due if each > now_ms), default=None)
 
-    def clear(self) -> None:
-        self._buckets.clear()
-
     def rows(self, *, now_ms: int) -> list[tuple[int, int, int]]:
-        return [(key, n, from_ms - now_ms) for key, (n, from_ms) in self._buckets.items()]
+        return [(key, n, from_ms - now_ms) for key, (n, from_ms) in self.items()]
 
     def load(self, rows: Iterable[tuple[int, int, int]], began_ms: int) -> None:
-        self._buckets = {key: (n, began_ms + left_ms) for key, n, left_ms in rows}
+        self.update({key: (n, began_ms + left_ms) for key, n, left_ms in rows})
 
 
 # ── Dead letters: records that were leased too often, and the messages written for them ──────

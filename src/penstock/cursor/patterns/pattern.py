@@ -10,8 +10,6 @@ import string
 from collections.abc import Callable, Generator, Iterable
 from typing import Final, TypeAlias
 
-import msgspec
-
 from penstock.cursor.patterns import pattern_classes as classes
 from penstock.cursor.patterns.pattern_classes import Test, is_word
 from penstock.model.limits import PATTERN_CHARS_MAX, PATTERN_DEPTH_MAX, PATTERN_STATES_MAX
@@ -124,14 +122,6 @@ def _holding(name: str, at: int) -> int:
     return holds | (_WORD_BOUNDARY if is_boundary else _NO_WORD_BOUNDARY)
 
 
-class _Flags(msgspec.Struct, frozen=True, gc=False):
-    """Flags of a group. ``U`` (ungreedy) is ignored, since it does not affect a full match."""
-
-    i: bool = False  # ignore case
-    m: bool = False  # ^ and $ match at line ends
-    s: bool = False  # . matches a line end
-
-
 class _Program:
     """Parses a pattern into parallel lists: test number or _FORK, next states, assertions."""
 
@@ -141,7 +131,9 @@ class _Program:
         self._text = text
         self._at = 0
         self._depth = 0
-        self._flags = _Flags()
+        # Flags of the current group: i (ignore case), m (^ and $ match at line ends), s (a dot
+        # matches a line end), U (ungreedy, which does not affect a full match).
+        self._flags: frozenset[str] = frozenset()
         self._names: set[str] = set()
         self._literals: dict[tuple[str, bool], int] = {}
         self._visits = 0
@@ -250,12 +242,12 @@ class _Program:
         elif mark == "[":
             items.append(self._char(self._bracket()))
         elif mark == ".":
-            is_any = flags.s
+            is_any = "s" in flags
             items.append(self._char(lambda c: is_any or c != "\n"))
         elif mark == "^":
-            items.append(self._assertion(_BEGIN_LINE if flags.m else _BEGIN_TEXT))
+            items.append(self._assertion(_BEGIN_LINE if "m" in flags else _BEGIN_TEXT))
         elif mark == "$":
-            items.append(self._assertion(_END_LINE if flags.m else _END_TEXT))
+            items.append(self._assertion(_END_LINE if "m" in flags else _END_TEXT))
         elif mark == "\\":
             self._escaped(items)
         else:
@@ -279,12 +271,12 @@ class _Program:
         if self._text.startswith(("P<", "<"), self._at):
             self._named_group()
             return True
-        found = {"i": self._flags.i, "m": self._flags.m, "s": self._flags.s, "U": False}
         is_set, is_needed = True, False
         while (mark := self._peek()) in ("i", "m", "s", "U", "-"):
             self._at += 1
             if mark != "-":
-                found[mark], is_needed = is_set, False
+                self._flags = self._flags | {mark} if is_set else self._flags - {mark}
+                is_needed = False
             elif is_set:
                 is_set, is_needed = False, True
             else:
@@ -292,7 +284,6 @@ class _Program:
         if mark not in (":", ")") or is_needed:
             raise InvalidPattern(_BAD_PERL)
         self._at += 1
-        self._flags = _Flags(found["i"], found["m"], found["s"])
         return mark == ":"
 
     def _named_group(self) -> None:
@@ -325,12 +316,12 @@ class _Program:
         return lambda then: self._state(_FORK, (then,), needs)
 
     def _literal(self, character: str) -> _Node:
-        key = (character, self._flags.i)
+        key = (character, "i" in self._flags)
         number = self._literals.get(key)
         if number is not None:
             return lambda then: self._state(number, (then,))
         self._literals[key] = len(self.tests)
-        return self._char(classes.literal(character, is_folded=self._flags.i))
+        return self._char(classes.literal(character, is_folded="i" in self._flags))
 
     def _char(self, test: Test) -> _Node:
         number = len(self.tests)
@@ -357,7 +348,7 @@ class _Program:
             ranges.append((low, high))
         self._at += 1
         if ranges:
-            tests.append(classes.in_ranges(tuple(ranges), is_folded=self._flags.i))
+            tests.append(classes.in_ranges(tuple(ranges), is_folded="i" in self._flags))
         return classes.any_of(tests, is_negated=is_negated)
 
     def _class_in_bracket(self) -> Test | None:
@@ -371,7 +362,7 @@ class _Program:
                 raise InvalidPattern(_BAD_RANGE)
             self._at = end + 2
             is_negated = name.startswith("^")
-            return classes.in_ranges(ranges, is_folded=self._flags.i, is_negated=is_negated)
+            return classes.in_ranges(ranges, is_folded="i" in self._flags, is_negated=is_negated)
         if not self._take("\\"):
             return None
         test = self._class_escape()
@@ -397,7 +388,7 @@ class _Program:
             return None
         self._at += 1
         ranges = classes.PERL[lower]
-        return classes.in_ranges(ranges, is_folded=self._flags.i, is_negated=mark != lower)
+        return classes.in_ranges(ranges, is_folded="i" in self._flags, is_negated=mark != lower)
 
     def _unicode_class(self, *, is_negated: bool) -> Test:
         end = self._at + 1
@@ -407,7 +398,7 @@ class _Program:
             name = self._text[self._at + 1 : end - 1] if end else ""
         if name.startswith("^"):
             name, is_negated = name[1:], not is_negated
-        test = classes.unicode_class(name, is_folded=self._flags.i, is_negated=is_negated)
+        test = classes.unicode_class(name, is_folded="i" in self._flags, is_negated=is_negated)
         if test is None:
             raise InvalidPattern(_BAD_RANGE)
         self._at = end
