@@ -23,7 +23,7 @@ from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat
 from penstock.cursor.groups.streams.task_assignor import Assignment, AssignmentInput
 from penstock.cursor.groups.table import Group, GroupTable, Members
 from penstock.cursor.patterns.matches import Topics
-from penstock.model.quotas import GROUP_CONFIGS, OFFSET_BYTES
+from penstock.model.quotas import GROUP_CONFIGS
 from penstock.wire.kafka.faults import ErrorCode
 
 if TYPE_CHECKING:
@@ -145,13 +145,7 @@ class Groups(GroupTable):
             results = tuple((p.topic_id, p.partition, code) for p in request.partitions)
             decision.reply(CommitReply(code, results))
         else:
-            reply = group.offsets.commit(
-                request,
-                decision,
-                entries_max=self._settings.offsets_max,
-                bytes_max=self._usage.room(group.offsets.account, OFFSET_BYTES),
-                producer=producer,
-            )
+            reply = group.offsets.commit(request, decision, self._settings.offsets_max, producer)
             decision.reply(reply, after_commit=True)
         self._finish(group)
 

@@ -123,13 +123,11 @@ class Offsets:
         self,
         request: CommitRequest,
         decision: Decision,
-        *,
         entries_max: int,
-        bytes_max: int = NO_LIMIT,
-        producer: tuple[int, int] | None = None,
+        producer: tuple[int, int] | None,
     ) -> CommitReply:
-        """Commit offsets, for ``producer`` in a transaction. The tenant has ``bytes_max`` left."""
-        results = []
+        """Commit offsets, in a transaction if ``producer`` (id and epoch) is set."""
+        results, bytes_max = [], self._usage.room(self.account, OFFSET_BYTES)
         for commit in request.partitions:
             partition = (commit.topic_id, commit.partition)
             code = self._refusal(commit, entries_max)

@@ -215,10 +215,5 @@ class Selection(msgspec.Struct, gc=False):
     def detail(self, attempt_id: str | None) -> LeaseDetail | None:
         if not (self.skipped or self.held or self.expired or self.due_keys or attempt_id):
             return None
-        return LeaseDetail(
-            tuple(self.skipped),
-            tuple(self.held),
-            tuple(self.expired),
-            tuple(self.due_keys),
-            attempt_id,
-        )
+        offsets = (tuple(self.skipped), tuple(self.held), tuple(self.expired))
+        return LeaseDetail(*offsets, tuple(self.due_keys), attempt_id)

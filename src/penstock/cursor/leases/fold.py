@@ -364,26 +364,18 @@ class LeaseState:
             )
             for offset, e in self._table.items()
         ]
-        return Snapshot(
-            self.is_fifo,
-            self.head,
-            self._next_offset,
-            self._appended_count,
-            self._passed_count,
-            self._next_lease_seq,
-            entries,
-            sorted(self._acked_ahead),
-            [(i, a.lease_seq, a.offsets, now_ms - a.at_ms) for i, a in self._attempts.items()],
-            self._delays.rows(now_ms=now_ms),
-        ).encoded()
+        known = self._attempts.items()
+        attempts = [(i, a.lease_seq, a.offsets, now_ms - a.at_ms) for i, a in known]
+        head = (self.is_fifo, self.head, self._next_offset)
+        counts = (self._appended_count, self._passed_count, self._next_lease_seq)
+        acked, delays = sorted(self._acked_ahead), self._delays.rows(now_ms=now_ms)
+        return Snapshot(*head, *counts, entries, acked, attempts, delays).encoded()
 
     def load(self, snapshot: Snapshot, *, now_ms: int, elapsed_ms: int) -> None:
         assert snapshot.is_fifo is self.is_fifo, "the snapshot is of another queue type"
         began_ms = now_ms - elapsed_ms
-        self.head = snapshot.head
-        self._next_offset = snapshot.next_offset
-        self._appended_count = snapshot.appended_count
-        self._passed_count = snapshot.passed_count
+        self.head, self._next_offset = snapshot.head, snapshot.next_offset
+        self._appended_count, self._passed_count = snapshot.appended_count, snapshot.passed_count
         self._next_lease_seq = snapshot.next_lease_seq
         for offset, lease_seq, attempts, first_ms, is_changed, left_ms, age_ms in snapshot.entries:
             entry = Entry(RESTORED, attempts=attempts, lease_seq=lease_seq, is_changed=is_changed)
