@@ -21,26 +21,12 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.cursor.deadlines import Deadlines
+from penstock.cursor.groups import records
 from penstock.cursor.groups.assignors import Partitions, TopicPartition
 from penstock.cursor.groups.decision import Decision, Description, Reply
 from penstock.cursor.groups.offsets import CommitRequest
-from penstock.cursor.groups.records import (
-    CODEC,
-    ConsumerValue,
-    CurrentValue,
-    MemberValue,
-    RowKind,
-    StreamsCurrentValue,
-    StreamsMemberValue,
-    StreamsValue,
-    TargetValue,
-)
-from penstock.cursor.groups.settings import (
-    ConsumerSettings,
-    GroupSettings,
-    ShareSettings,
-    StreamsSettings,
-)
+from penstock.cursor.groups.records import CODEC, MemberValue, RowKind
+from penstock.cursor.groups.settings import ConsumerSettings, GroupSettings, ShareSettings
 from penstock.cursor.patterns.matches import Topics
 from penstock.cursor.rows import KeyFields
 from penstock.wire.kafka.faults import ErrorCode
@@ -54,9 +40,9 @@ SESSION = "session"
 REVOKE = "revoke"
 NEW_MEMBER = MemberValue(None, None, "", "", 0, (), "", None)
 
-MemberT = TypeVar("MemberT", bound=MemberValue | StreamsMemberValue)
-ValueT = TypeVar("ValueT", bound=ConsumerValue | StreamsValue | TargetValue)
-TimesT = TypeVar("TimesT", bound=ConsumerSettings | StreamsSettings | ShareSettings)
+MemberT = TypeVar("MemberT", bound=MemberValue | records.StreamsMemberValue)
+ValueT = TypeVar("ValueT", bound=records.ConsumerValue | records.StreamsValue | records.TargetValue)
+TimesT = TypeVar("TimesT", bound=ConsumerSettings | ShareSettings)
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -143,7 +129,7 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
     kind: ClassVar[str]
     is_blank: ClassVar = False
     kinds: ClassVar[Kinds]
-    _current_type: ClassVar[type[CurrentValue | StreamsCurrentValue]]
+    _current_type: ClassVar[type[records.CurrentValue | records.StreamsCurrentValue]]
     _without_epochs: ClassVar[ErrorCode]  # error for commits of clients that do not know epochs
     _nothing: ValueT  # the value of a group without a row
     _read_times: Callable[[Mapping[str, str], GroupSettings], TimesT]

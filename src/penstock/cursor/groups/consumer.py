@@ -8,6 +8,7 @@ within the session timeout. ``patterns/matches.py`` finds the topics that match 
 from collections import Counter
 from typing import Any, TypeAlias
 
+from penstock.cursor.groups import records
 from penstock.cursor.groups.assigned import (
     JOIN,
     LEAVE_STATIC,
@@ -29,14 +30,7 @@ from penstock.cursor.groups.assignors import (
     to_map,
 )
 from penstock.cursor.groups.decision import Decision, Description, MemberDescription, Reply
-from penstock.cursor.groups.records import (
-    ConsumerValue,
-    CurrentValue,
-    MemberValue,
-    RowKind,
-    TargetOfValue,
-    TargetValue,
-)
+from penstock.cursor.groups.records import MemberValue, RowKind
 from penstock.cursor.groups.settings import ConsumerSettings, GroupSettings, consumer_settings
 from penstock.cursor.patterns.matches import Topics, TopicVisibility, VisibleMatches
 from penstock.cursor.patterns.pattern import InvalidPattern
@@ -107,14 +101,14 @@ class ConsumerHeartbeat(Heartbeat, frozen=True):
         return None
 
 
-class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings]):
+class ConsumerGroup(AssignedGroup[MemberValue, records.ConsumerValue, ConsumerSettings]):
     kind = "consumer"
     kinds = Kinds(
         RowKind.CONSUMER, RowKind.MEMBER, RowKind.TARGET, RowKind.TARGET_OF, RowKind.CURRENT
     )
-    _current_type = CurrentValue
+    _current_type = records.CurrentValue
     _without_epochs = ErrorCode.UNKNOWN_MEMBER_ID
-    _nothing = ConsumerValue(0, (), 0)
+    _nothing = records.ConsumerValue(0, (), 0)
     _read_times = staticmethod(consumer_settings)
 
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
@@ -124,13 +118,13 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         self._static: dict[str, str] = {}  # instance id → member id
         self._matches = VisibleMatches()
 
-    def _held_in(self, value: CurrentValue) -> tuple[Partitions, Partitions]:
+    def _held_in(self, value: records.CurrentValue) -> tuple[Partitions, Partitions]:
         return from_map(value.assigned), from_map(value.revoking)
 
     def _fields_of(self, member_id: str, current: MemberAssignment) -> tuple[Any, ...]:  # noqa: ARG002
         return to_map(current.assigned), to_map(current.revoking)
 
-    def _target_in(self, value: TargetOfValue) -> Partitions:
+    def _target_in(self, value: records.TargetOfValue) -> Partitions:
         return from_map(value.partitions)
 
     def _set_member(self, member_id: str, value: MemberValue | None) -> None:
@@ -154,7 +148,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
 
     def _put_target(self, decision: Decision, member_id: str, partitions: Partitions) -> None:
         if partitions != self._targets.get(member_id):
-            value = TargetOfValue(to_map(partitions))
+            value = records.TargetOfValue(to_map(partitions))
             self._put(decision, RowKind.TARGET_OF, value, member_id)
 
     @property
@@ -319,4 +313,4 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
             members.append(MemberSpec(member_id, wanted, target, member.instance_id))
         for member_id, share in ASSIGNORS[self.assignor](members, counts).items():
             self._put_target(decision, member_id, share)
-        self._put(decision, RowKind.TARGET, TargetValue(self.value.epoch))
+        self._put(decision, RowKind.TARGET, records.TargetValue(self.value.epoch))

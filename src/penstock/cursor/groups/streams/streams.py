@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from penstock.cursor.groups import records
 from penstock.cursor.groups.assigned import (
     JOIN,
     LEAVE,
@@ -21,15 +22,7 @@ from penstock.cursor.groups.assigned import (
 from penstock.cursor.groups.assignors import Partitions, TopicPartition
 from penstock.cursor.groups.decision import Decision, Description, MemberDescription, Reply
 from penstock.cursor.groups.offsets import CommitRequest
-from penstock.cursor.groups.records import (
-    RowKind,
-    StreamsCurrentValue,
-    StreamsMemberValue,
-    StreamsTargetOfValue,
-    StreamsValue,
-    TargetValue,
-    TopologyValue,
-)
+from penstock.cursor.groups.records import RowKind, StreamsMemberValue, StreamsValue
 from penstock.cursor.groups.settings import GroupSettings, StreamsSettings, streams_settings
 from penstock.cursor.groups.streams import streams_requests as requests
 from penstock.cursor.groups.streams.streams_requests import Status, StatusCode, StreamsHeartbeat
@@ -60,7 +53,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         RowKind.STREAMS_TARGET_OF,
         RowKind.STREAMS_CURRENT,
     )
-    _current_type = StreamsCurrentValue
+    _current_type = records.StreamsCurrentValue
     _without_epochs = ErrorCode.UNSUPPORTED_VERSION
     # Epochs begin at 1, as in Kafka, because 0 in a request means that the member joins.
     _nothing = StreamsValue(1, (), False, 0, 0)
@@ -68,7 +61,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
 
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
         super().__init__(group_id, settings)
-        self.topology: TopologyValue | None = None
+        self.topology: records.TopologyValue | None = None
         # Member id → the epochs in which the member got its active tasks.
         self._since: dict[str, dict[Task, int]] = {}
         # Members that have a task, and their roles, until they have given the task up.
@@ -89,7 +82,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         else:
             super().apply(kind, key, value)
 
-    def _held_in(self, value: StreamsCurrentValue) -> tuple[Partitions, Partitions]:
+    def _held_in(self, value: records.StreamsCurrentValue) -> tuple[Partitions, Partitions]:
         revoking = held_tasks(value.revoking_active, value.revoking_standby)
         return held_tasks(value.active, value.standby), revoking
 
@@ -105,7 +98,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         ]
         return active, standby, revoking_active, revoking_standby, tuple(epochs)
 
-    def _target_in(self, value: StreamsTargetOfValue) -> Partitions:
+    def _target_in(self, value: records.StreamsTargetOfValue) -> Partitions:
         return held_tasks(value.active, value.standby)
 
     def _set_current(self, member_id: str, new: MemberAssignment | None, value: Any) -> None:
@@ -332,7 +325,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             if member_id in self._members:  # a member may have left since
                 decision.rows.append(row)
                 self._targets[member_id] = tasks
-        self._put(decision, RowKind.STREAMS_TARGET, TargetValue(assignment.input.epoch))
+        self._put(decision, RowKind.STREAMS_TARGET, records.TargetValue(assignment.input.epoch))
 
     def _endpoints_changed(self, member_id: str) -> None:
         if self._members[member_id].endpoint is not None:
