@@ -48,9 +48,10 @@ TimesT = TypeVar("TimesT", bound=ConsumerSettings | ShareSettings)
 class Heartbeat(msgspec.Struct, frozen=True):
     member_id: str
     member_epoch: int
+    reply_type: ClassVar[Callable[..., Reply]]
 
     def refused(self, code: ErrorCode, message: str) -> Reply:
-        raise NotImplementedError
+        return self.reply_type(code, message)
 
     def malformed(self, topics: Topics) -> Reply | None:
         """Return an error reply if no group could accept the request."""
@@ -93,36 +94,6 @@ class Kinds(NamedTuple):
     target: RowKind
     target_of: RowKind
     current: RowKind
-
-
-def next_assignment(
-    current: MemberAssignment,
-    target: Partitions,
-    *,
-    target_epoch: int,
-    owned: Partitions | None,
-    is_free: Callable[[TopicPartition], bool],
-) -> MemberAssignment:
-    """Return the member's next state. ``owned`` are the partitions that the member reports, or
-    None. ``is_free`` returns whether no other member has a partition."""
-    if current.state is MemberState.UNREVOKED:
-        if owned is None or owned & current.revoking:
-            return current  # the partitions are not given up yet
-    elif current.state is MemberState.STABLE and current.epoch == target_epoch:
-        return current
-    keep = current.assigned & target
-    revoke = current.assigned - target
-    if revoke and (owned is None or owned & revoke):
-        # The first revocation keeps the epoch, so that a lost reply is detected.
-        is_settled = current.state is MemberState.UNREVOKED
-        epoch = min(current.epoch + 1 if is_settled else current.epoch, target_epoch)
-        previous = current.epoch if is_settled else current.previous_epoch
-        return MemberAssignment(epoch, previous, MemberState.UNREVOKED, keep, revoke)
-    wanted = target - keep
-    taken = frozenset(filter(is_free, wanted))
-    state = MemberState.STABLE if taken == wanted else MemberState.UNRELEASED
-    previous = current.epoch if target_epoch != current.epoch else current.previous_epoch
-    return MemberAssignment(target_epoch, previous, state, keep | taken)
 
 
 class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
@@ -307,13 +278,7 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         before: MemberAssignment | None,
         decision: Decision,
     ) -> MemberAssignment:
-        current = next_assignment(
-            self._currents.get(member_id, MemberAssignment()),
-            self._targets.get(member_id, frozenset()),
-            target_epoch=self.target_epoch,
-            owned=owned,
-            is_free=lambda partition: self._is_free(member_id, partition),
-        )
+        current = self._next(member_id, owned)
         self._put_current(decision, member_id, current)
         self._arm_session(member_id, decision.now_ms)
         if current.state is not MemberState.UNREVOKED:
@@ -321,6 +286,29 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         elif before != current:
             self._arm_revoke(member_id, decision.now_ms)
         return current
+
+    def _next(self, member_id: str, owned: Partitions | None) -> MemberAssignment:
+        """Return the member's next state. ``owned`` are the partitions that it reports, or None."""
+        current = self._currents.get(member_id, MemberAssignment())
+        target, target_epoch = self._targets.get(member_id, frozenset()), self.target_epoch
+        if current.state is MemberState.UNREVOKED:
+            if owned is None or owned & current.revoking:
+                return current  # the partitions are not given up yet
+        elif current.state is MemberState.STABLE and current.epoch == target_epoch:
+            return current
+        keep = current.assigned & target
+        revoke = current.assigned - target
+        if revoke and (owned is None or owned & revoke):
+            # The first revocation keeps the epoch, so that a lost reply is detected.
+            is_settled = current.state is MemberState.UNREVOKED
+            epoch = min(current.epoch + 1 if is_settled else current.epoch, target_epoch)
+            previous = current.epoch if is_settled else current.previous_epoch
+            return MemberAssignment(epoch, previous, MemberState.UNREVOKED, keep, revoke)
+        wanted = target - keep
+        taken = frozenset([each for each in wanted if self._is_free(member_id, each)])
+        state = MemberState.STABLE if taken == wanted else MemberState.UNRELEASED
+        previous = current.epoch if target_epoch != current.epoch else current.previous_epoch
+        return MemberAssignment(target_epoch, previous, state, keep | taken)
 
     def _may_assign(self, now_ms: int) -> bool:
         at_ms = self._assigned_at_ms

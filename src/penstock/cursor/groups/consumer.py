@@ -64,13 +64,11 @@ class ConsumerHeartbeat(Heartbeat, frozen=True):
     owned: Partitions | None = None
     client_id: str = ""
     client_host: str = ""
+    reply_type = ConsumerReply
 
     @property
     def has_topics(self) -> bool:
         return self.topic_names is not None or self.topic_regex is not None
-
-    def refused(self, code: ErrorCode, message: str) -> ConsumerReply:
-        return ConsumerReply(code, message)
 
     def malformed(self, topics: Topics) -> Reply | None:
         epoch, is_join, instance_id = self.member_epoch, self.member_epoch == JOIN, self.instance_id

@@ -58,9 +58,7 @@ class ShareHeartbeat(Heartbeat, frozen=True):
     topic_names: tuple[str, ...] | None = None
     client_id: str = ""
     client_host: str = ""
-
-    def refused(self, code: ErrorCode, message: str) -> ShareReply:
-        return ShareReply(code, message)
+    reply_type = ShareReply
 
     def malformed(self, topics: Topics) -> Reply | None:  # noqa: ARG002 - for consumer groups
         has_no_topics = self.member_epoch == JOIN and not self.topic_names
