@@ -71,6 +71,11 @@ class _Producer(msgspec.Struct):
     def is_open(self) -> bool:
         return self.first_offset != NO_OFFSET
 
+    def raise_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.batches.clear()
+
 
 class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     next_offset: int
@@ -176,6 +181,7 @@ class Producers:
         if header.producer_id == NO_PRODUCER or header.is_control:
             return
         producer = self._touch(header.producer_id, header.producer_epoch, at_ms)
+        producer.raise_epoch(header.producer_epoch)
         first, last = header.base_sequence, _last_sequence(header)
         batches = producer.batches
         if batches and first != (batches[-1][1] + 1) % SEQUENCE_COUNT:
@@ -192,6 +198,7 @@ class Producers:
         assert header.base_offset >= self.next_offset, "batches must follow the order of the log"
         self.next_offset = header.next_offset
         producer = self._touch(header.producer_id, header.producer_epoch, at_ms)
+        producer.raise_epoch(header.producer_epoch)
         producer.coordinator_epoch = max(producer.coordinator_epoch, coordinator_epoch)
         if not producer.is_open:
             return
@@ -214,9 +221,6 @@ class Producers:
             if len(self._producers) >= self._producers_max:
                 silent = (i for i, each in self._producers.items() if not each.is_open)
                 self._producers.pop(next(silent, NO_PRODUCER), None)
-        elif epoch != producer.epoch:
-            producer.epoch = epoch
-            producer.batches.clear()
         producer.seen_at_ms = max(producer.seen_at_ms, at_ms)
         self._producers[producer_id] = producer
         return producer

@@ -91,27 +91,33 @@ class ClusterState:
     def see_row(self, key: PartitionKey, view: View | None) -> None:
         before = self.rows.pop(key, None)
         if before is not None:
-            self.loads.add(key.topic_id, before.row.replicas, -1)
-            for node in before.row.replicas:
-                del self._on[node][key]
-                if not self._on[node]:
-                    del self._on[node]
-            self.behind.pop(key, None)
-            self.unpreferred.pop(key, None)
+            self._forget_row(key, before.row)
         if view is not None:
-            self.rows[key] = view
-            row = view.row
-            self.land(key)
-            self.waiting.pop(key, None)
-            self.loads.add(key.topic_id, row.replicas)
-            for node in row.replicas:
-                self._on.setdefault(node, {})[key] = None
-            if len(row.whole) < len(row.replicas):
-                self.behind[key] = None
-            if row.leader != row.replicas[0]:
-                self.unpreferred[key] = None
+            self._add_row(key, view)
         self.due[key] = None
         self.is_plan_old = True
+
+    def _add_row(self, key: PartitionKey, view: View) -> None:
+        self.rows[key] = view
+        row = view.row
+        self.land(key)
+        self.waiting.pop(key, None)
+        self.loads.add(key.topic_id, row.replicas)
+        for node in row.replicas:
+            self._on.setdefault(node, {})[key] = None
+        if len(row.whole) < len(row.replicas):
+            self.behind[key] = None
+        if row.leader != row.replicas[0]:
+            self.unpreferred[key] = None
+
+    def _forget_row(self, key: PartitionKey, row: PartitionRow) -> None:
+        self.loads.add(key.topic_id, row.replicas, -1)
+        for node in row.replicas:
+            del self._on[node][key]
+            if not self._on[node]:
+                del self._on[node]
+        self.behind.pop(key, None)
+        self.unpreferred.pop(key, None)
 
     def see_request(self, key: PartitionKey, request: Requested | None) -> None:
         if request is None:

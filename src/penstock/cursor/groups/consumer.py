@@ -8,7 +8,7 @@ within the session timeout. ``patterns/matches.py`` finds the topics that match 
 from collections import Counter
 from typing import Any, TypeAlias
 
-from penstock.cursor.groups import assignors, records
+from penstock.cursor.groups import records
 from penstock.cursor.groups.assigned import (
     JOIN,
     LEAVE_STATIC,
@@ -20,7 +20,15 @@ from penstock.cursor.groups.assigned import (
     MemberAssignment,
     MemberState,
 )
-from penstock.cursor.groups.assignors import MemberSpec, Partitions, TopicPartition
+from penstock.cursor.groups.assignors import (
+    ASSIGNOR_DEFAULT,
+    ASSIGNORS,
+    MemberSpec,
+    Partitions,
+    TopicPartition,
+    from_map,
+    to_map,
+)
 from penstock.cursor.groups.decision import Decision, Description, MemberDescription, Reply
 from penstock.cursor.groups.records import MemberValue, RowKind
 from penstock.cursor.groups.settings import ConsumerSettings, GroupSettings, consumer_settings
@@ -77,8 +85,8 @@ class ConsumerHeartbeat(Heartbeat, frozen=True):
         }
         if any(errors.values()):
             return self.first_of(errors)
-        if self.assignor is not None and self.assignor not in assignors.ASSIGNORS:
-            known = ", ".join(sorted(assignors.ASSIGNORS, reverse=True))
+        if self.assignor is not None and self.assignor not in ASSIGNORS:
+            known = ", ".join(sorted(ASSIGNORS, reverse=True))
             text = f"ServerAssignor {self.assignor} is not supported. Supported assignors: {known}."
             return ConsumerReply(ErrorCode.UNSUPPORTED_ASSIGNOR, text)
         regex = self.topic_regex
@@ -109,13 +117,13 @@ class ConsumerGroup(AssignedGroup[MemberValue, records.ConsumerValue, ConsumerSe
         self._matches = VisibleMatches()
 
     def _held_in(self, value: records.CurrentValue) -> tuple[Partitions, Partitions]:
-        return assignors.from_map(value.assigned), assignors.from_map(value.revoking)
+        return from_map(value.assigned), from_map(value.revoking)
 
     def _fields_of(self, member_id: str, current: MemberAssignment) -> tuple[Any, ...]:  # noqa: ARG002
-        return assignors.to_map(current.assigned), assignors.to_map(current.revoking)
+        return to_map(current.assigned), to_map(current.revoking)
 
     def _target_in(self, value: records.TargetOfValue) -> Partitions:
-        return assignors.from_map(value.partitions)
+        return from_map(value.partitions)
 
     def _set_member(self, member_id: str, value: MemberValue | None) -> None:
         old = self._members.get(member_id)
@@ -138,14 +146,14 @@ class ConsumerGroup(AssignedGroup[MemberValue, records.ConsumerValue, ConsumerSe
 
     def _put_target(self, decision: Decision, member_id: str, partitions: Partitions) -> None:
         if partitions != self._targets.get(member_id):
-            value = records.TargetOfValue(assignors.to_map(partitions))
+            value = records.TargetOfValue(to_map(partitions))
             self._put(decision, RowKind.TARGET_OF, value, member_id)
 
     @property
     def assignor(self) -> str:
         """The assignor that most members request, or the first by name in a tie."""
         votes = Counter(m.assignor for m in self._members.values() if m.assignor is not None)
-        return min(votes, key=lambda name: (-votes[name], name), default=assignors.ASSIGNOR_DEFAULT)
+        return min(votes, key=lambda name: (-votes[name], name), default=ASSIGNOR_DEFAULT)
 
     def describe(self) -> Description:
         members = tuple(MemberDescription(*each) for each in self._described())
@@ -301,6 +309,6 @@ class ConsumerGroup(AssignedGroup[MemberValue, records.ConsumerValue, ConsumerSe
             wanted = frozenset(ids[name] for name in names if name in ids)
             target = self._targets.get(member_id, frozenset())
             members.append(MemberSpec(member_id, wanted, target, member.instance_id))
-        for member_id, share in assignors.ASSIGNORS[self.assignor](members, counts).items():
+        for member_id, share in ASSIGNORS[self.assignor](members, counts).items():
             self._put_target(decision, member_id, share)
         self._put(decision, RowKind.TARGET, records.TargetValue(self.value.epoch))

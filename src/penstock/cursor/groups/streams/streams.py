@@ -25,9 +25,16 @@ from penstock.cursor.groups.offsets import CommitRequest
 from penstock.cursor.groups.records import RowKind, StreamsMemberValue, StreamsValue
 from penstock.cursor.groups.settings import GroupSettings, StreamsSettings, streams_settings
 from penstock.cursor.groups.streams import streams_requests as requests
-from penstock.cursor.groups.streams import task_assignor
 from penstock.cursor.groups.streams.streams_requests import Status, StatusCode, StreamsHeartbeat
-from penstock.cursor.groups.streams.task_assignor import Assignment, AssignmentInput, Task
+from penstock.cursor.groups.streams.task_assignor import (
+    ACTIVE,
+    Assignment,
+    AssignmentInput,
+    Task,
+    compute_assignment,
+    held_tasks,
+    maps_by_role,
+)
 from penstock.cursor.patterns.matches import Topics
 from penstock.cursor.rows import KeyFields
 from penstock.wire.kafka.faults import ErrorCode
@@ -76,13 +83,13 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             super().apply(kind, key, value)
 
     def _held_in(self, value: records.StreamsCurrentValue) -> tuple[Partitions, Partitions]:
-        revoking = task_assignor.held_tasks(value.revoking_active, value.revoking_standby)
-        return task_assignor.held_tasks(value.active, value.standby), revoking
+        revoking = held_tasks(value.revoking_active, value.revoking_standby)
+        return held_tasks(value.active, value.standby), revoking
 
     def _fields_of(self, member_id: str, current: MemberAssignment) -> tuple[Any, ...]:
         since = self._since.get(member_id, {})
-        active, standby = task_assignor.maps_by_role(current.assigned)
-        revoking_active, revoking_standby = task_assignor.maps_by_role(current.revoking)
+        active, standby = maps_by_role(current.assigned)
+        revoking_active, revoking_standby = maps_by_role(current.revoking)
         epochs = [
             (part, partition, since.get((part, partition), current.epoch))
             for tasks in (active, revoking_active)
@@ -92,7 +99,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         return active, standby, revoking_active, revoking_standby, tuple(epochs)
 
     def _target_in(self, value: records.StreamsTargetOfValue) -> Partitions:
-        return task_assignor.held_tasks(value.active, value.standby)
+        return held_tasks(value.active, value.standby)
 
     def _set_current(self, member_id: str, new: MemberAssignment | None, value: Any) -> None:
         super()._set_current(member_id, new, value)
@@ -119,7 +126,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         for holder, held_role in self._holders.get(task, ()):
             if holder == member_id:
                 continue
-            if role == held_role == task_assignor.ACTIVE:
+            if role == held_role == ACTIVE:
                 return False
             other = self._members.get(holder)
             if other is not None and other.process_id == process_id:
@@ -306,7 +313,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         )
         if self.pending.is_large:
             return _BEING_ASSIGNED
-        self.take_assignment(task_assignor.compute_assignment(self.pending), decision)
+        self.take_assignment(compute_assignment(self.pending), decision)
         return None
 
     def take_assignment(self, assignment: Assignment, decision: Decision) -> None:

@@ -16,11 +16,16 @@ from typing import TypeAlias
 
 import msgspec
 
-from penstock.cursor.groups import records
 from penstock.cursor.groups.assigned import JOIN, LEAVE_STATIC, Heartbeat
 from penstock.cursor.groups.assignors import Partitions
 from penstock.cursor.groups.decision import Reply
-from penstock.cursor.groups.records import InternalTopic, Subtopology, TopologyValue
+from penstock.cursor.groups.records import (
+    InternalTopic,
+    PartitionMap,
+    StreamsMemberValue,
+    Subtopology,
+    TopologyValue,
+)
 from penstock.cursor.groups.streams.task_assignor import (
     ACTIVE,
     STANDBY,
@@ -64,7 +69,7 @@ class _Wrong(Exception):
     """The existing topics do not fit the topology. The arguments are the fields of a ``Status``."""
 
 
-NEW_MEMBER = records.StreamsMemberValue(None, "", "", 0, -1, "", None, ())
+NEW_MEMBER = StreamsMemberValue(None, "", "", 0, -1, "", None, ())
 _NO_TIMEOUT = "RebalanceTimeoutMs must be provided in first request."
 _TOO_LARGE = f"The member's metadata exceeds {STREAMS_MEMBER_BYTES_MAX:,} bytes. Shorten its tags."
 
@@ -78,12 +83,12 @@ class Endpoint(msgspec.Struct, frozen=True):
     # Subtopology id → topics that the subtopology reads, with their partition counts.
     read: Mapping[str, Sequence[tuple[str, int]]]
 
-    def partitions(self) -> tuple[records.PartitionMap, records.PartitionMap]:
+    def partitions(self) -> tuple[PartitionMap, PartitionMap]:
         """Return the partitions that the active and the standby tasks read, by topic name."""
         active, standby = maps_by_role(self.tasks)
         return self._read_by(active), self._read_by(standby)
 
-    def _read_by(self, tasks: records.PartitionMap) -> records.PartitionMap:
+    def _read_by(self, tasks: PartitionMap) -> PartitionMap:
         return {
             name: numbers[: bisect_left(numbers, count)]
             for part, numbers in tasks.items()
