@@ -30,7 +30,7 @@ from penstock.calls.bulkhead import BreakerState
 from penstock.calls.callees import Callees
 from penstock.calls.routing.leaders import Leaders
 from penstock.calls.routing.router import Router
-from penstock.cursor.leases.redrive import dead_letter
+from penstock.cursor.leases.parts import dead_letter
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.log.storage.files import Disk
 from penstock.model.calls import Ack, Append, AppendBatches, Lease, Stats

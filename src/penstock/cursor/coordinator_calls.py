@@ -5,7 +5,7 @@ that is deleted and created again has no old offsets or transactions. Every call
 COORDINATOR_NOT_AVAILABLE; the client then looks up the coordinator and retries."""
 
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -64,8 +64,7 @@ class GroupCall(CoordinatorCall[R_co], Generic[R_co], frozen=True):
 
 
 class Join(GroupCall[JoinReply], frozen=True):
-    """Join a classic group. If the call is cancelled, the member stays until its session
-    timeout."""
+    """Join a classic group. If the call is cancelled, the member stays for its session timeout."""
 
     request: JoinRequest
 
@@ -98,6 +97,9 @@ class BeatStreams(GroupCall[StreamsReply], frozen=True):
     """A heartbeat of a streams group member. Requires feature level 5."""
 
     request: StreamsHeartbeat
+
+
+Beat: TypeAlias = BeatConsumer | BeatShare | BeatStreams
 
 
 class MakeShareGroup(GroupCall[Reply], frozen=True):
@@ -135,8 +137,7 @@ class CompleteTransaction(GroupCall[Reply], frozen=True):
 
 
 class FetchOffsets(GroupCall[FetchReply], frozen=True):
-    """Return committed offsets, after waiting some seconds if the coordinator is moving or
-    loading."""
+    """Return committed offsets. Waits some seconds while the coordinator is moving or loading."""
 
     partitions: Sequence[TopicPartition] | None  # None for all that have a committed offset
     requires_stable: bool = False
@@ -203,8 +204,7 @@ class CommitOffsets(ProducerCall[CommitReply], frozen=True):
 
 
 class EndTransaction(ProducerCall[TxnReply], frozen=True):
-    """Commit or abort. Returns when the decision is durable, before partitions get their
-    markers."""
+    """Commit or abort. Returns when the decision is durable, before partitions get markers."""
 
     is_commit: bool
     raises_epoch: bool  # the client continues with the producer id and epoch of the reply

@@ -105,8 +105,7 @@ class Producers:
         return producer_id in self._producers
 
     def check(self, header: BatchHeader, *, wall_ms: int) -> Verdict:
-        """Return whether a client's batch may be appended. Markers are checked by
-        ``check_marker``."""
+        """Return whether a client's batch may be appended. ``check_marker`` checks markers."""
         producer_id = header.producer_id
         if producer_id == NO_PRODUCER:
             is_transactional = header.attributes & ATTR_TRANSACTIONAL
@@ -248,19 +247,16 @@ class Producers:
         return found
 
     def trim(self, start_offset: int) -> None:
-        """Forget aborted transactions that ended before ``start_offset``, the new start of the
-        log."""
+        """Forget aborted transactions that ended before the new start of the log."""
         at = bisect_left(self._aborted, start_offset, key=lambda aborted: aborted.last_offset)
         del self._aborted[:at]
 
     def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
-        """Forget the given aborted transactions (producer id, first offset, marker offset), whose
-        records compaction has removed from the log."""
+        """Forget transactions (producer, first offset, marker offset) whose records are gone."""
         self._aborted = [each for each in self._aborted if astuple(each)[:3] not in gone]
 
     def expire(self, *, wall_ms: int) -> int:
-        """Forget the producers that were silent for a day and return their number. Producers with
-        an open transaction stay until their coordinator ends it."""
+        """Forget producers that were silent for a day, unless in a transaction. Return how many."""
         ended_ms = wall_ms - IDLE_MS_MAX
         old = []
         for producer_id, producer in self._producers.items():

@@ -43,14 +43,14 @@ class CoordinatorUsage:
 
 
 class PartitionUsage:
-    __slots__ = ("_counts", "_node")
+    __slots__ = ("_counts", "node")
 
     def __init__(self, node: CoordinatorUsage) -> None:
-        self._node = node
+        self.node = node
         self._counts: dict[tuple[str, str], int] = {}  # by account and ``Quota.what``
 
     def account_of(self, scoped_id: str) -> str:
-        return split_scoped(scoped_id, own_account=self._node.own_account)[0]
+        return split_scoped(scoped_id, own_account=self.node.own_account)[0]
 
     def add(self, account: str, quota: Quota, change: int) -> None:
         key = (account, quota.what)
@@ -64,29 +64,25 @@ class PartitionUsage:
         return self._counts.get((account, quota.what), 0)
 
     def room(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> int:
-        """Return how much more the tenant may add. ``bound`` is the partition's limit for all
-        tenants."""
-        most = self._node.most(account, quota)
+        """Return how much more the tenant may add. ``bound`` is the limit for all tenants."""
+        most = self.node.most(account, quota)
         if most == NO_LIMIT:
             return NO_LIMIT
-        left_here = self._node.most(account, quota, bound) - self.used(account, quota)
-        return max(0, min(most - self._node.used(account, quota), left_here))
+        left_here = self.node.most(account, quota, bound) - self.used(account, quota)
+        return max(0, min(most - self.node.used(account, quota), left_here))
 
     def may_add(self, scoped_id: str, quota: Quota, bound: int) -> bool:
         """Return whether the tenant may add one more. If not, count a rejection."""
         account = self.account_of(scoped_id)
         has_room = self.room(account, quota, bound=bound) > 0
         if not has_room:
-            self.note_refused(account, quota)
+            self.node.note_refused(account, quota)
         return has_room
 
-    def note_refused(self, account: str, quota: Quota) -> None:
-        self._node.note_refused(account, quota)
-
     def reason(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> str:
-        most, used = self._node.most(account, quota), self._node.used(account, quota)
+        most, used = self.node.most(account, quota), self.node.used(account, quota)
         if used < most:
-            most, used = self._node.most(account, quota, bound), self.used(account, quota)
+            most, used = self.node.most(account, quota, bound), self.used(account, quota)
         return quota.exceeded(used, most)
 
 

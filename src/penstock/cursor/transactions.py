@@ -14,9 +14,8 @@ was delayed on the network never counts for the next transaction. Version 1 clie
 epoch; for them partitions call ``verify`` before the first batch. Timeouts use this node's clock.
 The wire protocol maps PRODUCER_FENCED and TRANSACTION_ABORTABLE for older clients."""
 
-from collections.abc import Iterable
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -25,6 +24,9 @@ from penstock.cursor.rows import Row, RowCodec
 from penstock.cursor.tenants import NO_QUOTAS, PartitionUsage
 from penstock.model.quotas import TRANSACTIONAL_IDS
 from penstock.wire.kafka.faults import ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.cursor import coordinator_calls as calls
 
 TopicPartition: TypeAlias = tuple[str, int]  # topic id, partition
 
@@ -76,9 +78,9 @@ class TxnValue(msgspec.Struct, frozen=True, array_like=True):
     # The client's new producer id, used once the markers of the old one are written.
     next_producer_id: int = NO_PRODUCER
 
-    def moved(self, state: TxnState, wall_ms: int, **changes: Any) -> "TxnValue":
+    def moved(self, state: TxnState, decision: "TxnDecision", **changes: Any) -> "TxnValue":
         assert self.state in BEFORE[state], f"{self.state!r} must not become {state!r}"
-        return msgspec.structs.replace(self, state=state, changed_at_ms=wall_ms, **changes)
+        return msgspec.structs.replace(self, state=state, changed_at_ms=decision.wall_ms, **changes)
 
 
 _TXN = 1  # the only kind of row
@@ -104,13 +106,14 @@ class TxnReply(msgspec.Struct, frozen=True, gc=False):
     producer_epoch: int = NO_EPOCH
 
 
-class TxnOutcome(msgspec.Struct, frozen=True, gc=False):
-    """The result of a request. The reply and the markers are sent once the rows are committed."""
+class TxnDecision(msgspec.Struct):
+    """The rows and markers of a decision; reply and markers are sent after the commit."""
 
-    reply: TxnReply = TxnReply()
-    rows: tuple[Row, ...] = ()
-    markers: tuple[Marker, ...] = ()
-    wake_at_ms: int | None = None
+    now_ms: int
+    wall_ms: int
+    fresh_producer_id: int = NO_PRODUCER  # an unused id, taken if a new one is needed
+    rows: list[Row] = []
+    markers: list[Marker] = []
 
 
 class Transactions:
@@ -125,9 +128,6 @@ class Transactions:
         # Local to this node.
         self._unmarked: dict[str, set[TopicPartition]] = {}
         self._deadlines: Deadlines[str] = Deadlines()
-        # The outcome of the current call.
-        self._rows: list[Row] = []
-        self._markers: list[Marker] = []
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         _, (transactional_id,), txn = CODEC.decode(key, value)
@@ -143,195 +143,152 @@ class Transactions:
         else:
             self._txns[transactional_id] = value
 
-    def loaded(self, *, now_ms: int, wall_ms: int) -> TxnOutcome:
+    def loaded(self, decision: TxnDecision) -> None:
         """Start timeouts and resume prepared transactions, after the whole log was read."""
         for transactional_id, txn in list(self._txns.items()):
             if txn.state is TxnState.ONGOING:
-                self._deadlines.set(transactional_id, now_ms + txn.timeout_ms)
+                self._deadlines.set(transactional_id, decision.now_ms + txn.timeout_ms)
             elif txn.state in _PREPARED:
-                self._send_markers(transactional_id, wall_ms)
-        return self._outcome(TxnReply())
+                self._send_markers(transactional_id, decision)
+
+    def next_wake_ms(self) -> int | None:
+        return self._deadlines.next_ms()
 
     def view(self) -> dict[str, TxnValue]:
         return dict(sorted(self._txns.items()))
 
-    def _put(self, transactional_id: str, value: TxnValue | None) -> None:
-        self._rows.append(CODEC.encode(_TXN, (transactional_id,), value))
+    def describe(self, transactional_id: str) -> TxnValue | None:
+        return self._txns.get(transactional_id)
+
+    def _put(self, transactional_id: str, value: TxnValue | None, decision: TxnDecision) -> None:
+        decision.rows.append(CODEC.encode(_TXN, (transactional_id,), value))
         self._apply(transactional_id, value)
 
-    def _outcome(self, reply: TxnReply | ErrorCode) -> TxnOutcome:
-        rows, self._rows = tuple(self._rows), []
-        markers, self._markers = tuple(self._markers), []
-        made = TxnReply(reply) if isinstance(reply, ErrorCode) else reply
-        return TxnOutcome(made, rows, markers, self._deadlines.next_ms())
-
-    def init(
-        self,
-        transactional_id: str,
-        *,
-        timeout_ms: int,
-        fresh_producer_id: int,
-        producer_id: int = NO_PRODUCER,
-        producer_epoch: int = NO_EPOCH,
-        wall_ms: int,
-    ) -> TxnOutcome:
-        """Assign a producer id and epoch. ``fresh_producer_id`` is an unused id, taken if a new one
-        is needed. A client that only raises its epoch passes its ``producer_id`` and
-        ``producer_epoch``."""
+    def init(self, call: "calls.InitProducer", decision: TxnDecision) -> TxnReply:
+        """Assign a producer id and epoch."""
+        transactional_id, producer = call.transactional_id, (call.producer_id, call.producer_epoch)
         if not 0 < len(transactional_id) <= ID_CHARS_MAX:
-            return self._outcome(ErrorCode.INVALID_REQUEST)
-        if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
-            return self._outcome(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+            return TxnReply(ErrorCode.INVALID_REQUEST)
+        if not 0 < call.timeout_ms <= TIMEOUT_MS_MAX:
+            return TxnReply(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
         txn = self._txns.get(transactional_id)
+        raised, last = (decision.fresh_producer_id, 0), (NO_PRODUCER, NO_EPOCH)
         if txn is None:
             if len(self._txns) >= self._ids_max:
-                return self._outcome(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
+                return TxnReply(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
             if not self._usage.may_add(transactional_id, TRANSACTIONAL_IDS, self._ids_max):
-                return self._outcome(ErrorCode.POLICY_VIOLATION)
-            value = TxnValue(fresh_producer_id, 0, timeout_ms, TxnState.EMPTY, wall_ms)
-            self._put(transactional_id, value)
-            return self._outcome(TxnReply(ErrorCode.NONE, fresh_producer_id, 0))
-        has_given = producer_id != NO_PRODUCER
-        is_current = (producer_id, producer_epoch) == (txn.producer_id, txn.epoch)
-        is_repeat = _is_last(txn, producer_id, producer_epoch)
-        if has_given and not is_current and not is_repeat:
-            return self._outcome(ErrorCode.PRODUCER_FENCED)
-        if txn.state in _PREPARED:
-            return self._outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
-        if txn.state is TxnState.ONGOING:
-            # The client retries, and succeeds when the abort is complete.
-            self._fence(transactional_id, txn, wall_ms, is_own=is_current)
-            return self._outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
-        if is_repeat and txn.epoch < EPOCH_MAX:
-            return self._outcome(TxnReply(ErrorCode.NONE, txn.producer_id, txn.epoch))
-        assert txn.state in BEFORE[TxnState.EMPTY]
-        last = (txn.producer_id, txn.epoch) if has_given else (NO_PRODUCER, NO_EPOCH)
-        raised = _raised(txn, fresh_producer_id)
-        value = TxnValue(*raised, timeout_ms, TxnState.EMPTY, wall_ms, -1, (), *last)
-        self._put(transactional_id, value)
-        return self._outcome(TxnReply(ErrorCode.NONE, *raised))
+                return TxnReply(ErrorCode.POLICY_VIOLATION)
+        else:
+            has_given = call.producer_id != NO_PRODUCER
+            is_current = producer == (txn.producer_id, txn.epoch)
+            is_repeat = _is_last(txn, *producer)
+            if has_given and not is_current and not is_repeat:
+                return TxnReply(ErrorCode.PRODUCER_FENCED)
+            if txn.state in _PREPARED:
+                return TxnReply(ErrorCode.CONCURRENT_TRANSACTIONS)
+            if txn.state is TxnState.ONGOING:
+                # The client retries, and succeeds when the abort is complete.
+                self._fence(transactional_id, txn, decision, is_own=is_current)
+                return TxnReply(ErrorCode.CONCURRENT_TRANSACTIONS)
+            if is_repeat and txn.epoch < EPOCH_MAX:
+                return TxnReply(ErrorCode.NONE, txn.producer_id, txn.epoch)
+            assert txn.state in BEFORE[TxnState.EMPTY]
+            raised = _raised(txn, decision)
+            last = (txn.producer_id, txn.epoch) if has_given else last
+        empty = TxnValue(*raised, call.timeout_ms, TxnState.EMPTY, decision.wall_ms, -1, (), *last)
+        self._put(transactional_id, empty, decision)
+        return TxnReply(ErrorCode.NONE, *raised)
 
     def _fence(
-        self, transactional_id: str, txn: TxnValue, wall_ms: int, *, is_own: bool = False
+        self, transactional_id: str, txn: TxnValue, decision: TxnDecision, *, is_own: bool = False
     ) -> None:
-        """Abort and raise the epoch. With ``is_own``, the producer asked for this and may
-        continue."""
+        """Abort and raise the epoch. With ``is_own``, the producer requested it and may go on."""
         value = txn.moved(
             TxnState.PREPARE_ABORT,
-            wall_ms,
+            decision,
             epoch=min(txn.epoch + 1, EPOCH_MAX),
             last_producer_id=txn.producer_id if is_own else NO_PRODUCER,
             last_epoch=txn.epoch if is_own else NO_EPOCH,
         )
-        self._deadlines.drop(transactional_id)
-        self._put(transactional_id, value)
-        self._send_markers(transactional_id, wall_ms)
+        self._prepare(transactional_id, value, decision)
 
-    def add(
-        self,
-        transactional_id: str,
-        *,
-        producer_id: int,
-        producer_epoch: int,
-        partitions: Iterable[TopicPartition],
-        now_ms: int,
-        wall_ms: int,
-    ) -> TxnOutcome:
-        """Add partitions to the transaction, for AddPartitionsToTxn, for AddOffsetsToTxn (the
-        partition of the group's coordinator), and for produce requests and offset commits of
-        version 2 clients."""
-        code, txn = self._find(transactional_id, producer_id, producer_epoch)
+    def _prepare(self, transactional_id: str, value: TxnValue, decision: TxnDecision) -> None:
+        self._deadlines.drop(transactional_id)
+        self._put(transactional_id, value, decision)
+        self._send_markers(transactional_id, decision)
+
+    def add(self, call: "calls.AddPartitions", decision: TxnDecision) -> TxnReply:
+        """Add partitions, for AddPartitionsToTxn, for AddOffsetsToTxn (the partition of the group's
+        coordinator), and for produce requests and offset commits of version 2 clients."""
+        code, txn = self._find(call)
         if code:
-            return self._outcome(code)
-        if txn.state in _PREPARED:
-            return self._outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
+            return TxnReply(code)
         is_ongoing = txn.state is TxnState.ONGOING
         known = set(txn.partitions) if is_ongoing else set()
-        wanted = known.union(partitions)
+        wanted = known.union(call.partitions)
         if len(wanted) > PARTITIONS_MAX:
-            return self._outcome(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
-        if wanted == known:
-            return self._outcome(TxnReply(ErrorCode.NONE, producer_id, producer_epoch))
-        value = txn.moved(
-            TxnState.ONGOING,
-            wall_ms,
-            started_at_ms=txn.started_at_ms if is_ongoing else wall_ms,
-            partitions=tuple(sorted(wanted)),
-            last_producer_id=NO_PRODUCER,
-            last_epoch=NO_EPOCH,
-        )
-        if not is_ongoing:
-            self._deadlines.set(transactional_id, now_ms + txn.timeout_ms)
-        self._put(transactional_id, value)
-        return self._outcome(TxnReply(ErrorCode.NONE, producer_id, producer_epoch))
+            return TxnReply(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
+        if wanted != known:
+            value = txn.moved(
+                TxnState.ONGOING,
+                decision,
+                started_at_ms=txn.started_at_ms if is_ongoing else decision.wall_ms,
+                partitions=tuple(sorted(wanted)),
+                last_producer_id=NO_PRODUCER,
+                last_epoch=NO_EPOCH,
+            )
+            if not is_ongoing:
+                self._deadlines.set(call.transactional_id, decision.now_ms + txn.timeout_ms)
+            self._put(call.transactional_id, value, decision)
+        return TxnReply(ErrorCode.NONE, call.producer_id, call.producer_epoch)
 
-    def verify(
-        self,
-        transactional_id: str,
-        *,
-        producer_id: int,
-        producer_epoch: int,
-        partition: TopicPartition,
-    ) -> ErrorCode:
-        """Return NONE if the partition is in the open transaction of a version 1 client. Called
-        before the first batch in a partition, so that a late batch cannot open a transaction that
-        never ends."""
-        code, txn = self._find(transactional_id, producer_id, producer_epoch)
+    def verify(self, call: "calls.VerifyPartition") -> ErrorCode:
+        """Return NONE if the partition is in the open transaction of a version 1 client. Otherwise
+        a late batch, the first in a partition, could open a transaction that never ends."""
+        code, txn = self._find(call)
         if code:
             return code
-        if txn.state in _PREPARED:
-            return ErrorCode.CONCURRENT_TRANSACTIONS
-        is_in = txn.state is TxnState.ONGOING and partition in txn.partitions
+        is_in = txn.state is TxnState.ONGOING and call.partition in txn.partitions
         return ErrorCode.NONE if is_in else ErrorCode.TRANSACTION_ABORTABLE
 
     def _find(
-        self, transactional_id: str, producer_id: int, producer_epoch: int
+        self, call: "calls.ProducerCall[Any]", *, may_be_prepared: bool = False
     ) -> tuple[ErrorCode, TxnValue]:
-        txn = self._txns.get(transactional_id)
+        txn, producer_id = self._txns.get(call.transactional_id), call.producer_id
         if txn is not None and txn.next_producer_id == producer_id != NO_PRODUCER:
             # The client already uses its new id, while markers for the old one are being written.
             return ErrorCode.CONCURRENT_TRANSACTIONS, txn
         if txn is None or txn.producer_id != producer_id:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING, _UNKNOWN
-        if txn.epoch != producer_epoch:
+        if txn.epoch != call.producer_epoch:
             return ErrorCode.PRODUCER_FENCED, txn
+        if txn.state in _PREPARED and not may_be_prepared:
+            return ErrorCode.CONCURRENT_TRANSACTIONS, txn
         return ErrorCode.NONE, txn
 
-    def end(
-        self,
-        transactional_id: str,
-        *,
-        producer_id: int,
-        producer_epoch: int,
-        is_commit: bool,
-        raises_epoch: bool,
-        fresh_producer_id: int,
-        wall_ms: int,
-    ) -> TxnOutcome:
-        """Commit or abort. With ``raises_epoch`` (EndTxn v5) the client continues with the producer
-        id and epoch of the reply."""
-        txn = self._txns.get(transactional_id)
-        if txn is not None and raises_epoch and _is_last(txn, producer_id, producer_epoch):
-            return self._outcome(_ended_before(txn, is_commit))
-        code, txn = self._find(transactional_id, producer_id, producer_epoch)
+    def end(self, call: "calls.EndTransaction", decision: TxnDecision) -> TxnReply:
+        known, is_commit = self._txns.get(call.transactional_id), call.is_commit
+        producer = (call.producer_id, call.producer_epoch)
+        if known is not None and call.raises_epoch and _is_last(known, *producer):
+            return _ended_before(known, is_commit)
+        # A client that raises its epoch has the raised one already: this ends its next, empty
+        # transaction.
+        code, txn = self._find(call, may_be_prepared=not call.raises_epoch)
         if code:
-            return self._outcome(code)
+            return TxnReply(code)
         if txn.state is not TxnState.ONGOING:
-            if not raises_epoch:
-                return self._outcome(_ended_before(txn, is_commit))
-            # The client already has the raised epoch, so this ends its next, empty transaction.
-            if txn.state in _PREPARED:
-                return self._outcome(ErrorCode.CONCURRENT_TRANSACTIONS)
+            if not call.raises_epoch:
+                return _ended_before(txn, is_commit)
             if is_commit:
-                return self._outcome(ErrorCode.INVALID_TXN_STATE)
+                return TxnReply(ErrorCode.INVALID_TXN_STATE)
         value = txn.moved(
             TxnState.PREPARE_COMMIT if is_commit else TxnState.PREPARE_ABORT,
-            wall_ms,
+            decision,
             partitions=txn.partitions if txn.state is TxnState.ONGOING else (),
         )
         next_id, next_epoch = txn.producer_id, txn.epoch
-        if raises_epoch:
-            next_id, next_epoch = _raised(txn, fresh_producer_id)
+        if call.raises_epoch:
+            next_id, next_epoch = _raised(txn, decision)
             value = msgspec.structs.replace(
                 value,
                 epoch=txn.epoch + 1,
@@ -339,73 +296,65 @@ class Transactions:
                 last_epoch=txn.epoch,
                 next_producer_id=next_id if next_id != txn.producer_id else NO_PRODUCER,
             )
-        self._deadlines.drop(transactional_id)
-        self._put(transactional_id, value)
-        self._send_markers(transactional_id, wall_ms)
-        return self._outcome(TxnReply(ErrorCode.NONE, next_id, next_epoch))
+        self._prepare(call.transactional_id, value, decision)
+        return TxnReply(ErrorCode.NONE, next_id, next_epoch)
 
-    def _send_markers(self, transactional_id: str, wall_ms: int) -> None:
+    def _send_markers(self, transactional_id: str, decision: TxnDecision) -> None:
         txn = self._txns[transactional_id]
         assert txn.state in _PREPARED, "markers are written only after the commit or abort decision"
         if not txn.partitions:
-            self._complete(transactional_id, txn, wall_ms)
+            self._complete(transactional_id, txn, decision)
             return
         self._unmarked[transactional_id] = set(txn.partitions)
         is_commit = txn.state is TxnState.PREPARE_COMMIT
         producer, coordinator = (txn.producer_id, txn.epoch), self._coordinator_epoch
-        self._markers += [
+        decision.markers += [
             Marker(transactional_id, *p, *producer, is_commit, coordinator) for p in txn.partitions
         ]
 
-    def marked(self, marker: Marker, *, wall_ms: int) -> TxnOutcome:
+    def marked(self, marker: Marker, decision: TxnDecision) -> None:
         txn = self._txns.get(marker.transactional_id)
         waiting = self._unmarked.get(marker.transactional_id)
         named = (marker.producer_id, marker.producer_epoch)
         if txn is None or waiting is None or named != (txn.producer_id, txn.epoch):
-            return self._outcome(ErrorCode.NONE)
+            return
         waiting.discard((marker.topic_id, marker.partition))
         if not waiting:
             del self._unmarked[marker.transactional_id]
-            self._complete(marker.transactional_id, txn, wall_ms)
-        return self._outcome(ErrorCode.NONE)
+            self._complete(marker.transactional_id, txn, decision)
 
-    def _complete(self, transactional_id: str, txn: TxnValue, wall_ms: int) -> None:
+    def _complete(self, transactional_id: str, txn: TxnValue, decision: TxnDecision) -> None:
         has_next = txn.next_producer_id != NO_PRODUCER
         is_commit = txn.state is TxnState.PREPARE_COMMIT
         value = txn.moved(
             TxnState.COMPLETE_COMMIT if is_commit else TxnState.COMPLETE_ABORT,
-            wall_ms,
+            decision,
             producer_id=txn.next_producer_id if has_next else txn.producer_id,
             epoch=0 if has_next else txn.epoch,
             next_producer_id=NO_PRODUCER,
             started_at_ms=-1,
             partitions=(),
         )
-        self._put(transactional_id, value)
+        self._put(transactional_id, value, decision)
 
-    def tick(self, *, now_ms: int, wall_ms: int) -> TxnOutcome:
-        while (transactional_id := self._deadlines.pop_due(now_ms)) is not None:
-            self._fence(transactional_id, self._txns[transactional_id], wall_ms)
-        return self._outcome(TxnReply())
+    def tick(self, decision: TxnDecision) -> None:
+        while (transactional_id := self._deadlines.pop_due(decision.now_ms)) is not None:
+            self._fence(transactional_id, self._txns[transactional_id], decision)
 
-    def expire(self, *, wall_ms: int) -> TxnOutcome:
-        bound_ms = wall_ms - ID_RETENTION_MS
+    def expire(self, decision: TxnDecision) -> None:
+        bound_ms = decision.wall_ms - ID_RETENTION_MS
         for transactional_id, txn in list(self._txns.items()):
             if txn.state in _IDLE and txn.changed_at_ms < bound_ms:
-                self._put(transactional_id, None)
-        return self._outcome(TxnReply())
-
-    def describe(self, transactional_id: str) -> TxnValue | None:
-        return self._txns.get(transactional_id)
+                self._put(transactional_id, None, decision)
 
 
 _UNKNOWN = TxnValue(NO_PRODUCER, NO_EPOCH, 0, TxnState.EMPTY, 0)
 
 
-def _raised(txn: TxnValue, fresh_producer_id: int) -> tuple[int, int]:
+def _raised(txn: TxnValue, decision: TxnDecision) -> tuple[int, int]:
     """Return the next epoch of the same producer id, or a new id when epochs run out."""
     if txn.epoch + 1 >= EPOCH_MAX:
-        return fresh_producer_id, 0
+        return decision.fresh_producer_id, 0
     return txn.producer_id, txn.epoch + 1
 
 

@@ -114,8 +114,8 @@ class ActiveManager:
         # is checked again, or 0 until the store has replied.
         self._sent: dict[PartitionKey, int] = {}
         self._sent_before: dict[PartitionKey, int] = {}  # ``_sent`` at the last slow round
-        self._refused = _Later(self._look_again, times.refused_ms)
-        self._failed = _Later(self._look_again, times.failed_ms)
+        self._refused = _Later(self.look_again, times.refused_ms)
+        self._failed = _Later(self.look_again, times.failed_ms)
         self._wake = asyncio.Event()
         self._is_deposed = False
         self._planning: asyncio.Task[None] | None = None
@@ -151,8 +151,7 @@ class ActiveManager:
             await part.stop()
 
     async def _look_around(self) -> None:
-        """Load the state, nodes first, because without nodes all partitions would look
-        leaderless."""
+        """Load the state, nodes first: without nodes all partitions would look leaderless."""
         self.saw_nodes()
         for at, key in enumerate(list(self._view.rows)):
             self.saw_row(key, self._view.rows.get(key))
@@ -213,9 +212,6 @@ class ActiveManager:
             self.state.is_plan_old = True
             self._wake.set()
 
-    def saw_policy(self) -> None:
-        self._look_again(self.state.rows)
-
     def _on_drain_change(self, path: str, _before: bool | None, after: bool | None) -> None:
         node = _key_in(path, stored.node_of)
         if node is not None:
@@ -238,11 +234,11 @@ class ActiveManager:
 
     def _replied(self, keys: Sequence[PartitionKey], is_replied: bool) -> None:
         if is_replied:
-            self._look_again(keys)
+            self.look_again(keys)
         elif keys:
             self._failed.add(keys)
 
-    def _look_again(self, keys: Iterable[PartitionKey]) -> None:
+    def look_again(self, keys: Iterable[PartitionKey]) -> None:
         self.state.mark(keys)
         self._wake.set()
 

@@ -111,7 +111,7 @@ class ClusterState:
             self.unpreferred[key] = None
 
     def _forget_row(self, key: PartitionKey, row: PartitionRow) -> None:
-        self.loads.remove(key.topic_id, row.replicas)
+        self.loads.add(key.topic_id, row.replicas, -1)
         for node in row.replicas:
             del self._on[node][key]
             if not self._on[node]:
@@ -139,7 +139,7 @@ class ClusterState:
     def land(self, key: PartitionKey) -> None:
         replicas = self._coming.pop(key, None)
         if replicas is not None:
-            self.loads.remove(key.topic_id, replicas)
+            self.loads.add(key.topic_id, replicas, -1)
 
     def on(self, node: int) -> Iterable[PartitionKey]:
         return self._on.get(node, {})

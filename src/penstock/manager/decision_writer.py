@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 from penstock.manager.cluster_state import ClusterState
 from penstock.manager.decisions import Decision
@@ -188,12 +188,6 @@ AskStandings = Callable[[int, Sequence[PartitionKey]], Awaitable[Mapping[Partiti
 OnReply = Callable[[Sequence[PartitionKey], bool], None]
 
 
-class _Report(NamedTuple):
-    incarnation: int
-    version: int  # version of the partition's row
-    standing: Standing
-
-
 class LogEndQueries:
     """Requests to nodes for the ends of their logs, for partitions without a known intact replica.
     A reply is valid until the node restarts or the row changes. One request per node is in progress
@@ -206,16 +200,17 @@ class LogEndQueries:
         self._ask = ask
         self._on_reply = on_reply
         self._ask_seconds = ask_ms / 1_000
-        self._reports: dict[PartitionKey, dict[int, _Report]] = {}
+        # By partition and node, with the node's incarnation and the version of the row then.
+        self._reports: dict[PartitionKey, dict[int, tuple[int, int, Standing]]] = {}
         self._wanted: dict[int, dict[PartitionKey, None]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def standings(self, key: PartitionKey, view: View) -> Mapping[int, Standing]:
+        incarnations = self._state.incarnations
         return {
-            node: report.standing
-            for node, report in self._reports.get(key, {}).items()
-            if (report.incarnation, report.version)
-            == (self._state.incarnations.get(node), view.version)
+            node: standing
+            for node, (incarnation, version, standing) in self._reports.get(key, {}).items()
+            if (incarnation, version) == (incarnations.get(node), view.version)
         }
 
     def forget(self, key: PartitionKey) -> None:
@@ -260,7 +255,7 @@ class LogEndQueries:
             return
         for key, version in versions.items():
             if key in replies:
-                report = _Report(incarnation, version, replies[key])
+                report = (incarnation, version, replies[key])
                 self._reports.setdefault(key, {})[node] = report
         self._on_reply([key for key in keys if key in replies], True)
         self._on_reply([key for key in keys if key not in replies], False)

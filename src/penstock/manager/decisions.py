@@ -14,7 +14,7 @@ of the cluster, so it can run in a thread, with ``Situation`` as its input."""
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -79,6 +79,9 @@ class Ask(NamedTuple):
     nodes: tuple[int, ...]
 
 
+Found: TypeAlias = Decision | Ask | None
+
+
 class Topics(Protocol):
     def find_id(self, topic_id: str) -> Topic | None: ...
 
@@ -103,7 +106,7 @@ def wanted(topic: Topic, policy: Policy, index: int | None = None) -> Wanted:
 
 def due(
     state: ClusterState, key: PartitionKey, topics: Topics, policy: Policy, standings: Standings
-) -> Decision | Ask | None:
+) -> Found:
     """Return the next decision for this partition, or None if nothing can be done now."""
     view = state.rows.get(key)
     if topics.tombstone(key.topic_id) is not None:
@@ -119,9 +122,7 @@ def due(
     )
 
 
-def _creation(
-    state: ClusterState, key: PartitionKey, topic: Topic | None, policy: Policy
-) -> Decision | None:
+def _creation(state: ClusterState, key: PartitionKey, topic: Topic | None, policy: Policy) -> Found:
     if topic is None or topic.is_share or not 0 <= key.index < topic.partition_count:
         return None
     wants = wanted(topic, policy, key.index)
@@ -134,19 +135,15 @@ def _creation(
 
 
 def _deletion(state: ClusterState, key: PartitionKey, view: View | None) -> Decision | None:
-    has_request = key in state.requests
-    if view is None and not has_request:
+    has_row, has_request = view is not None, key in state.requests
+    if not has_row and not has_request:
         return None
     version, asked = ABSENT if view is None else view.version, _version(state, key)
-    has_row = view is not None
-    return Decision(
-        key, DecisionKind.DELETED, version, None, has_row, None, has_request, request_version=asked
-    )
+    dropped = (None, has_row, None, has_request)
+    return Decision(key, DecisionKind.DELETED, version, *dropped, request_version=asked)
 
 
-def _settings(
-    key: PartitionKey, view: View, topic: Topic | None, policy: Policy
-) -> Decision | None:
+def _settings(key: PartitionKey, view: View, topic: Topic | None, policy: Policy) -> Found:
     if topic is None:
         return None
     in_sync_min = wanted(topic, policy, key.index).in_sync_min
@@ -156,9 +153,7 @@ def _settings(
     return Decision(key, DecisionKind.SETTINGS, view.version, Change(view.version, row))
 
 
-def _leader(
-    state: ClusterState, key: PartitionKey, view: View, standings: Standings
-) -> Decision | Ask | None:
+def _leader(state: ClusterState, key: PartitionKey, view: View, standings: Standings) -> Found:
     row = view.row
     if not state.is_led(row):
         change = _election(state, key, view)
@@ -172,8 +167,7 @@ def _leader(
 
 
 def _election(state: ClusterState, key: PartitionKey, view: View) -> Change | None:
-    """Elect a leader. Prefers nodes that do not stop and, if the partition moves, its future
-    replicas."""
+    """Elect a leader, preferably on a node that stays and, in a move, a future replica."""
     avoided = state.avoided
     request = state.requests.get(key)
     if request is not None:
@@ -186,9 +180,7 @@ def _election(state: ClusterState, key: PartitionKey, view: View) -> Change | No
     return election.elect(view, state.incarnations, avoiding=avoided)
 
 
-def _recovery(
-    state: ClusterState, key: PartitionKey, view: View, standings: Standings
-) -> Decision | Ask | None:
+def _recovery(state: ClusterState, key: PartitionKey, view: View, standings: Standings) -> Found:
     """Elect the longest log, because no intact replica is alive."""
     members = view.row.in_sync
     if not all(node in state.incarnations for node in members):
@@ -238,33 +230,26 @@ class Situation(NamedTuple):
 def placed(
     state: ClusterState, keys: Iterable[PartitionKey], topics: Topics, policy: Policy
 ) -> dict[PartitionKey, Placed]:
-    """Return the planner's view of some partitions. Rows may change before the rest is collected; a
-    move that was planned with an old row does not begin (``beginnings``)."""
+    """Return the planner's view of some partitions. A moving partition counts as if it had arrived.
+    A partition that is not fully in sync is not moved for balance. Rows may change before the rest
+    is collected; a move that was planned with an old row does not begin (``beginnings``)."""
     partitions = {}
     for key in keys:
-        view = state.rows.get(key)
-        if view is not None and topics.tombstone(key.topic_id) is None:
-            partitions[key] = _placed(state, key, view, topics, policy)
+        view, request = state.rows.get(key), state.requests.get(key)
+        if view is None or topics.tombstone(key.topic_id) is not None:
+            continue
+        row, whole = view.row, view.row.whole
+        if request is not None:
+            # A move to fewer replicas than ``in_sync_min`` could not end, so a replica is added.
+            count, has = max(len(request.replicas), row.in_sync_min), frozenset(row.replicas)
+            partitions[key] = Placed(request.replicas, count, is_fixed=True, has=has)
+            continue
+        topic = topics.find_id(key.topic_id)
+        count = len(row.replicas) if topic is None else wanted(topic, policy, key.index).replicas
+        weak = frozenset(n for n in row.replicas if n not in whole or n not in state.nodes)
+        is_fixed = bool(weak) or (topic is not None and is_manual(topic))
+        partitions[key] = Placed(row.replicas, count, is_fixed=is_fixed, weak=weak)
     return partitions
-
-
-def _placed(
-    state: ClusterState, key: PartitionKey, view: View, topics: Topics, policy: Policy
-) -> Placed:
-    """Return the planner's view of a partition. A moving partition counts as if it had arrived. A
-    partition that is not fully in sync is not moved for balance."""
-    row = view.row
-    request = state.requests.get(key)
-    if request is not None:
-        # A move to fewer replicas than ``in_sync_min`` could not end, so a replica is added.
-        count = max(len(request.replicas), row.in_sync_min)
-        return Placed(request.replicas, count, is_fixed=True, has=frozenset(row.replicas))
-    topic = topics.find_id(key.topic_id)
-    count = len(row.replicas) if topic is None else wanted(topic, policy, key.index).replicas
-    whole = row.whole
-    weak = frozenset(node for node in row.replicas if node not in whole or node not in state.nodes)
-    is_fixed = bool(weak) or (topic is not None and is_manual(topic))
-    return Placed(row.replicas, count, is_fixed=is_fixed, weak=weak)
 
 
 def targets(now: Situation) -> Targets:
@@ -309,10 +294,8 @@ def _toward(
         return _begin(state, key, view, target, room)
     if len(target) < len(row.replicas) or key in state.requests:
         # All target replicas exist; the placement request removes the others.
-        asked = _version(state, key)
-        return Decision(
-            key, DecisionKind.BEGUN, view.version, request=target, request_version=asked
-        )
+        begun = Decision(key, DecisionKind.BEGUN, view.version, request=target)
+        return begun._replace(request_version=_version(state, key))
     if room.take_order():
         ordered = msgspec.structs.replace(row, replicas=target)
         return Decision(key, DecisionKind.ORDERED, view.version, Change(view.version, ordered))
@@ -380,8 +363,7 @@ class _Room:
 
 
 def preferred(state: ClusterState, *, count_max: int) -> list[Decision]:
-    """Return decisions that elect the first replica of partitions where it could lead but does
-    not."""
+    """Return decisions that elect first replicas which could lead but do not."""
     found: list[Decision] = []
     for key in state.unpreferred:
         if len(found) >= count_max:

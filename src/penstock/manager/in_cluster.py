@@ -120,13 +120,12 @@ class Manager(PrefixWatch):
 
     @property
     def tenure_id(self) -> int:
-        """The revision in which the current manager became the manager, which increases each
-        time."""
+        """The revision in which the current manager became the manager; it increases."""
         return 0 if self._holder is None else self._holder.created
 
     def policy_changed(self) -> None:
         if self.active is not None:
-            self.active.saw_policy()
+            self.active.look_again(self.active.state.rows)
 
     async def _stand(self) -> None:
         while True:
@@ -222,9 +221,8 @@ def _node(value: bytes) -> int:
 
 
 async def raise_levels(store: Store, level: ClusterLevel, *, manager_created: int) -> None:
-    """Raise the feature level whenever an operator requests this. Once the request is in the store,
-    nodes that do not support the level cannot register (``ClusterLevel``), so one check of the
-    registered nodes is enough. If one of them does not support it, the request is removed."""
+    """Raise the feature level whenever an operator requests this, or remove the request if a node
+    does not support the level. One check is enough: such nodes cannot register any more."""
     changed = asyncio.Event()
     end = level.on_change(changed.set)
     try:

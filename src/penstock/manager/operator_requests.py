@@ -109,8 +109,7 @@ def unclean_leader(view: View, incarnations: Mapping[int, int]) -> Change | Refu
 
 
 async def drain(store: Store, node: int) -> None:
-    """Request that all replicas leave this node, which may be gone for ever. Raises NotFound if the
-    node is not alive and has no replicas."""
+    """Request that all replicas leave a node. Raises NotFound if it is gone and has none."""
     state = await read_cluster_state(store)
     if node not in state.nodes and not any(state.on(node)):
         raise NotFound(f"There is no node {node}.")
@@ -152,8 +151,7 @@ def _requested(entry: Entry, view: View) -> PlacementRequest:
 
 
 async def cancel_placement(store: Store, key: PartitionKey) -> Sequence[int]:
-    """End a move and return the original replicas. Raises NotFound if the partition is not
-    moving."""
+    """End a move and return the original replicas. Raises NotFound if there is no move."""
 
     async def cancel() -> Sequence[int]:
         view = await _row(store, key)
@@ -225,8 +223,7 @@ async def discard(store: Store, topic_id: str) -> None:
 async def elect(
     store: Store, key: PartitionKey, choose: Callable[[View], Change | Refused]
 ) -> Refused | None:
-    """Elect the leader that ``choose`` returns for the newest row. Return None if that
-    succeeded."""
+    """Elect the leader that ``choose`` returns for the newest row. Return None on success."""
 
     async def swap() -> Refused | None:
         chosen = choose(await _row(store, key))

@@ -45,23 +45,24 @@ class Overview(msgspec.Struct, frozen=True):
 def overview(
     state: ClusterState, topics: Topics, all_topics: Iterable[Topic], policy: Policy
 ) -> Overview:
-    under, below, leaderless, lost, orphaned = (_Names() for _ in range(5))
+    problems: list[list[PartitionKey]] = [[] for _ in range(5)]
+    under, below, leaderless, lost, orphaned = problems
     counts: dict[int, list[int]] = {}  # replicas, leaders, preferred leaders, lagging
     for key, view in state.rows.items():
         row = view.row
         topic = topics.find_id(key.topic_id)
         if topic is None and topics.tombstone(key.topic_id) is None:
-            orphaned.add(key)
+            orphaned.append(key)
         alive = sum(node in state.nodes for node in row.whole)
         factor = len(row.replicas) if topic is None else wanted(topic, policy, key.index).replicas
         if alive < max(factor, len(row.replicas)):
-            under.add(key)
+            under.append(key)
         if alive < row.in_sync_min:
-            below.add(key)
+            below.append(key)
         if not state.is_led(row):
-            leaderless.add(key)
+            leaderless.append(key)
         if not row.whole:
-            lost.add(key)
+            lost.append(key)
         for node in row.replicas:
             of_node = counts.setdefault(node, [0, 0, 0, 0])
             of_node[0] += 1
@@ -71,13 +72,8 @@ def overview(
     return Overview(
         len(state.rows),
         tuple(_summary(state, node, counts) for node in sorted({*state.nodes, *counts})),
-        under.named(),
-        below.named(),
-        leaderless.named(),
-        lost.named(),
-        _Names(state.requests).named(),
-        _Names(state.missing(all_topics)).named(),
-        orphaned.named(),
+        *map(_named, (under, below, leaderless, lost)),
+        *map(_named, (state.requests, state.missing(all_topics), orphaned)),
     )
 
 
@@ -88,20 +84,9 @@ def _summary(state: ClusterState, node: int, counts: dict[int, list[int]]) -> No
     return NodeSummary(node, entry is not None, is_leaving, is_draining, *found)
 
 
-class _Names:
-    def __init__(self, keys: Iterable[PartitionKey] = ()) -> None:
-        self._count = 0
-        self._keys: list[PartitionKey] = []
-        for key in keys:
-            self.add(key)
-
-    def add(self, key: PartitionKey) -> None:
-        self._count += 1
-        if len(self._keys) < NAMED_MAX:
-            self._keys.append(key)
-
-    def named(self) -> Named:
-        return Named(self._count, tuple(sorted(self._keys)))
+def _named(keys: Iterable[PartitionKey]) -> Named:
+    keys = list(keys)
+    return Named(len(keys), tuple(sorted(keys[:NAMED_MAX])))
 
 
 class StopRisk(msgspec.Struct, frozen=True):

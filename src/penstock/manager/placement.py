@@ -10,8 +10,8 @@ return, an operator drains it. New partitions are spread per topic: if one node 
 of a busy topic, the topic would be limited to the cores of that node."""
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from penstock.metadata.cluster_entries import PartitionKey
@@ -54,20 +54,13 @@ class Loads:
         if len(replicas) > 1:
             _count(self.seconds, (replicas[0], replicas[1]), change)
 
-    def remove(self, topic_id: str, replicas: Sequence[int]) -> None:
-        self.add(topic_id, replicas, -1)
-
     def leading(self, topic_id: str, nodes: Sequence[int]) -> int:
-        """Return the node that leads the fewest partitions of the topic, or the least loaded in a
-        tie."""
-        leading = self.of_topics
-        return min(
-            nodes, key=lambda n: (leading[topic_id, n], self.replicas[n], self.leaders[n], n)
-        )
+        """Return the node that leads the fewest partitions of the topic, or is least loaded."""
+        led = self.of_topics
+        return min(nodes, key=lambda n: (led[topic_id, n], self.replicas[n], self.leaders[n], n))
 
     def order(self, first: int, nodes: Sequence[int]) -> tuple[int, ...]:
-        """Return the nodes, first ``first``, then the node that is least often second after
-        ``first``."""
+        """Return ``first``, then the node that is least often second after it, then the others."""
         others = sorted(node for node in nodes if node != first)
         second = min(others, key=lambda node: (self.seconds[first, node], node), default=first)
         return (first, *sorted(others, key=lambda node: node != second))
@@ -141,24 +134,23 @@ def plan(
 ) -> dict[PartitionKey, tuple[int, ...]]:
     """Return the new replicas of partitions that should move or have too few. With ``steps_max``,
     each kind of change stops after that many steps; the caller plans again afterwards."""
-    work = _Plan(partitions, hosts, draining, steps_max=steps_max)
-    is_repaired = work.repair()
-    # Balancing waits until repairs are done, because they change the load.
-    if is_balancing and is_repaired:
-        work.spread_racks()
-        work.even_replicas()
-        work.even_leaders()
+    work = _Plan(partitions, hosts, draining)
+    changes = (work.repair, work.spread_racks, work.even_replicas, work.even_leaders)
+    for change in changes if is_balancing else changes[:1]:
+        count = sum(1 for _ in islice(change(), steps_max))
+        if change == work.repair and count == steps_max:
+            break  # balancing waits until repairs are done, because they change the load
     return work.moved()
 
 
 class _Plan:
+    """A plan. Its changes are generators, which yield after each step."""
+
     def __init__(
         self,
         partitions: Mapping[PartitionKey, Placed],
         hosts: Sequence[Host],
         draining: frozenset[int],
-        *,
-        steps_max: int | None,
     ) -> None:
         self._partitions = partitions
         self._keys = sorted(partitions)
@@ -167,7 +159,6 @@ class _Plan:
         self._open = sorted(each for each in hosts if each.is_open and each.node not in draining)
         self._open_racks = {self._racks.of(each.node) for each in self._open}
         self._draining = draining
-        self._steps_max = steps_max
         # Partitions by node. Replicas on nodes that are not open do not move. Dictionaries serve as
         # ordered sets, so that every manager makes the same plan.
         self._on: dict[int, dict[PartitionKey, None]] = {each.node: {} for each in self._open}
@@ -200,16 +191,12 @@ class _Plan:
         self._led[key.topic_id, place[0]] += 1
         self._places[key] = place
 
-    def repair(self) -> bool:
-        steps = 0
+    def repair(self) -> Iterator[None]:
         for key in self._keys:
             place = self._repaired(key)
             if place != self._places[key]:
                 self._put(key, place)
-                steps += 1
-                if steps == self._steps_max:
-                    return False
-        return True
+                yield
 
     def _repaired(self, key: PartitionKey) -> tuple[int, ...]:
         replicas = self._places[key]
@@ -235,8 +222,7 @@ class _Plan:
     def _substituted(
         self, replicas: Sequence[int], kept: Sequence[int], chosen: Sequence[int], wanted: int
     ) -> tuple[int, ...]:
-        """Replace replicas on draining nodes by new ones at the same position. If there are too few
-        new nodes, some draining ones stay at the end."""
+        """Replace draining nodes at their positions. If there are too few nodes, some stay last."""
         draining = [node for node in replicas if node in self._draining]
         staying = draining[: max(0, wanted - len(kept) - len(chosen))]
         coming = deque(chosen)
@@ -248,18 +234,12 @@ class _Plan:
                 place.append(coming.popleft())
         return (*place, *coming, *staying)
 
-    def spread_racks(self) -> None:
-        if not self._racks:
-            return
-        steps = 0
-        for key in self._keys:
-            if self._partitions[key].is_fixed:
-                continue
-            while (better := self._spread(key)) is not None:
+    def spread_racks(self) -> Iterator[None]:
+        for key in self._keys if self._racks else ():
+            is_fixed = self._partitions[key].is_fixed
+            while not is_fixed and (better := self._spread(key)) is not None:
                 self._put(key, better)
-                steps += 1
-                if steps == self._steps_max:
-                    return
+                yield
 
     def _spread(self, key: PartitionKey) -> tuple[int, ...] | None:
         place = self._places[key]
@@ -279,10 +259,9 @@ class _Plan:
                 return _replaced(place, node, taking)
         return None
 
-    def even_replicas(self) -> None:
-        steps = 0
-        while steps != self._steps_max and self._even_one():
-            steps += 1
+    def even_replicas(self) -> Iterator[None]:
+        while self._even_one():
+            yield
 
     def _even_one(self) -> bool:
         """Move one replica to a node with fewer replicas. Return False if none can move."""
@@ -315,9 +294,8 @@ class _Plan:
                 led, led_more = key, more
         return led
 
-    def even_leaders(self) -> None:
-        """Give every node about the same number of leaders. A change may need a chain of nodes,
-        each passing a partition to the next."""
+    def even_leaders(self) -> Iterator[None]:
+        """Even out the leaders of nodes. This may need a chain of nodes, each passing one on."""
         shared: _Shared = {node: {} for node in self._on}
         led = dict.fromkeys(self._on, 0)
         for key in self._keys:
@@ -326,8 +304,7 @@ class _Plan:
                 led[first] += 1
                 if not self._partitions[key].is_fixed:
                     self._share(shared, key)
-        steps = 0
-        while steps != self._steps_max and (chain := self._chain(shared, led)) is not None:
+        while (chain := self._chain(shared, led)) is not None:
             for giving, taking in pairwise(chain):
                 key = next(iter(shared[giving][taking]))
                 for keys in shared[giving].values():
@@ -336,7 +313,7 @@ class _Plan:
                 self._share(shared, key)
             led[chain[0]] -= 1
             led[chain[-1]] += 1
-            steps += 1
+            yield
 
     def _share(self, shared: _Shared, key: PartitionKey) -> None:
         first, *others = self._places[key]

@@ -2,12 +2,13 @@
 
 from tests.unit.frontend.memory import MemoryIdentities
 
+from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.groups.decision import Decision
 from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.offsets import CommitReply, CommitRequest, PartitionCommit
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.tenants import CoordinatorUsage
-from penstock.cursor.transactions import Transactions
+from penstock.cursor.transactions import Transactions, TxnDecision
 from penstock.model.identity import Quotas, Tenant
 from penstock.model.quotas import GROUPS, OFFSET_BYTES, TRANSACTIONAL_IDS
 from penstock.wire.kafka.faults import ErrorCode
@@ -28,7 +29,7 @@ def usage(**quotas: int) -> CoordinatorUsage:
 def commit(groups: Groups, group_id: str) -> ErrorCode:
     request = CommitRequest((PartitionCommit("topic", 0, 1),))
     decision = Decision(1)
-    groups.commit(group_id, request, decision)
+    groups.commit(calls.Commit(group_id, request), decision)
     reply = decision.replies[0].reply
     assert isinstance(reply, CommitReply)
     return reply.partitions[0][2]
@@ -68,7 +69,7 @@ def test_whatever_goes_makes_room() -> None:
     groups = Groups(SETTINGS, counted.start("p0"))
     assert made(groups, B, 3) == 2
     assert counted.used(B, OFFSET_BYTES) == 256
-    groups.delete_group(f"{B}/g0", Decision(1))
+    groups.delete_group(calls.DeleteGroup(f"{B}/g0"), Decision(1))
     assert (counted.used(B, GROUPS), counted.used(B, OFFSET_BYTES)) == (1, 128)
     assert commit(groups, f"{B}/g3") is ErrorCode.NONE
     groups.forget_topics(frozenset(("topic",)), Decision())
@@ -81,23 +82,23 @@ def test_rows_that_are_read_again_count_as_before() -> None:
     request = CommitRequest((PartitionCommit("topic", 0, 1, metadata="é"),))
     decision = Decision(1)
     for name in (f"{B}/one", f"{B}/two"):
-        groups.commit(name, request, decision)
-        groups.commit(name, request, decision, producer=(7, 0))
-    groups.change_configs(f"{B}/one", {"share.isolation.level": "x"}, decision)
+        groups.commit(calls.Commit(name, request), decision)
+        groups.commit(calls.Commit(name, request), decision, producer=(7, 0))
+    groups.change_configs(calls.ChangeConfigs(f"{B}/one", {"share.isolation.level": "x"}), decision)
     before = {quota: counted.used(B, quota) for quota in (GROUPS, OFFSET_BYTES)}
     assert before == {GROUPS: 2, OFFSET_BYTES: 4 * 130}
     again = Groups(SETTINGS, counted.start("p0"))
     for key, value in decision.rows:
         again.replay(key, value, now_ms=0)
     assert {quota: counted.used(B, quota) for quota in before} == before
-    again.complete_transaction(7, 0, Decision(1), is_commit=False)
+    again.complete_transaction(calls.CompleteTransaction("g", 7, 0, is_commit=False), Decision(1))
     assert counted.used(B, OFFSET_BYTES) == 2 * 130
 
 
 def test_transactional_ids_by_share_and_by_quota() -> None:
     def begun(txns: Transactions, count: int) -> list[ErrorCode]:
         return [
-            txns.init(f"{B}/t{n}", timeout_ms=1, fresh_producer_id=n, wall_ms=0).reply.code
+            txns.init(calls.InitProducer(f"{B}/t{n}", -1, -1, 1), TxnDecision(0, 0, n)).code
             for n in range(count)
         ]
 

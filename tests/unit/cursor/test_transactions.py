@@ -1,12 +1,15 @@
 """The transaction coordinator: both versions of the protocol, fencing, time-outs, take-over."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.rows import Row
 from penstock.cursor.transactions import (
     BEFORE,
@@ -17,7 +20,7 @@ from penstock.cursor.transactions import (
     TIMEOUT_MS_MAX,
     Marker,
     Transactions,
-    TxnOutcome,
+    TxnDecision,
     TxnReply,
     TxnState,
 )
@@ -25,6 +28,7 @@ from penstock.wire.kafka.faults import ErrorCode
 
 A, B = ("t", 0), ("t", 1)
 TIMEOUT = 60_000
+T = TypeVar("T")
 
 
 @dataclass
@@ -38,63 +42,36 @@ class Shell:
     def __post_init__(self) -> None:
         self.core = Transactions(coordinator_epoch=self.coordinator_epoch)
 
-    def take(self, outcome: TxnOutcome) -> TxnReply:
-        self.log.extend(outcome.rows)
-        self.markers.extend(outcome.markers)
-        return outcome.reply
-
-    def fresh(self) -> int:
+    def decide(self, decide: Callable[..., T], *args: object) -> T:
         self.next_id += 1
-        return self.next_id
+        decision = TxnDecision(self.now, self.now, self.next_id)
+        reply = decide(*args, decision)
+        self.log.extend(decision.rows)
+        self.markers.extend(decision.markers)
+        return reply
 
     def init(self, name: str = "x", given: tuple[int, int] = (-1, -1), **fields: int) -> TxnReply:
-        return self.take(
-            self.core.init(
-                name,
-                timeout_ms=fields.get("timeout_ms", TIMEOUT),
-                fresh_producer_id=self.fresh(),
-                producer_id=given[0],
-                producer_epoch=given[1],
-                wall_ms=self.now,
-            )
-        )
+        call = calls.InitProducer(name, *given, fields.get("timeout_ms", TIMEOUT))
+        return self.decide(self.core.init, call)
 
     def add(self, who: tuple[int, int], *partitions: tuple[str, int], name: str = "x") -> ErrorCode:
-        return self.take(
-            self.core.add(
-                name,
-                producer_id=who[0],
-                producer_epoch=who[1],
-                partitions=partitions,
-                now_ms=self.now,
-                wall_ms=self.now,
-            )
-        ).code
+        return self.decide(self.core.add, calls.AddPartitions(name, *who, partitions)).code
 
     def end(
         self, who: tuple[int, int], *, is_commit: bool = True, version: int = 2, name: str = "x"
     ) -> TxnReply:
-        return self.take(
-            self.core.end(
-                name,
-                producer_id=who[0],
-                producer_epoch=who[1],
-                is_commit=is_commit,
-                raises_epoch=version == 2,
-                fresh_producer_id=self.fresh(),
-                wall_ms=self.now,
-            )
-        )
+        call = calls.EndTransaction(name, *who, is_commit, version == 2)
+        return self.decide(self.core.end, call)
 
     def tick(self, ms: int = 0) -> None:
         self.now += ms
-        self.take(self.core.tick(now_ms=self.now, wall_ms=self.now))
+        self.decide(self.core.tick)
 
     def deliver(self) -> list[Marker]:
         """All partitions get their markers."""
         sent, self.markers = self.markers, []
         for marker in sent:
-            self.take(self.core.marked(marker, wall_ms=self.now))
+            self.decide(self.core.marked, marker)
         return sent
 
     def state(self, name: str = "x") -> TxnState:
@@ -112,7 +89,7 @@ class Shell:
         self.coordinator_epoch += 1
         self.core = self.replayed()
         self.markers = []
-        self.take(self.core.loaded(now_ms=self.now, wall_ms=self.now))
+        self.decide(self.core.loaded)
 
     def check_replay(self) -> None:
         assert self.replayed().view() == self.core.view()
@@ -297,9 +274,7 @@ def test_a_partition_asks_before_the_first_batch_of_a_version_1_client() -> None
     shell, me = ongoing(A)
 
     def verify(who: tuple[int, int], partition: tuple[str, int]) -> ErrorCode:
-        return shell.core.verify(
-            "x", producer_id=who[0], producer_epoch=who[1], partition=partition
-        )
+        return shell.core.verify(calls.VerifyPartition("x", *who, partition))
 
     assert verify(me, A) == ErrorCode.NONE
     assert verify(me, B) == ErrorCode.TRANSACTION_ABORTABLE
@@ -362,7 +337,7 @@ def test_whoever_takes_over_writes_the_markers_again() -> None:
     shell, me = ongoing(A, B)
     shell.end(me)
     first, _ = shell.markers
-    shell.take(shell.core.marked(first, wall_ms=0))
+    shell.decide(shell.core.marked, first)
     assert shell.core._unmarked == {"x": {(first.topic_id, 1)}}
     shell.restart()
     markers = shell.deliver()
@@ -371,7 +346,7 @@ def test_whoever_takes_over_writes_the_markers_again() -> None:
         (1, True, 2),
     ]
     assert shell.state() is TxnState.COMPLETE_COMMIT
-    shell.take(shell.core.marked(first, wall_ms=0))  # late, and for nobody
+    shell.decide(shell.core.marked, first)  # late, and for nobody
     assert shell.state() is TxnState.COMPLETE_COMMIT
 
 
@@ -389,7 +364,7 @@ def test_an_idle_id_is_forgotten_after_a_week() -> None:
     shell, me = ongoing()
     who(shell.init("idle"))
     shell.now += ID_RETENTION_MS + 1
-    shell.take(shell.core.expire(wall_ms=shell.now))
+    shell.decide(shell.core.expire)
     found = {name: (txn.producer_id, txn.state) for name, txn in shell.core.view().items()}
     assert found == {"x": (me[0], TxnState.ONGOING)}
     shell.check_replay()
@@ -454,7 +429,7 @@ class TransactionMachine(RuleBasedStateMachine):
     def deliver_some(self, count: int) -> None:
         sent, self.shell.markers = self.shell.markers[:count], self.shell.markers[count:]
         for marker in sent:
-            self.shell.take(self.shell.core.marked(marker, wall_ms=self.shell.now))
+            self.shell.decide(self.shell.core.marked, marker)
 
     @rule(ms=st.sampled_from([1_000, TIMEOUT]))
     def wait(self, ms: int) -> None:

@@ -168,7 +168,7 @@ class TestNewPartitions:
         for placed in cluster[0].values():
             loads.add("t", placed.replicas)
         for placed in cluster[0].values():
-            loads.remove("t", placed.replicas)
+            loads.add("t", placed.replicas, -1)
         assert not loads.replicas
         assert not loads.leaders
         assert not loads.seconds

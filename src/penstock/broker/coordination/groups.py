@@ -24,7 +24,7 @@ from penstock.cursor.groups.settings import GroupSettings, ShareSettings, share_
 from penstock.cursor.groups.streams.streams_requests import StreamsReply
 from penstock.cursor.groups.streams.task_assignor import AssignmentInput, compute_assignment
 from penstock.cursor.patterns.matches import Matches, Topics, TopicVisibility
-from penstock.cursor.patterns.pattern_syntax import InvalidPattern
+from penstock.cursor.patterns.pattern import InvalidPattern
 from penstock.model.call_times import FETCH_HERE_SECONDS_MAX, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN
 from penstock.model.levels import LEVEL_MAX, STREAMS_GROUPS
 from penstock.model.limits import MINUTE_MS
@@ -123,35 +123,30 @@ _NO_STREAMS = StreamsReply(
 _NO_CONFIGS: Mapping[str, str] = {}
 _MOVING: Final = frozenset((ErrorCode.NOT_COORDINATOR, UNAVAILABLE))
 
-# Calls that are a single decision. The fields of a call are the arguments of the method.
+# Calls that are a single decision.
 DECISIONS: Final[dict[type[GroupCall[Any]], Callable[..., None]]] = {
     calls.Join: Groups.join,
     calls.Sync: Groups.sync,
     calls.Heartbeat: Groups.heartbeat,
     calls.Leave: Groups.leave,
-    calls.BeatConsumer: Groups.consumer_heartbeat,
-    calls.BeatShare: Groups.share_heartbeat,
-    calls.BeatStreams: Groups.streams_heartbeat,
+    calls.BeatConsumer: Groups.beat,
+    calls.BeatShare: Groups.beat,
+    calls.BeatStreams: Groups.beat,
     calls.MakeShareGroup: Groups.make_share,
     calls.ChangeConfigs: Groups.change_configs,
     calls.Commit: Groups.commit,
-    calls.CommitInTransaction: lambda groups, producer_id, producer_epoch, **fields: groups.commit(
-        producer=(producer_id, producer_epoch), **fields
+    calls.CommitInTransaction: lambda groups, call, decision: groups.commit(
+        call, decision, producer=(call.producer_id, call.producer_epoch)
     ),
-    calls.CompleteTransaction: lambda groups, group_id, **fields: groups.complete_transaction(  # noqa: ARG005
-        **fields
-    ),
+    calls.CompleteTransaction: Groups.complete_transaction,
     calls.DeleteOffsets: Groups.delete_offsets,
     calls.DeleteGroup: Groups.delete_group,
 }
-_WITH_TOPICS = (calls.BeatConsumer, calls.BeatShare, calls.BeatStreams)
 
 
 def decide(groups: Groups, call: GroupCall[Any], topics: Topics, decision: Decision) -> None:
-    fields = msgspec.structs.asdict(call)
-    if isinstance(call, _WITH_TOPICS):
-        fields["topics"] = topics
-    DECISIONS[type(call)](groups, decision=decision, **fields)
+    known = (topics,) if isinstance(call, calls.Beat) else ()
+    DECISIONS[type(call)](groups, call, *known, decision)
 
 
 class GroupHost(CoordinatorHost[GroupCoordinator]):
@@ -249,8 +244,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
             has_waited = False
             topics = self._topics.of(call.group_id)
             patterns, seen_by = coordinator.peek(
-                _NO_PATTERNS,
-                partial(Groups.due_patterns, **msgspec.structs.asdict(call), topics=topics),
+                _NO_PATTERNS, partial(Groups.due_patterns, call=call, topics=topics)
             )
             try:
                 for regex in patterns:
@@ -345,18 +339,14 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
     async def _fetch(self, call: calls.FetchOffsets, *, until_s: float) -> FetchReply:
         coordinator = self._at(call.group_id)
         await coordinator.wait_ready(until_s=until_s)
-        return await coordinator.read(
-            failed(call, UNAVAILABLE), lambda groups: groups.fetch(**msgspec.structs.asdict(call))
-        )
+        return await coordinator.read(failed(call, UNAVAILABLE), lambda groups: groups.fetch(call))
 
     async def _list_groups(self, call: calls.ListGroups) -> tuple[ErrorCode, Sequence[Listing]]:
         """List the groups of this node's coordinators. Returns an error if one is not available."""
         found: list[Listing] = []
-        fields = msgspec.structs.asdict(call)
         for coordinator in self._own_coordinators():
             code, listings = await coordinator.read(
-                failed(call, UNAVAILABLE),
-                lambda groups: (ErrorCode.NONE, groups.list_groups(**fields)),
+                failed(call, UNAVAILABLE), lambda groups: (ErrorCode.NONE, groups.list_groups(call))
             )
             if code:
                 return failed(call, UNAVAILABLE)

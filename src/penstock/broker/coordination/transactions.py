@@ -15,9 +15,9 @@ decisions; a coordinator makes them durable, sends transaction markers and runs 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from penstock.broker.context.context import BackupHold
 from penstock.broker.context.timers import cancel_all
@@ -32,7 +32,7 @@ from penstock.cursor.transactions import (
     Marker,
     TopicPartition,
     Transactions,
-    TxnOutcome,
+    TxnDecision,
     TxnReply,
     TxnState,
     TxnValue,
@@ -93,8 +93,9 @@ class TransactionCoordinator(CoordinatorRuntime):
 
     def loaded(self) -> None:
         self._failed.clear()  # ``_txns.loaded`` returns them again
-        now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
-        self._carry_out(self._txns.loaded(now_ms=now_ms, wall_ms=wall_ms))
+        decision = self._decision()
+        self._txns.loaded(decision)
+        self._carry_out(decision)
 
     def lost(self) -> None:
         self._usage.drop(self._label)
@@ -106,7 +107,7 @@ class TransactionCoordinator(CoordinatorRuntime):
     async def request(
         self,
         transactional_id: str,
-        decide: Callable[[Transactions, int], TxnOutcome],
+        decide: Callable[[Transactions, TxnDecision], TxnReply],
         *,
         needs_id: bool,
     ) -> TxnReply:
@@ -129,16 +130,23 @@ class TransactionCoordinator(CoordinatorRuntime):
     def _unready(self) -> ErrorCode:
         return ErrorCode.NOT_COORDINATOR if self.is_standing_by else calls.UNAVAILABLE
 
-    def _decide(
-        self, transactional_id: str, decide: Callable[[Transactions, int], TxnOutcome]
-    ) -> TxnReply:
+    def _decision(self) -> TxnDecision:
         spare_id = -1 if self._spare_id is None else self._spare_id
-        outcome = self._attempt(lambda txns: decide(txns, spare_id))
+        return TxnDecision(self._clock.mono_ms(), self._clock.wall_ms(), spare_id)
+
+    def _decide(
+        self, transactional_id: str, decide: Callable[[Transactions, TxnDecision], TxnReply]
+    ) -> TxnReply:
+        decision = self._decision()
+        reply = self._attempt(decide, decision)
         txn = self._txns.describe(transactional_id)
-        if txn is not None and spare_id in (txn.producer_id, txn.next_producer_id):
+        if txn is not None and decision.fresh_producer_id in (
+            txn.producer_id,
+            txn.next_producer_id,
+        ):
             self._spare_id = None
-        self._carry_out(outcome)
-        return outcome.reply
+        self._carry_out(decision)
+        return reply
 
     async def _has_spare_id(self) -> bool:
         """Fetch an unused producer id if there is none. Returns False if that fails."""
@@ -177,31 +185,32 @@ class TransactionCoordinator(CoordinatorRuntime):
                 return ErrorCode.NONE, found
         return self._unready, None
 
-    def _attempt(self, decide: Callable[[Transactions], TxnOutcome]) -> TxnOutcome:
+    def _attempt(self, decide: Callable[[Transactions, TxnDecision], T], to: TxnDecision) -> T:
         try:
-            return decide(self._txns)
+            return decide(self._txns, to)
         except BaseException:
             self.lose("a transaction decision raised an exception")  # memory may be inconsistent
             raise
 
     def _note(
-        self, decide: Callable[[Transactions], TxnOutcome], *, is_divisible: bool = False
+        self, decide: Callable[[Transactions, TxnDecision], None], *, is_divisible: bool = False
     ) -> None:
+        decision = self._decision()
         try:
-            outcome = self._attempt(decide)
+            self._attempt(decide, decision)
         except Exception:
             log_.exception(
                 "background change of transactions failed", extra={"coordinator": self._label}
             )
         else:
-            self._carry_out(outcome, is_divisible=is_divisible)
+            self._carry_out(decision, is_divisible=is_divisible)
 
-    def _carry_out(self, outcome: TxnOutcome, *, is_divisible: bool = False) -> None:
-        self.append(outcome.rows, is_divisible=is_divisible)
-        if outcome.markers:
-            markers = outcome.markers
+    def _carry_out(self, decision: TxnDecision, *, is_divisible: bool = False) -> None:
+        self.append(decision.rows, is_divisible=is_divisible)
+        if decision.markers:
+            markers = decision.markers
             self.when_committed(lambda is_done: self._send(markers) if is_done else None)
-        self._alarm.set(outcome.wake_at_ms)
+        self._alarm.set(self._txns.next_wake_ms())
 
     async def _completed(self, transactional_id: str, seconds: float) -> bool:
         """Wait until the transaction in progress is completed. Returns False after a timeout."""
@@ -257,8 +266,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         finally:
             self._sending.discard(_key(marker))
         if self.ready():
-            wall_ms = self._clock.wall_ms()
-            self._note(lambda txns: txns.marked(marker, wall_ms=wall_ms))
+            self._note(lambda txns, decision: txns.marked(marker, decision))
             if not self._is_prepared(marker.transactional_id):
                 completion = self._completions.pop(marker.transactional_id, None)
                 if completion is not None:
@@ -274,19 +282,17 @@ class TransactionCoordinator(CoordinatorRuntime):
     def tick(self) -> None:
         if not self.ready():
             return
-        now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
-        if self._failed and self._retry_at_ms <= now_ms:
+        if self._failed and self._retry_at_ms <= self._clock.mono_ms():
             failed, self._failed = self._failed, set()
             self._send(failed)
         # Divisible, since each transaction is aborted separately.
-        self._note(lambda txns: txns.tick(now_ms=now_ms, wall_ms=wall_ms), is_divisible=True)
+        self._note(Transactions.tick, is_divisible=True)
         if self._failed:
             self._alarm.set(self._retry_at_ms)
 
     def expire(self) -> None:
         if self.ready():
-            wall_ms = self._clock.wall_ms()
-            self._note(lambda txns: txns.expire(wall_ms=wall_ms), is_divisible=True)
+            self._note(Transactions.expire, is_divisible=True)
 
 
 def _key(marker: Marker) -> _MarkerKey:
@@ -367,13 +373,13 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             raise Overloaded(f"the coordinator of group {group_id} replied {reply.code.name}")
 
     async def _init_or_end(
-        self, call: calls.InitProducer | calls.EndTransaction, decide: Callable[..., TxnOutcome]
+        self,
+        call: calls.InitProducer | calls.EndTransaction,
+        decide: Callable[[Transactions, Any, TxnDecision], TxnReply],
     ) -> TxnReply:
         return await self._at(call.transactional_id).request(
             call.transactional_id,
-            lambda txns, spare_id: decide(
-                txns, **asdict(call), fresh_producer_id=spare_id, wall_ms=self._clock.wall_ms()
-            ),
+            lambda txns, decision: decide(txns, call, decision),
             needs_id=True,
         )
 
@@ -392,9 +398,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             return await self._remote.add_partitions(node, call)
         reply = await self._at(call.transactional_id).request(
             call.transactional_id,
-            lambda txns, _: txns.add(
-                **asdict(call), now_ms=self._clock.mono_ms(), wall_ms=self._clock.wall_ms()
-            ),
+            lambda txns, decision: txns.add(call, decision),
             needs_id=False,
         )
         return reply.code
@@ -404,7 +408,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         if self._remote is not None and node is not None:
             return await self._remote.add_partitions(node, call)
         return await self._at(call.transactional_id).verify(
-            call.transactional_id, lambda txns: txns.verify(**asdict(call))
+            call.transactional_id, lambda txns: txns.verify(call)
         )
 
     async def _add_group(self, call: calls.AddGroup) -> ErrorCode:

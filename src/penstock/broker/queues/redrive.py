@@ -19,7 +19,7 @@ import msgspec
 from penstock.broker.context.context import BackupHold
 from penstock.broker.leases.leases import Leases
 from penstock.cursor.leases.events import AckReason, Pick
-from penstock.cursor.leases.redrive import dead_letter
+from penstock.cursor.leases.parts import dead_letter
 from penstock.metadata.topics.catalog import UNFINISHED, MoveTasks
 from penstock.model.calls import Ack, Append, BrokerPort, Extend, Lease
 from penstock.model.errors import PenstockError, TopicNotFound

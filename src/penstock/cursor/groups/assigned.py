@@ -1,4 +1,5 @@
-"""The common part of consumer and streams groups, whose coordinator assigns partitions or tasks.
+"""The common part of groups whose coordinator assigns partitions or tasks: consumer and streams
+groups, and in part share groups, which do not store their members.
 
 The state is rebuilt from the group's rows. No row may depend on an earlier row of another kind,
 because compaction may have removed that row. Members move towards the target assignment one by
@@ -17,22 +18,15 @@ from enum import IntEnum
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.cursor.deadlines import Deadlines
+from penstock.cursor.groups import records
 from penstock.cursor.groups.assignors import Partitions, TopicPartition
 from penstock.cursor.groups.decision import Decision, Description, Reply
 from penstock.cursor.groups.offsets import CommitRequest
-from penstock.cursor.groups.records import (
-    CODEC,
-    ConsumerValue,
-    CurrentValue,
-    MemberValue,
-    RowKind,
-    StreamsCurrentValue,
-    StreamsMemberValue,
-    StreamsValue,
-)
-from penstock.cursor.groups.settings import ConsumerSettings, GroupSettings, StreamsSettings
+from penstock.cursor.groups.records import CODEC, MemberValue, RowKind
+from penstock.cursor.groups.settings import ConsumerSettings, GroupSettings, ShareSettings
 from penstock.cursor.patterns.matches import Topics
 from penstock.cursor.rows import KeyFields
 from penstock.wire.kafka.faults import ErrorCode
@@ -42,20 +36,22 @@ JOIN = 0
 LEAVE = -1
 LEAVE_STATIC = -2
 
-_SESSION = "session"
+SESSION = "session"
 REVOKE = "revoke"
+NEW_MEMBER = MemberValue(None, None, "", "", 0, (), "", None)
 
-MemberT = TypeVar("MemberT", bound=MemberValue | StreamsMemberValue)
-ValueT = TypeVar("ValueT", bound=ConsumerValue | StreamsValue)
-TimesT = TypeVar("TimesT", bound=ConsumerSettings | StreamsSettings)
+MemberT = TypeVar("MemberT", bound=MemberValue | records.StreamsMemberValue)
+ValueT = TypeVar("ValueT", bound=records.ConsumerValue | records.StreamsValue | records.TargetValue)
+TimesT = TypeVar("TimesT", bound=ConsumerSettings | ShareSettings)
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
     member_id: str
     member_epoch: int
+    reply_type: ClassVar[Callable[..., Reply]]
 
     def refused(self, code: ErrorCode, message: str) -> Reply:
-        raise NotImplementedError
+        return self.reply_type(code, message)
 
     def malformed(self, topics: Topics) -> Reply | None:
         """Return an error reply if no group could accept the request."""
@@ -69,7 +65,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
         rebalance_ms = min(changes["rebalance_ms"], rebalance_ms_max)
         changes["rebalance_ms"] = rebalance_ms if changes["rebalance_ms"] > 0 else None
         known = {name: value for name, value in changes.items() if value is not None}
-        return msgspec.structs.replace(old, **known)
+        return replace(old, **known)
 
     def first_of(self, errors: Mapping[str, bool]) -> Reply | None:
         text = next((text for text, is_wrong in errors.items() if is_wrong), None)
@@ -83,8 +79,7 @@ class MemberState(IntEnum):
 
 
 class MemberAssignment(msgspec.Struct, frozen=True):
-    """The partitions of a member. The epoch is -2 for a static member that is away and may
-    return."""
+    """The partitions of a member. The epoch is -2 if it is static, away and may return."""
 
     epoch: int = 0
     previous_epoch: int = 0
@@ -101,51 +96,11 @@ class Kinds(NamedTuple):
     current: RowKind
 
 
-def next_assignment(
-    current: MemberAssignment,
-    target: Partitions,
-    *,
-    target_epoch: int,
-    owned: Partitions | None,
-    is_free: Callable[[TopicPartition], bool],
-) -> MemberAssignment:
-    """Return the member's next state. ``owned`` are the partitions that the member reports, or
-    None. ``is_free`` returns whether no other member has a partition."""
-    if current.state is MemberState.UNREVOKED:
-        if owned is None or owned & current.revoking:
-            return current  # the partitions are not given up yet
-    elif current.state is MemberState.STABLE and current.epoch == target_epoch:
-        return current
-    keep = current.assigned & target
-    revoke = current.assigned - target
-    if revoke and (owned is None or owned & revoke):
-        # The first revocation keeps the epoch, so that a lost reply is detected.
-        is_settled = current.state is MemberState.UNREVOKED
-        epoch = min(current.epoch + 1 if is_settled else current.epoch, target_epoch)
-        previous = current.epoch if is_settled else current.previous_epoch
-        return MemberAssignment(epoch, previous, MemberState.UNREVOKED, keep, revoke)
-    wanted = target - keep
-    taken = frozenset(filter(is_free, wanted))
-    state = MemberState.STABLE if taken == wanted else MemberState.UNRELEASED
-    previous = current.epoch if target_epoch != current.epoch else current.previous_epoch
-    return MemberAssignment(target_epoch, previous, state, keep | taken)
-
-
-def epoch_text(kind: str, epoch: int, known: int) -> str:
-    """Return Kafka's error text for a member with another epoch than the known one."""
-    size = "greater" if epoch > known else "smaller"
-    return (
-        f"The {kind} group member has a {size} member epoch ({epoch}) than the one known by the"
-        f" group coordinator ({known}). The member must abandon all its partitions and rejoin."
-    )
-
-
 class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
     kind: ClassVar[str]
     is_blank: ClassVar = False
-    is_stored: bool  # False until a member has joined
     kinds: ClassVar[Kinds]
-    _current_type: ClassVar[type[CurrentValue | StreamsCurrentValue]]
+    _current_type: ClassVar[type[records.CurrentValue | records.StreamsCurrentValue]]
     _without_epochs: ClassVar[ErrorCode]  # error for commits of clients that do not know epochs
     _nothing: ValueT  # the value of a group without a row
     _read_times: Callable[[Mapping[str, str], GroupSettings], TimesT]
@@ -216,19 +171,15 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
             self._states[new.state, new.epoch] += 1
             self._held(member_id, new.assigned | new.revoking)
 
-    def _put(
-        self, decision: Decision, kind: RowKind, value: msgspec.Struct | None, *member_id: str
-    ) -> None:
+    def _put(self, decision: Decision, kind: RowKind, value: Any, *member_id: str) -> None:
         key = (self.group_id, *member_id)
         decision.rows.append(CODEC.encode(kind, key, value))
         self.apply(kind, key, value)
 
     def _put_current(self, decision: Decision, member_id: str, current: MemberAssignment) -> None:
         if current != self._currents.get(member_id):
-            fields = self._fields_of(member_id, current)
-            value = self._current_type(
-                current.epoch, current.previous_epoch, current.state, *fields
-            )
+            head = (current.epoch, current.previous_epoch, current.state)
+            value = self._current_type(*head, *self._fields_of(member_id, current))
             key = (self.group_id, member_id)
             decision.rows.append(CODEC.encode(self.kinds.current, key, value))
             self._set_current(member_id, current, value)
@@ -238,8 +189,13 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         if member_id in self._targets:
             self._put(decision, self.kinds.target_of, None, member_id)
         self._put(decision, self.kinds.member, None, member_id)
-        self._deadlines.drop((_SESSION, member_id))
+        self._deadlines.drop((SESSION, member_id))
         self._deadlines.drop((REVOKE, member_id))
+
+    def _raise_epoch(self, decision: Decision, **changes: Any) -> None:
+        epoch = self.value.epoch + 1
+        value = replace(self.value, epoch=epoch, changed_at_ms=decision.wall_ms, **changes)
+        self._put(decision, self.kinds.group, value)
 
     def erase(self, decision: Decision) -> None:
         for member_id in list(self._members):
@@ -253,8 +209,12 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         return self.kind
 
     @property
-    def changed_at_ms(self) -> int:
-        return self.value.changed_at_ms
+    def is_stored(self) -> bool:
+        return self.value.epoch > 0
+
+    @property
+    def changed_at_ms(self) -> int | None:
+        return getattr(self.value, "changed_at_ms", None)  # share groups do not have it
 
     @property
     def is_empty(self) -> bool:
@@ -296,9 +256,20 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
             and owned <= current.assigned
         )
         if epoch > 0 and epoch != current.epoch and not has_lost_reply:
-            text = epoch_text(self.kind, epoch, current.epoch)
+            size, known = "greater" if epoch > current.epoch else "smaller", current.epoch
+            text = (  # as in Kafka
+                f"The {self.kind} group member has a {size} member epoch ({epoch}) than the one"
+                f" known by the group coordinator ({known}). The member must abandon all its"
+                " partitions and rejoin."
+            )
             return request.refused(ErrorCode.FENCED_MEMBER_EPOCH, text)
         return None
+
+    def _full(self, request: Heartbeat, members_max: int) -> Reply | None:
+        if len(self._members) < members_max or request.member_id in self._members:
+            return None
+        text = f"The group has reached its maximum of {members_max} members."
+        return request.refused(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
 
     def _advance(
         self,
@@ -307,13 +278,7 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         before: MemberAssignment | None,
         decision: Decision,
     ) -> MemberAssignment:
-        current = next_assignment(
-            self._currents.get(member_id, MemberAssignment()),
-            self._targets.get(member_id, frozenset()),
-            target_epoch=self.target_epoch,
-            owned=owned,
-            is_free=lambda partition: self._is_free(member_id, partition),
-        )
+        current = self._next(member_id, owned)
         self._put_current(decision, member_id, current)
         self._arm_session(member_id, decision.now_ms)
         if current.state is not MemberState.UNREVOKED:
@@ -321,6 +286,29 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         elif before != current:
             self._arm_revoke(member_id, decision.now_ms)
         return current
+
+    def _next(self, member_id: str, owned: Partitions | None) -> MemberAssignment:
+        """Return the member's next state. ``owned`` are the partitions that it reports, or None."""
+        current = self._currents.get(member_id, MemberAssignment())
+        target, target_epoch = self._targets.get(member_id, frozenset()), self.target_epoch
+        if current.state is MemberState.UNREVOKED:
+            if owned is None or owned & current.revoking:
+                return current  # the partitions are not given up yet
+        elif current.state is MemberState.STABLE and current.epoch == target_epoch:
+            return current
+        keep = current.assigned & target
+        revoke = current.assigned - target
+        if revoke and (owned is None or owned & revoke):
+            # The first revocation keeps the epoch, so that a lost reply is detected.
+            is_settled = current.state is MemberState.UNREVOKED
+            epoch = min(current.epoch + 1 if is_settled else current.epoch, target_epoch)
+            previous = current.epoch if is_settled else current.previous_epoch
+            return MemberAssignment(epoch, previous, MemberState.UNREVOKED, keep, revoke)
+        wanted = target - keep
+        taken = frozenset([each for each in wanted if self._is_free(member_id, each)])
+        state = MemberState.STABLE if taken == wanted else MemberState.UNRELEASED
+        previous = current.epoch if target_epoch != current.epoch else current.previous_epoch
+        return MemberAssignment(target_epoch, previous, state, keep | taken)
 
     def _may_assign(self, now_ms: int) -> bool:
         at_ms = self._assigned_at_ms
@@ -340,7 +328,7 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
                 self._arm_revoke(member_id, now_ms)
 
     def _arm_session(self, member_id: str, now_ms: int) -> None:
-        self._deadlines.set((_SESSION, member_id), now_ms + self.times.session_ms)
+        self._deadlines.set((SESSION, member_id), now_ms + self.times.session_ms)
 
     def _arm_revoke(self, member_id: str, now_ms: int) -> None:
         self._deadlines.set((REVOKE, member_id), now_ms + self._members[member_id].rebalance_ms)

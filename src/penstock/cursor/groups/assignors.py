@@ -16,6 +16,7 @@ from penstock.cursor.groups.records import PartitionMap
 
 TopicPartition: TypeAlias = tuple[str, int]  # topic id, partition
 Partitions: TypeAlias = frozenset[TopicPartition]
+Shares: TypeAlias = dict[str, Partitions]  # by member id
 
 # Limit of the rounds in which members with different subscriptions are balanced. Usually a few
 # rounds suffice.
@@ -40,15 +41,13 @@ class MemberSpec(msgspec.Struct, frozen=True):
     instance_id: str | None = None
 
 
-Assignor: TypeAlias = Callable[[Sequence[MemberSpec], Mapping[str, int]], dict[str, Partitions]]
+Assignor: TypeAlias = Callable[[Sequence[MemberSpec], Mapping[str, int]], Shares]
 
 
-def assign_range(members: Sequence[MemberSpec], topics: Mapping[str, int]) -> dict[str, Partitions]:
+def assign_range(members: Sequence[MemberSpec], topics: Mapping[str, int]) -> Shares:
     """Assign contiguous ranges. ``topics`` maps topic ids to partition counts. Static members are
     sorted by instance id, so they keep their range when they return with another member id."""
-    ordered = sorted(
-        members, key=lambda m: (m.instance_id is None, m.instance_id or "", m.member_id)
-    )
+    ordered = sorted(members, key=lambda m: (not m.instance_id, m.instance_id or "", m.member_id))
     shares: dict[str, set[TopicPartition]] = {m.member_id: set() for m in members}
     for topic_id, count in topics.items():
         readers = [m.member_id for m in ordered if topic_id in m.topic_ids]
@@ -63,9 +62,7 @@ def assign_range(members: Sequence[MemberSpec], topics: Mapping[str, int]) -> di
     return {member_id: frozenset(share) for member_id, share in shares.items()}
 
 
-def assign_uniform(
-    members: Sequence[MemberSpec], topics: Mapping[str, int]
-) -> dict[str, Partitions]:
+def assign_uniform(members: Sequence[MemberSpec], topics: Mapping[str, int]) -> Shares:
     ordered = sorted(members, key=lambda m: m.member_id)
     if not ordered:
         return {}

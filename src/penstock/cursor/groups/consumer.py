@@ -6,11 +6,13 @@ is removed if it does not give up partitions within its rebalance timeout, or se
 within the session timeout. ``patterns/matches.py`` finds the topics that match a pattern."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, TypeAlias
 
+from penstock.cursor.groups import records
 from penstock.cursor.groups.assigned import (
     JOIN,
     LEAVE_STATIC,
+    NEW_MEMBER,
     REVOKE,
     AssignedGroup,
     Heartbeat,
@@ -27,26 +29,19 @@ from penstock.cursor.groups.assignors import (
     from_map,
     to_map,
 )
-from penstock.cursor.groups.decision import ConsumerMemberDescription, Decision, Description, Reply
-from penstock.cursor.groups.records import (
-    ConsumerValue,
-    CurrentValue,
-    MemberValue,
-    RowKind,
-    TargetOfValue,
-    TargetValue,
-)
+from penstock.cursor.groups.decision import Decision, Description, MemberDescription, Reply
+from penstock.cursor.groups.records import MemberValue, RowKind
 from penstock.cursor.groups.settings import ConsumerSettings, GroupSettings, consumer_settings
 from penstock.cursor.patterns.matches import Topics, TopicVisibility, VisibleMatches
-from penstock.cursor.patterns.pattern_syntax import InvalidPattern
+from penstock.cursor.patterns.pattern import InvalidPattern
 from penstock.wire.kafka.faults import ErrorCode
 
 _NO_TOPICS = (
     "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
 )
 _NO_TIMEOUT = "RebalanceTimeoutMs must be provided in first request."
+DuePatterns: TypeAlias = tuple[frozenset[str], str]
 _SUBSCRIPTION = ("topic_names", "topic_regex", "assignor")
-_NEW_MEMBER = MemberValue(None, None, "", "", 0, (), "", None)
 
 
 class ConsumerReply(Reply, frozen=True):
@@ -58,8 +53,7 @@ class ConsumerReply(Reply, frozen=True):
 
 
 class ConsumerHeartbeat(Heartbeat, frozen=True):
-    """A heartbeat, in which None means "unchanged". The client chooses the member id; for clients
-    of version 0 the broker does."""
+    """A heartbeat; None means "unchanged". In version 0 the broker chooses the member id."""
 
     instance_id: str | None = None
     rack_id: str | None = None
@@ -70,13 +64,11 @@ class ConsumerHeartbeat(Heartbeat, frozen=True):
     owned: Partitions | None = None
     client_id: str = ""
     client_host: str = ""
+    reply_type = ConsumerReply
 
     @property
     def has_topics(self) -> bool:
         return self.topic_names is not None or self.topic_regex is not None
-
-    def refused(self, code: ErrorCode, message: str) -> ConsumerReply:
-        return ConsumerReply(code, message)
 
     def malformed(self, topics: Topics) -> Reply | None:
         epoch, is_join, instance_id = self.member_epoch, self.member_epoch == JOIN, self.instance_id
@@ -107,14 +99,14 @@ class ConsumerHeartbeat(Heartbeat, frozen=True):
         return None
 
 
-class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings]):
+class ConsumerGroup(AssignedGroup[MemberValue, records.ConsumerValue, ConsumerSettings]):
     kind = "consumer"
     kinds = Kinds(
         RowKind.CONSUMER, RowKind.MEMBER, RowKind.TARGET, RowKind.TARGET_OF, RowKind.CURRENT
     )
-    _current_type = CurrentValue
+    _current_type = records.CurrentValue
     _without_epochs = ErrorCode.UNKNOWN_MEMBER_ID
-    _nothing = ConsumerValue(0, (), 0)
+    _nothing = records.ConsumerValue(0, (), 0)
     _read_times = staticmethod(consumer_settings)
 
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
@@ -124,13 +116,13 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         self._static: dict[str, str] = {}  # instance id → member id
         self._matches = VisibleMatches()
 
-    def _held_in(self, value: CurrentValue) -> tuple[Partitions, Partitions]:
+    def _held_in(self, value: records.CurrentValue) -> tuple[Partitions, Partitions]:
         return from_map(value.assigned), from_map(value.revoking)
 
     def _fields_of(self, member_id: str, current: MemberAssignment) -> tuple[Any, ...]:  # noqa: ARG002
         return to_map(current.assigned), to_map(current.revoking)
 
-    def _target_in(self, value: TargetOfValue) -> Partitions:
+    def _target_in(self, value: records.TargetOfValue) -> Partitions:
         return from_map(value.partitions)
 
     def _set_member(self, member_id: str, value: MemberValue | None) -> None:
@@ -154,12 +146,8 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
 
     def _put_target(self, decision: Decision, member_id: str, partitions: Partitions) -> None:
         if partitions != self._targets.get(member_id):
-            value = TargetOfValue(to_map(partitions))
+            value = records.TargetOfValue(to_map(partitions))
             self._put(decision, RowKind.TARGET_OF, value, member_id)
-
-    @property
-    def is_stored(self) -> bool:  # type: ignore[override]
-        return self.value.epoch > 0
 
     @property
     def assignor(self) -> str:
@@ -168,7 +156,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         return min(votes, key=lambda name: (-votes[name], name), default=ASSIGNOR_DEFAULT)
 
     def describe(self) -> Description:
-        members = tuple(ConsumerMemberDescription(*each) for each in self._described())
+        members = tuple(MemberDescription(*each) for each in self._described())
         return self._describe(assignor=self.assignor, consumer_members=members)
 
     def subscribed(self) -> frozenset[str]:
@@ -181,11 +169,8 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         request: ConsumerHeartbeat,
         topics: Topics,
         decision: Decision,
-        *,
-        visibility: TopicVisibility | None = None,
+        visibility: TopicVisibility | None = None,  # topics that the member may see; None for all
     ) -> None:
-        """Apply a heartbeat. ``visibility`` says which topics the member may see; None means
-        all."""
         refusal = self._refusal(request)
         if refusal is not None:
             decision.reply(refusal)
@@ -213,12 +198,11 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
 
     def due_patterns(
         self, request: ConsumerHeartbeat, topics: Topics, visibility: TopicVisibility | None
-    ) -> tuple[frozenset[str], str]:
-        """Return the patterns to match before a heartbeat is applied, and the pattern whose topics
-        must be checked with ``visibility``, or ""."""
+    ) -> DuePatterns:
+        """Return the patterns to match first, and the one to check with ``visibility``, or ""."""
         regex = request.topic_regex
         if regex is None:
-            regex = self._members.get(request.member_id, _NEW_MEMBER).topic_regex
+            regex = self._members.get(request.member_id, NEW_MEMBER).topic_regex
         is_due = self._matches.is_due(request.member_id, regex, topics, visibility)
         if (
             not is_due
@@ -244,11 +228,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
             return None
         if not is_join:
             return self._epoch_refusal(request, request.owned)
-        members_max = self._settings.members_max
-        if len(self._members) < members_max or member_id in self._members:
-            return None
-        text = f"The group has reached its maximum of {members_max} members."
-        return ConsumerReply(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+        return self._full(request, self._settings.members_max)
 
     def _admit(self, request: ConsumerHeartbeat, decision: Decision) -> bool:
         """Add a new or returning member. Return True if the group's epoch must rise."""
@@ -274,7 +254,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
 
     def _update_member(self, request: ConsumerHeartbeat, decision: Decision) -> bool:
         """Update the member's row. Return True if its subscription or assignor has changed."""
-        old = self._members.get(request.member_id, _NEW_MEMBER)
+        old = self._members.get(request.member_id, NEW_MEMBER)
         names = request.topic_names and tuple(sorted(set(request.topic_names)))
         new = request.merged_into(old, self._settings.rebalance_ms_max, topic_names=names)
         if new != old:
@@ -300,11 +280,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         self._forget(decision, member_id)
         self._matches.forget(member_id)
         self._seen_topics = None  # the member may have been the last subscriber of a topic
-        self._raise_epoch(self.value.topics, decision)
-
-    def _raise_epoch(self, topics: tuple[tuple[str, str, int], ...], decision: Decision) -> None:
-        value = ConsumerValue(self.value.epoch + 1, topics, decision.wall_ms)
-        self._put(decision, RowKind.CONSUMER, value)
+        self._raise_epoch(decision)
 
     def _refresh(self, topics: Topics, decision: Decision, *, has_changed: bool) -> None:
         if not has_changed and topics.epoch == self._seen_topics:
@@ -316,7 +292,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
         known = sorted(names & topics.by_name.keys())
         rows = tuple((name, *topics.by_name[name]) for name in known)
         if has_changed or rows != self.value.topics:
-            self._raise_epoch(rows, decision)
+            self._raise_epoch(decision, topics=rows)
 
     def _names(self, member_id: str, member: MemberValue, topics: Topics) -> frozenset[str]:
         if not member.topic_regex:
@@ -335,4 +311,4 @@ class ConsumerGroup(AssignedGroup[MemberValue, ConsumerValue, ConsumerSettings])
             members.append(MemberSpec(member_id, wanted, target, member.instance_id))
         for member_id, share in ASSIGNORS[self.assignor](members, counts).items():
             self._put_target(decision, member_id, share)
-        self._put(decision, RowKind.TARGET, TargetValue(self.value.epoch))
+        self._put(decision, RowKind.TARGET, records.TargetValue(self.value.epoch))

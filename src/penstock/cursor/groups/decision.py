@@ -10,7 +10,7 @@ those of requests parked before, whose clients may be gone.
   waiting replies become an error on which clients retry."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -18,6 +18,8 @@ from penstock.cursor.groups.assignors import Partitions
 from penstock.cursor.groups.records import MemberValue, StreamsMemberValue, TopologyValue
 from penstock.cursor.rows import Row
 from penstock.wire.kafka.faults import ErrorCode
+
+Metadata = TypeVar("Metadata")
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -32,17 +34,14 @@ class TicketReply(msgspec.Struct, frozen=True, gc=False):
     after_commit: bool
 
 
-class Decision:
+class Decision(msgspec.Struct):
     """The replies and rows of one decision. ``ticket`` identifies the request that caused it."""
 
-    __slots__ = ("now_ms", "replies", "rows", "ticket", "wall_ms")
-
-    def __init__(self, ticket: int | None = None, *, now_ms: int = 0, wall_ms: int = 0) -> None:
-        self.ticket = ticket
-        self.now_ms = now_ms
-        self.wall_ms = wall_ms
-        self.replies: list[TicketReply] = []
-        self.rows: list[Row] = []
+    ticket: int | None = None
+    now_ms: int = 0
+    wall_ms: int = 0
+    replies: list[TicketReply] = []
+    rows: list[Row] = []
 
     def reply(self, reply: Reply, *, after_commit: bool = False) -> None:
         self.reply_to(self.ticket, reply, after_commit=after_commit)
@@ -69,29 +68,11 @@ class ClassicMemberDescription(msgspec.Struct, frozen=True):
     assignment: bytes
 
 
-class ConsumerMemberDescription(msgspec.Struct, frozen=True):
+class MemberDescription(msgspec.Struct, Generic[Metadata], frozen=True):
     member_id: str
     member_epoch: int
-    subscription: MemberValue
-    assigned: Partitions
-    target: Partitions
-
-
-class ShareMemberDescription(msgspec.Struct, frozen=True):
-    member_id: str
-    member_epoch: int
-    rack_id: str | None
-    client_id: str
-    client_host: str
-    topic_names: tuple[str, ...]
-    assigned: Partitions
-
-
-class StreamsMemberDescription(msgspec.Struct, frozen=True):
-    member_id: str
-    member_epoch: int
-    metadata: StreamsMemberValue
-    assigned: Partitions  # tasks with their role, as in ``task_assignor``
+    metadata: Metadata
+    assigned: Partitions  # in a streams group, tasks with their role, as in ``task_assignor``
     target: Partitions
 
 
@@ -110,10 +91,10 @@ class Description(msgspec.Struct, frozen=True):
     epoch: int = 0
     target_epoch: int = 0
     assignor: str = ""
-    consumer_members: tuple[ConsumerMemberDescription, ...] = ()
-    share_members: tuple[ShareMemberDescription, ...] = ()
+    consumer_members: tuple[MemberDescription[MemberValue], ...] = ()
+    share_members: tuple[MemberDescription[MemberValue], ...] = ()
     subscribed: frozenset[str] = frozenset()  # names of the topics of a share group
-    streams_members: tuple[StreamsMemberDescription, ...] = ()
+    streams_members: tuple[MemberDescription[StreamsMemberValue], ...] = ()
     topology: TopologyValue | None = None
     # Partition counts of the topology's topics by name; empty until all of them exist.
     partition_counts: Mapping[str, int] = {}

@@ -5,6 +5,7 @@ offset or drops it. A plain commit made meanwhile is newer, so it drops the pend
 partition."""
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import msgspec
 
@@ -29,8 +30,7 @@ class PartitionCommit(msgspec.Struct, frozen=True, gc=False):
 
 
 class CommitRequest(msgspec.Struct, frozen=True):
-    """A request to commit offsets. ``generation`` may be the member's epoch, or -1 for a consumer
-    that is not a member."""
+    """A commit of offsets. ``generation`` may be an epoch; it is -1 for other than members."""
 
     partitions: tuple[PartitionCommit, ...]
     member_id: str = ""
@@ -57,14 +57,14 @@ class FetchReply(Reply, frozen=True):
     partitions: tuple[FetchedOffset, ...] = ()
 
 
+# Shared by all groups of a coordinator: producer id → groups with its pending commits.
+OpenGroups: TypeAlias = dict[int, set[str]]
+
+
 class Offsets:
-    def __init__(
-        self, group_id: str, open_groups: dict[int, set[str]], usage: PartitionUsage
-    ) -> None:
-        """Create an empty table. ``open_groups``, shared by all groups of a coordinator, maps
-        producer ids to the groups with pending commits of the producer."""
+    def __init__(self, group_id: str, open_groups: OpenGroups, usage: PartitionUsage) -> None:
         self.group_id = group_id
-        self._account = usage.account_of(group_id)
+        self.account = usage.account_of(group_id)
         self._usage = usage
         self._open_groups = open_groups
         # Derived from the rows in the log.
@@ -78,7 +78,7 @@ class Offsets:
 
     def apply_offset(self, partition: TopicPartition, value: OffsetValue | None) -> None:
         before = self._committed.pop(partition, None)
-        self._usage.add(self._account, OFFSET_BYTES, _size_of(value) - _size_of(before))
+        self._usage.add(self.account, OFFSET_BYTES, _size_of(value) - _size_of(before))
         if value is not None:
             self._committed[partition] = value
         if partition in self._unstable:
@@ -89,7 +89,7 @@ class Offsets:
     ) -> None:
         commits = self._pending.setdefault(producer_id, {})
         before = commits.pop(partition, None)
-        self._usage.add(self._account, OFFSET_BYTES, _size_of(value) - _size_of(before))
+        self._usage.add(self.account, OFFSET_BYTES, _size_of(value) - _size_of(before))
         if before is not None:
             self._unstable[partition] -= 1
             if not self._unstable[partition]:
@@ -123,14 +123,11 @@ class Offsets:
         self,
         request: CommitRequest,
         decision: Decision,
-        *,
         entries_max: int,
-        bytes_max: int = NO_LIMIT,
-        producer: tuple[int, int] | None = None,
+        producer: tuple[int, int] | None,
     ) -> CommitReply:
-        """Commit offsets, in a transaction if ``producer`` (id and epoch) is set. ``bytes_max`` is
-        the number of bytes that the tenant may still store."""
-        results = []
+        """Commit offsets, in a transaction if ``producer`` (id and epoch) is set."""
+        results, bytes_max = [], self._usage.room(self.account, OFFSET_BYTES)
         for commit in request.partitions:
             partition = (commit.topic_id, commit.partition)
             code = self._refusal(commit, entries_max)
@@ -141,7 +138,7 @@ class Offsets:
                 growth = _size_of(value) - _size_of(known.get(partition))
                 if growth > bytes_max:
                     code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-                    self._usage.note_refused(self._account, OFFSET_BYTES)
+                    self._usage.node.note_refused(self.account, OFFSET_BYTES)
                 else:
                     bytes_max -= max(0, growth)
             results.append((*partition, code))
@@ -176,17 +173,12 @@ class Offsets:
         commits = self._pending.get(producer_id, {})
         return max((pending.producer_epoch for pending in commits.values()), default=-1)
 
-    def fetch(
-        self, partitions: Iterable[TopicPartition] | None, *, requires_stable: bool
-    ) -> FetchReply:
-        """Return committed offsets, -1 for partitions without one. If ``partitions`` is None,
-        return all."""
-        if partitions is None:
-            partitions = sorted(
-                self._committed.keys() | (self._unstable if requires_stable else ())
-            )
+    def fetch(self, given: Iterable[TopicPartition] | None, *, requires_stable: bool) -> FetchReply:
+        """Return committed offsets, -1 if there is none; all, if ``given`` is None."""
+        if given is None:
+            given = sorted(self._committed.keys() | (self._unstable if requires_stable else ()))
         found = []
-        for partition in partitions:
+        for partition in given:
             value = self._committed.get(partition)
             if requires_stable and partition in self._unstable:
                 each = FetchedOffset(*partition, code=ErrorCode.UNSTABLE_OFFSET_COMMIT)
@@ -217,8 +209,7 @@ class Offsets:
     def expire(
         self, decision: Decision, *, older_than_ms: int, topics_kept: frozenset[str] = frozenset()
     ) -> None:
-        """Delete old offsets, except those of ``topics_kept``, the ids of topics with
-        subscribers."""
+        """Delete old offsets, except those of ``topics_kept``, which have subscribers."""
         for partition, value in list(self._committed.items()):
             if (
                 value.committed_at_ms < older_than_ms
@@ -237,8 +228,7 @@ def _size_of(value: OffsetValue | PendingValue | None) -> int:
 
 class Fences:
     """The epochs of the last markers of producers that commit offsets in transactions. A commit
-    that arrives after the marker of its transaction would be pending for ever, so it is
-    rejected."""
+    after the marker of its transaction would be pending for ever, so it is rejected."""
 
     def __init__(self) -> None:
         self._fences: dict[int, FenceValue] = {}  # oldest first

@@ -101,8 +101,7 @@ class InternalTopic(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class Subtopology(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a Kafka Streams topology. All tuples are sorted, so that equal topologies compare
-    equal."""
+    """A part of a topology. All tuples are sorted, so that equal topologies compare equal."""
 
     subtopology_id: str
     sources: tuple[str, ...]  # topics created outside the application

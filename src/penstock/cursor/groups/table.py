@@ -5,20 +5,17 @@ Below feature level 3 the configs of groups are rows here. From that level on th
 metadata store, and ``broker/coordination/group_coordinator.py`` moves the remaining rows there."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.cursor.deadlines import Deadlines
 from penstock.cursor.groups.assigned import AssignedGroup
 from penstock.cursor.groups.classic.classic import ClassicGroup
-from penstock.cursor.groups.classic.classic_state import State
 from penstock.cursor.groups.consumer import ConsumerGroup
-from penstock.cursor.groups.decision import Decision, Reply
-from penstock.cursor.groups.offsets import Fences, Offsets
+from penstock.cursor.groups.decision import Decision
+from penstock.cursor.groups.offsets import Fences, Offsets, OpenGroups
 from penstock.cursor.groups.records import CODEC, ConfigsValue, RowKind
-from penstock.cursor.groups.settings import (
-    GROUP_ID_CHARS_MAX,
-    GroupSettings,
-)
+from penstock.cursor.groups.settings import GROUP_ID_CHARS_MAX, GroupSettings
 from penstock.cursor.groups.share import ShareGroup
 from penstock.cursor.groups.streams.streams import StreamsGroup
 from penstock.cursor.tenants import NO_QUOTAS, PartitionUsage
@@ -28,49 +25,22 @@ from penstock.wire.kafka.faults import ErrorCode
 Members: TypeAlias = ClassicGroup | ConsumerGroup | ShareGroup | StreamsGroup
 
 
+@dataclass(slots=True)
 class Group:
-    """A group with its members and offsets. If ``members`` is None, the group counts as classic."""
+    """A group with its members and offsets. Without members, it counts as classic."""
 
-    __slots__ = ("account", "id", "members", "offsets")
-
-    def __init__(
-        self, group_id: str, open_groups: dict[int, set[str]], usage: PartitionUsage
-    ) -> None:
-        self.id = group_id
-        self.account = usage.account_of(group_id)
-        self.offsets = Offsets(group_id, open_groups, usage)
-        self.members: Members | None = None
-
-    @property
-    def kind(self) -> str:
-        return ClassicGroup.kind if self.members is None else self.members.kind
-
-    @property
-    def protocol_type(self) -> str:
-        return "" if self.members is None else self.members.protocol_type
-
-    @property
-    def state(self) -> str:
-        return State.EMPTY if self.members is None else self.members.state
-
-    def subscribed(self) -> frozenset[str] | None:
-        """Return the names of subscribed topics, or None if the coordinator cannot know them."""
-        return frozenset() if self.members is None else self.members.subscribed()
-
-    @property
-    def is_empty(self) -> bool:
-        return self.state == State.EMPTY
+    id: str
+    offsets: Offsets
+    members: Members
 
     @property
     def is_blank(self) -> bool:
-        return not len(self.offsets) and (self.members is None or self.members.is_blank)
+        return not len(self.offsets) and self.members.is_blank
 
     @property
     def is_idle_classic(self) -> bool:
         """Whether the group may become a consumer group or a streams group."""
-        if isinstance(self.members, ClassicGroup):
-            return self.members.is_idle
-        return self.members is None
+        return isinstance(self.members, ClassicGroup) and self.members.is_idle
 
 
 class GroupTable:
@@ -81,15 +51,14 @@ class GroupTable:
         *,
         stored: Callable[[str], Mapping[str, str]] | None = None,
     ) -> None:
-        """Create an empty table. ``stored`` returns the configs of a group in the metadata store;
-        it is None if all configs are rows."""
+        """Create a table. ``stored`` finds configs in the metadata store; None if all are rows."""
         self._settings = settings
         self._stored = stored
         self._usage = usage or PartitionUsage(NO_QUOTAS)
         self._groups: dict[str, Group] = {}
         self._fences = Fences()
         self._configs: dict[str, ConfigsValue] = {}  # by group id; the groups may not exist yet
-        self._open_groups: dict[int, set[str]] = {}  # producer → groups with pending commits
+        self._open_groups: OpenGroups = {}
         self._wakes: Deadlines[str] = Deadlines()
 
     def next_wake_ms(self) -> int | None:
@@ -115,13 +84,13 @@ class GroupTable:
                 group.members = members_type(group.id, self._settings)
             members = group.members
             if isinstance(members, members_type):
-                if isinstance(members, AssignedGroup):
-                    members.apply(kind, fields, body)
-                else:
+                if isinstance(members, ClassicGroup):
                     members.apply(body, now_ms=now_ms)
+                else:
+                    members.apply(kind, fields, body)
                 # The row of the group itself is deleted after all other rows of the group.
                 if body is None and kind in _GROUP_ROWS:
-                    group.members = None
+                    group.members = ClassicGroup(group.id, self._settings)
         if group.is_blank:
             self._remove(group)
 
@@ -133,8 +102,7 @@ class GroupTable:
             self._arm(group)
 
     def configs(self, group_id: str) -> Mapping[str, str]:
-        """Return a group's configs. Those in the metadata store override rows not moved there
-        yet."""
+        """Return a group's configs. The metadata store overrides rows not moved there yet."""
         value = self._configs.get(group_id)
         rows = {} if value is None else value.configs
         stored = {} if self._stored is None else self._stored(group_id)
@@ -145,32 +113,13 @@ class GroupTable:
         return {group_id: value.configs for group_id, value in self._configs.items()}
 
     def repeat_configs(self, decision: Decision) -> None:
-        """Write all configs again. When they are committed, this node has proved that it is the
-        leader."""
+        """Write all configs again. Their commit proves that this node is the leader."""
         for group_id, value in self._configs.items():
             self._put_configs(group_id, value, decision)
 
     def drop_configs(self, group_ids: Iterable[str], decision: Decision) -> None:
         for group_id in group_ids:
             self._put_configs(group_id, None, decision)
-
-    def change_configs(
-        self, group_id: str, changes: Mapping[str, str | None], decision: Decision
-    ) -> None:
-        """Change configs of a group, with checked values; None restores the default."""
-        before = self.configs(group_id)
-        merged, bound = {**before, **changes}, self._settings.configs_max
-        after = {name: text for name, text in sorted(merged.items()) if text is not None}
-        if not group_id or len(group_id) > GROUP_ID_CHARS_MAX:
-            decision.reply(Reply(ErrorCode.INVALID_GROUP_ID))
-        elif (after and not before) and (
-            len(self._configs) >= bound or not self._usage.may_add(group_id, GROUP_CONFIGS, bound)
-        ):
-            decision.reply(Reply(ErrorCode.GROUP_MAX_SIZE_REACHED))
-        else:
-            if after != before:
-                self._put_configs(group_id, ConfigsValue(after) if after else None, decision)
-            decision.reply(Reply(), after_commit=True)
 
     def _put_configs(self, group_id: str, value: ConfigsValue | None, decision: Decision) -> None:
         decision.rows.append(CODEC.encode(RowKind.CONFIGS, (group_id,), value))
@@ -206,13 +155,15 @@ class GroupTable:
         return self._usage.reason(account, GROUPS, bound=bound)
 
     def _add(self, group_id: str) -> Group:
-        group = self._groups[group_id] = Group(group_id, self._open_groups, self._usage)
-        self._usage.add(group.account, GROUPS, 1)
+        offsets = Offsets(group_id, self._open_groups, self._usage)
+        group = Group(group_id, offsets, ClassicGroup(group_id, self._settings))
+        self._groups[group_id] = group
+        self._usage.add(offsets.account, GROUPS, 1)
         return group
 
     def _remove(self, group: Group) -> None:
         if self._groups.pop(group.id, None) is not None:
-            self._usage.add(group.account, GROUPS, -1)
+            self._usage.add(group.offsets.account, GROUPS, -1)
         self._wakes.drop(group.id)
 
     def _finish(self, group: Group | None) -> None:
@@ -223,16 +174,15 @@ class GroupTable:
                 self._remove(group)
 
     def _arm(self, group: Group) -> None:
-        at_ms = None if group.members is None else group.members.next_wake_ms()
+        at_ms = group.members.next_wake_ms()
         if at_ms is None:
             self._wakes.drop(group.id)
         else:
             self._wakes.set(group.id, at_ms)
 
     def _erase_members(self, group: Group, decision: Decision) -> None:
-        if group.members is not None:
-            group.members.erase(decision)
-            group.members = None
+        group.members.erase(decision)
+        group.members = ClassicGroup(group.id, self._settings)
 
     def _erase(self, group: Group, decision: Decision) -> None:
         group.offsets.erase(decision)

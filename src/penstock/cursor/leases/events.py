@@ -116,8 +116,7 @@ def is_event_type(number: int) -> bool:
 
 
 def decode(number: int, data: bytes | memoryview) -> Event:
-    """Decode an event. Raises ValueError if the log is damaged or was written by a newer version,
-    because a guess would redeliver or lose messages."""
+    """Decode an event. Raises ValueError if damaged or newer: a guess could lose messages."""
     decoder = _DECODERS.get(number)
     if decoder is None:
         raise ValueError(f"control record type {number} is not a cursor event")
@@ -216,10 +215,5 @@ class Selection(msgspec.Struct, gc=False):
     def detail(self, attempt_id: str | None) -> LeaseDetail | None:
         if not (self.skipped or self.held or self.expired or self.due_keys or attempt_id):
             return None
-        return LeaseDetail(
-            tuple(self.skipped),
-            tuple(self.held),
-            tuple(self.expired),
-            tuple(self.due_keys),
-            attempt_id,
-        )
+        offsets = (tuple(self.skipped), tuple(self.held), tuple(self.expired))
+        return LeaseDetail(*offsets, tuple(self.due_keys), attempt_id)

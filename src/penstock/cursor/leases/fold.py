@@ -26,19 +26,23 @@ from penstock.cursor.leases.events import (
 )
 from penstock.cursor.leases.parts import (
     DELAYED,
+    HOLD_MS,
     LEASED,
     READY,
     RESTORED,
     TAKEN,
     Attempt,
-    AttemptTable,
     DelayBuckets,
     Entry,
     Snapshot,
     due_at,
 )
-from penstock.cursor.leases.redrive import HOLD_MS
-from penstock.model.limits import DEFERRED_MAX, WINDOW_BYTES_MAX, WINDOW_RECORDS_MAX
+from penstock.model.limits import (
+    ATTEMPT_IDS_MAX,
+    DEFERRED_MAX,
+    WINDOW_BYTES_MAX,
+    WINDOW_RECORDS_MAX,
+)
 from penstock.model.message import Record
 
 _STALE_MIN = 1_024  # with fewer stale heap items a sweep is not worth its cost
@@ -51,10 +55,8 @@ class LeaseState:
     _on_fed: Callable[[Record, int, int], None]  # a record was added to the window (now, wall)
     _on_dropped: Callable[[Record], None]  # a record left the window without becoming an entry
     _rebuild: Callable[[], None]  # compute the order of delivery again
-
-    def _on_leased(self, group: str) -> None: ...
-
-    def _on_lease_ended(self, group: str) -> None: ...
+    _on_leased: Callable[[str], None] = staticmethod(lambda _group: None)
+    _on_lease_ended: Callable[[str], None] = staticmethod(lambda _group: None)
 
     def _on_gone(self, offset: int, entry: Entry) -> None: ...
 
@@ -69,7 +71,7 @@ class LeaseState:
         # Records that were acked although a crash lost the event of their lease.
         self._acked_ahead: set[int] = set()
         self._acked_order: list[int] = []  # the same offsets as a heap
-        self._attempts = AttemptTable()
+        self._attempts: dict[str, Attempt] = {}  # by attempt id, oldest first
         # Local to this node: clocks, and state that needs the contents of records.
         self._deadlines: list[tuple[int, int]] = []  # (until_ms, offset), including stale ones
         self._deadlines_max = _STALE_MIN
@@ -99,11 +101,10 @@ class LeaseState:
         assert base_offset >= self._next_offset, "appends must follow the order of the log"
         self._appended_count += count
         self._next_offset = next_offset
+        began_ms = now_ms - elapsed_ms
         for offset, delay_ms in delays:
             if delay_ms > 0 and offset >= self.head:
-                self._delays.add(
-                    delay_ms, appended_at_ms=appended_at_ms, now_ms=now_ms - elapsed_ms
-                )
+                self._delays.add(delay_ms, appended_at_ms=appended_at_ms, now_ms=began_ms)
 
     def apply(self, event: Event, *, offset: int, now_ms: int, elapsed_ms: int = 0) -> None:
         """Replay an event written ``elapsed_ms`` ago. A lease runs for its remaining time."""
@@ -131,15 +132,19 @@ class LeaseState:
         attempt = 1
         if detail is not None:
             if detail.attempt_id is not None:
-                if self._attempts.is_repeat(detail.attempt_id, event.lease_seq):
+                known = self._attempts.get(detail.attempt_id)
+                if known is not None and known.lease_seq == event.lease_seq:
                     attempt = 0  # this lease repeats an earlier receive
                 else:
+                    self._attempts.pop(detail.attempt_id, None)  # so that it moves to the end
                     made = Attempt(event.lease_seq, event.offsets, now_ms - elapsed_ms)
-                    self._attempts.remember(detail.attempt_id, made)
+                    self._attempts[detail.attempt_id] = made
+                    if len(self._attempts) > ATTEMPT_IDS_MAX:
+                        del self._attempts[next(iter(self._attempts))]
             if detail.expired:
                 self._apply_ack(detail.expired)
             if detail.due_keys:
-                self._delays.remove(detail.due_keys)
+                self._delays.take(detail.due_keys)
             until_ms = now_ms + max(0, HOLD_MS - elapsed_ms)
             for offset in detail.held:
                 self._lease_entry(offset, event, 0, until_ms, now_ms - elapsed_ms)
@@ -229,7 +234,7 @@ class LeaseState:
         self._table.clear()
         self._acked_ahead.clear()
         self._acked_order.clear()
-        self._attempts = AttemptTable()
+        self._attempts.clear()
         self._delays.clear()  # unread delayed records count as visible until they are read
         for record in self._window:
             self._on_dropped(record)
@@ -359,26 +364,18 @@ class LeaseState:
             )
             for offset, e in self._table.items()
         ]
-        return Snapshot(
-            self.is_fifo,
-            self.head,
-            self._next_offset,
-            self._appended_count,
-            self._passed_count,
-            self._next_lease_seq,
-            entries,
-            sorted(self._acked_ahead),
-            self._attempts.rows(now_ms=now_ms),
-            self._delays.rows(now_ms=now_ms),
-        ).encoded()
+        known = self._attempts.items()
+        attempts = [(i, a.lease_seq, a.offsets, now_ms - a.at_ms) for i, a in known]
+        head = (self.is_fifo, self.head, self._next_offset)
+        counts = (self._appended_count, self._passed_count, self._next_lease_seq)
+        acked, delays = sorted(self._acked_ahead), self._delays.rows(now_ms=now_ms)
+        return Snapshot(*head, *counts, entries, acked, attempts, delays).encoded()
 
     def load(self, snapshot: Snapshot, *, now_ms: int, elapsed_ms: int) -> None:
         assert snapshot.is_fifo is self.is_fifo, "the snapshot is of another queue type"
         began_ms = now_ms - elapsed_ms
-        self.head = snapshot.head
-        self._next_offset = snapshot.next_offset
-        self._appended_count = snapshot.appended_count
-        self._passed_count = snapshot.passed_count
+        self.head, self._next_offset = snapshot.head, snapshot.next_offset
+        self._appended_count, self._passed_count = snapshot.appended_count, snapshot.passed_count
         self._next_lease_seq = snapshot.next_lease_seq
         for offset, lease_seq, attempts, first_ms, is_changed, left_ms, age_ms in snapshot.entries:
             entry = Entry(RESTORED, attempts=attempts, lease_seq=lease_seq, is_changed=is_changed)
@@ -392,7 +389,8 @@ class LeaseState:
         self._unhydrated = set(self._table)
         self._acked_ahead = set(snapshot.acked_ahead)
         self._acked_order = sorted(snapshot.acked_ahead)
-        self._attempts.load(snapshot.attempts, began_ms)
+        for attempt_id, lease_seq, offsets, age_ms in snapshot.attempts:
+            self._attempts[attempt_id] = Attempt(lease_seq, offsets, began_ms - age_ms)
         self._delays.load(snapshot.delays, began_ms)
         self._sweep_deadlines()
         self._on_head()
@@ -400,11 +398,7 @@ class LeaseState:
     # ── The window ───────────────────────────────────────────────────────────────────────────
     @property
     def wants_feed(self) -> bool:
-        return (
-            self._backlog > len(self._window)
-            and len(self._window) < WINDOW_RECORDS_MAX
-            and self._window_bytes < WINDOW_BYTES_MAX
-        )
+        return self._lacks(WINDOW_RECORDS_MAX, is_dry=False)
 
     def _lacks(self, count: int, is_dry: bool) -> bool:
         return (
@@ -417,8 +411,7 @@ class LeaseState:
     def feed(
         self, records: Sequence[Record], next_offset: int, *, now_ms: int, wall_ms: int
     ) -> None:
-        """Add records to the read-ahead window until it is full. ``next_offset`` follows the last
-        record."""
+        """Add records to the window until it is full. ``next_offset`` follows the last record."""
         self._is_dry = True
         for record in records:
             if record.offset < self.scan_from:

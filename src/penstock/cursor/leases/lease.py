@@ -5,7 +5,7 @@ event when it returns, so two receives never pick the same record. Which records
 decided in standard.py and fifo.py. Retention is checked when a record would be delivered, and by
 ``expire``, which the broker calls periodically so that idle queues drop records too."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop
 from typing import NamedTuple
 
@@ -27,16 +27,20 @@ from penstock.cursor.leases.events import (
     TrimEvent,
 )
 from penstock.cursor.leases.fold import LeaseState
-from penstock.cursor.leases.obstacles import (
-    ObstacleCounter,
-    ObstacleSearch,
-    QueueTerms,
-    find_obstacles,
+from penstock.cursor.leases.obstacles import ObstacleCounter, ObstacleSearch, QueueTerms
+from penstock.cursor.leases.parts import (
+    DELAYED,
+    HELD_PER_LEASE_MAX,
+    LEASED,
+    TAKEN,
+    UNKNOWN,
+    Attempt,
+    Entry,
+    due_at,
+    is_dead,
 )
-from penstock.cursor.leases.parts import DELAYED, LEASED, TAKEN, UNKNOWN, Attempt, Entry, due_at
-from penstock.cursor.leases.redrive import HELD_PER_LEASE_MAX, is_dead
 from penstock.model.errors import ExpiredReceipt, InvalidRequest, NotLeased
-from penstock.model.limits import LEASE_MS_MAX
+from penstock.model.limits import ATTEMPT_WINDOW_MS, LEASE_MS_MAX
 from penstock.model.message import Claim, Record
 from penstock.model.topic import PeekState
 
@@ -83,9 +87,8 @@ class LeaseCursor(LeaseState):
         now_ms: int,
         wall_ms: int,
     ) -> LeaseOutcome:
-        """Lease up to ``count`` records. If the outcome has ``needs_feed``, the caller must call
-        ``feed``, even with no records, and then ``lease`` again. Only FIFO queues use
-        ``queue_delay_ms`` and ``attempt_id``."""
+        """Lease up to ``count`` records. On ``needs_feed``, the caller must call ``feed``, even
+        with no records, and ``lease`` again. FIFO only: ``queue_delay_ms``, ``attempt_id``."""
         assert not self._unhydrated, "hydrate restored entries before the first lease"
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
@@ -161,10 +164,9 @@ class LeaseCursor(LeaseState):
     def _repeat(
         self, attempt_id: str, lease_ms: int, now_ms: int, wall_ms: int
     ) -> LeaseOutcome | None:
-        """Lease the records of an earlier attempt again. Return None if any of them was acked,
-        extended or released, or if its lease ended."""
-        attempt = self._attempts.find(attempt_id, now_ms=now_ms)
-        if attempt is None:
+        """Repeat an attempt's lease. Return None if a record was changed or its lease ended."""
+        attempt = self._attempts.get(attempt_id)
+        if attempt is None or attempt.at_ms + ATTEMPT_WINDOW_MS <= now_ms:
             return None
         for offset in attempt.offsets:
             entry = self._table.get(offset)
@@ -189,9 +191,8 @@ class LeaseCursor(LeaseState):
         reason: AckReason = AckReason.ACKED,
         is_strict: bool = False,
     ) -> Outcome[Results]:
-        """Ack records and return one result per claim. Acking a record that is already gone
-        succeeds. Standard queues accept any receipt of the record; FIFO queues and ``is_strict``
-        only accept the receipt of the current lease."""
+        """Ack records, also those already gone, with one result per claim. Standard queues accept
+        any receipt of the record; FIFO queues and ``is_strict`` only that of the current lease."""
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
         results: list[Exception | None] = []
@@ -276,8 +277,7 @@ class LeaseCursor(LeaseState):
         return Outcome(None, (event,))
 
     def expire(self, *, retention_ms: int, now_ms: int, wall_ms: int) -> Outcome[int]:
-        """Drop records past their retention and return their number. If ``wants_feed`` is true
-        afterwards, the caller should feed and call this again."""
+        """Drop expired records, return how many. If ``wants_feed`` then, feed and repeat."""
         self._advance(now_ms)
         bound_ms = wall_ms - retention_ms
         table = self._table
@@ -372,14 +372,12 @@ class LeaseCursor(LeaseState):
         self._advance(terms.now_ms)
         delay_ends_ms = self._delays.next_ms(now_ms=terms.now_ms, delay_ms=terms.queue_delay_ms)
         counter = ObstacleCounter(terms, is_fifo=self.is_fifo, delay_ends_ms=delay_ends_ms)
-
-        def fresh() -> Iterator[tuple[str | None, int]]:
-            for record in self._window:
-                due_ms = self._due_ms(record, terms.queue_delay_ms, terms.now_ms, terms.wall_ms)
-                if due_ms <= terms.now_ms and record.offset not in self._acked_ahead:
-                    yield record.message.group, self._retention_base(record)
-
-        found = yield from find_obstacles(self._table, fresh, counter)
+        yield from counter.add_all(self._table)
+        for record in self._window:
+            due_ms = self._due_ms(record, terms.queue_delay_ms, terms.now_ms, terms.wall_ms)
+            if due_ms <= terms.now_ms and record.offset not in self._acked_ahead:
+                counter.add_free(record.message.group, self._retention_base(record))
+        found = yield from counter.result()
         return msgspec.structs.replace(found, is_read_ahead_full=not self._may_skip)
 
 

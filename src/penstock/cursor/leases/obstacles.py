@@ -4,12 +4,11 @@ A queue may have hundreds of thousands of messages in flight, so the search is a
 yields every few hundred; messages that change meanwhile are counted as they are when the search
 reaches them. Messages that the cursor has not read yet are not counted."""
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
-from penstock.cursor.leases.parts import DELAYED, LEASED, Entry
-from penstock.cursor.leases.redrive import is_dead
+from penstock.cursor.leases.parts import DELAYED, LEASED, Entry, is_dead
 from penstock.model.topic import GroupLock, Obstacles, worst_locks
 
 AT_ONCE: Final = 500  # records counted between two yields, about half a millisecond
@@ -30,8 +29,7 @@ class ObstacleCounter:
     """Counts the records of a partition, which must be added in ascending order of offsets."""
 
     def __init__(self, terms: QueueTerms, *, is_fifo: bool, delay_ends_ms: int | None) -> None:
-        """Create a counter. ``delay_ends_ms`` is when the first delayed message not read yet is
-        due."""
+        """Create a counter. ``delay_ends_ms`` is when the first delayed unread message is due."""
         self._terms = terms
         self._is_fifo = is_fifo
         self._expired_at_ms = terms.wall_ms - terms.retention_ms
@@ -41,7 +39,16 @@ class ObstacleCounter:
         self.lease_ends_ms: int | None = None
         self.delay_ends_ms = delay_ends_ms
 
-    def add_entry(self, offset: int, entry: Entry) -> None:
+    def add_all(self, table: Mapping[int, Entry]) -> Iterator[None]:
+        following = iter(list(table))  # a copy, since the table may change at each yield
+        while some := list(islice(following, AT_ONCE)):
+            for offset in some:
+                entry = table.get(offset)
+                if entry is not None:
+                    self._add_entry(offset, entry)
+            yield None
+
+    def _add_entry(self, offset: int, entry: Entry) -> None:
         if entry.state == LEASED:
             if self.lease_ends_ms is None or entry.until_ms < self.lease_ends_ms:
                 self.lease_ends_ms = entry.until_ms
@@ -85,22 +92,3 @@ class ObstacleCounter:
             lease_ends_ms=None if self.lease_ends_ms is None else self.lease_ends_ms + ahead_ms,
             delay_ends_ms=None if self.delay_ends_ms is None else self.delay_ends_ms + ahead_ms,
         )
-
-
-def find_obstacles(
-    table: Mapping[int, Entry],
-    fresh: Callable[[], Iterable[tuple[str | None, int]]],
-    counter: ObstacleCounter,
-) -> ObstacleSearch:
-    """Count the records in ``table``, then the records that were read ahead and are not delayed,
-    for which ``fresh`` returns the message group and the start of the retention period."""
-    following = iter(list(table))  # a copy, since the table may change at each yield
-    while some := list(islice(following, AT_ONCE)):
-        for offset in some:
-            entry = table.get(offset)
-            if entry is not None:
-                counter.add_entry(offset, entry)
-        yield None
-    for group, since_ms in fresh():
-        counter.add_free(group, since_ms)
-    return (yield from counter.result())

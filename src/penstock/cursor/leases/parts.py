@@ -1,12 +1,13 @@
-"""The parts of a lease cursor's state: entries, receive attempts, delay counts and snapshots."""
+"""The parts of a lease cursor: entries, receive attempts, delays, dead letters and snapshots."""
 
 from collections.abc import Iterable
 
 import msgspec
 
 from penstock.cursor.rows import framed, unframed
-from penstock.model.limits import ATTEMPT_IDS_MAX, ATTEMPT_WINDOW_MS, DELAY_MS_MAX, SECOND_MS
-from penstock.model.message import Record
+from penstock.model.limits import ATTEMPTS_MAX, DELAY_MS_MAX, SECOND_MS
+from penstock.model.message import Message, Record
+from penstock.model.names import uuid_text
 
 # ── Entries: records below the cursor's head (next unexamined offset) that are not gone yet ──
 #
@@ -25,9 +26,8 @@ UNKNOWN = -1  # sent_at_ms of an entry whose record has not been read yet
 
 
 class Entry(msgspec.Struct, gc=False):
-    """The state of one record. Entries are not tracked by the garbage collector (``gc=False``):
-    with 120,000 messages in flight, a full collection would stop the partition for tens of
-    milliseconds."""
+    """The state of one record. With 120,000 messages in flight, a full garbage collection would
+    take tens of milliseconds, so entries are not tracked by it (``gc=False``)."""
 
     state: int
     group: str | None = None
@@ -44,46 +44,14 @@ class Entry(msgspec.Struct, gc=False):
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False):
+    """A recent receive attempt on a FIFO queue. A client that lost a reply retries with the same
+    attempt id and gets the same messages under the same lease, although their groups are locked.
+    Lease events contain the attempt id, so all replicas have the same attempts. They drop old ones
+    by count, at the same event; the age is checked only by lookups."""
+
     lease_seq: int
     offsets: tuple[int, ...]
     at_ms: int  # monotonic clock
-
-
-class AttemptTable:
-    """Recent receive attempts on a FIFO queue. A client that lost a reply retries with the same
-    attempt id and gets the same messages under the same lease, although their groups are locked.
-
-    Lease events contain the attempt id, so all replicas have the same table. They drop old attempts
-    by count, at the same event; the age is checked only by lookups."""
-
-    def __init__(self) -> None:
-        self._attempts: dict[str, Attempt] = {}  # oldest first
-
-    def is_repeat(self, attempt_id: str, lease_seq: int) -> bool:
-        """Return whether a lease event repeats the lease of an earlier attempt."""
-        attempt = self._attempts.get(attempt_id)
-        return attempt is not None and attempt.lease_seq == lease_seq
-
-    def find(self, attempt_id: str, *, now_ms: int) -> Attempt | None:
-        attempt = self._attempts.get(attempt_id)
-        if attempt is None or attempt.at_ms + ATTEMPT_WINDOW_MS <= now_ms:
-            return None
-        return attempt
-
-    def remember(self, attempt_id: str, attempt: Attempt) -> None:
-        self._attempts.pop(attempt_id, None)  # so that the attempt moves to the end
-        self._attempts[attempt_id] = attempt
-        if len(self._attempts) > ATTEMPT_IDS_MAX:
-            del self._attempts[next(iter(self._attempts))]
-
-    def rows(self, *, now_ms: int) -> list[tuple[str, int, tuple[int, ...], int]]:
-        return [(i, a.lease_seq, a.offsets, now_ms - a.at_ms) for i, a in self._attempts.items()]
-
-    def load(self, rows: Iterable[tuple[str, int, tuple[int, ...], int]], began_ms: int) -> None:
-        self._attempts = {
-            attempt_id: Attempt(lease_seq, offsets, began_ms - age_ms)
-            for attempt_id, lease_seq, offsets, age_ms in rows
-        }
 
 
 # ── Delays ───────────────────────────────────────────────────────────────────────────────────
@@ -97,24 +65,14 @@ def due_at(record: Record, delay_ms: int, *, now_ms: int, wall_ms: int) -> int:
     return now_ms + min(delay_ms, record.appended_at_ms + delay_ms - wall_ms)
 
 
-class DelayBuckets:
-    """Counts of delayed records that the cursor has not examined, by second of the wall clock.
-    There are at most 1,800 buckets, however many messages are delayed.
-
-    A standard queue counts a record in the second in which it is due. A FIFO queue counts it in the
-    second of its append, because the queue's current delay applies to all records; callers pass
-    that delay to ``count``."""
+class DelayBuckets(dict[int, tuple[int, int]]):
+    """Delayed records that the cursor has not examined: second of the wall clock → their number,
+    and the latest of their due (or append) times, at most 1,800 in total. A standard queue counts a
+    record in the second in which it is due. A FIFO queue counts it in the second of its append,
+    because the queue's current delay applies to all records; callers pass it to ``count``."""
 
     def __init__(self, *, by_append: bool) -> None:
         self._by_append = by_append
-        # second → number of records, and the latest of their due (or append) times
-        self._buckets: dict[int, tuple[int, int]] = {}
-
-    def __len__(self) -> int:
-        return len(self._buckets)
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._buckets
 
     def key_of(self, record: Record) -> int:
         delay_ms = 0 if self._by_append else record.message.delay_ms or 0
@@ -124,46 +82,83 @@ class DelayBuckets:
         """Count a record that was appended at ``now_ms`` on the monotonic clock."""
         ahead_ms = 0 if self._by_append else delay_ms
         key = (appended_at_ms + ahead_ms) // SECOND_MS
-        count, from_ms = self._buckets.get(key, (0, 0))
-        self._buckets[key] = (count + 1, max(from_ms, now_ms + ahead_ms))
-        if len(self._buckets) > BUCKETS_MAX:
+        count, from_ms = self.get(key, (0, 0))
+        self[key] = (count + 1, max(from_ms, now_ms + ahead_ms))
+        if len(self) > BUCKETS_MAX:
             # Possible only after the wall clock jumped; the oldest bucket is most likely due.
-            del self._buckets[next(iter(self._buckets))]
+            del self[next(iter(self))]
 
-    def remove(self, keys: Iterable[int]) -> None:
+    def take(self, keys: Iterable[int]) -> None:
         for key in keys:
-            count, from_ms = self._buckets.get(key, (0, 0))
+            count, from_ms = self.get(key, (0, 0))
             if count > 1:
-                self._buckets[key] = (count - 1, from_ms)
+                self[key] = (count - 1, from_ms)
             elif count == 1:
-                del self._buckets[key]
+                del self[key]
 
     def count(self, *, now_ms: int, delay_ms: int = 0) -> int:
-        if not self._buckets:
+        if not self:
             return 0
         # Drop buckets that are due even with the longest possible delay.
         longest_ms = DELAY_MS_MAX if self._by_append else 0
-        ended = [k for k, (_, from_ms) in self._buckets.items() if from_ms + longest_ms <= now_ms]
+        ended = [k for k, (_, from_ms) in self.items() if from_ms + longest_ms <= now_ms]
         for key in ended:
-            del self._buckets[key]
+            del self[key]
         extra_ms = delay_ms if self._by_append else 0
-        return sum(n for n, from_ms in self._buckets.values() if from_ms + extra_ms > now_ms)
+        return sum(n for n, from_ms in self.values() if from_ms + extra_ms > now_ms)
 
     def next_ms(self, *, now_ms: int, delay_ms: int = 0) -> int | None:
-        """Return when the first delayed record is due, to the second, or None if none is
-        delayed."""
+        """Return when the first delayed record is due, to the second, or None if there is none."""
         extra_ms = delay_ms if self._by_append else 0
-        due = (from_ms + extra_ms for _, from_ms in self._buckets.values())
+        due = (from_ms + extra_ms for _, from_ms in self.values())
         return min((each for each in due if each > now_ms), default=None)
 
-    def clear(self) -> None:
-        self._buckets.clear()
-
     def rows(self, *, now_ms: int) -> list[tuple[int, int, int]]:
-        return [(key, n, from_ms - now_ms) for key, (n, from_ms) in self._buckets.items()]
+        return [(key, n, from_ms - now_ms) for key, (n, from_ms) in self.items()]
 
     def load(self, rows: Iterable[tuple[int, int, int]], began_ms: int) -> None:
-        self._buckets = {key: (n, began_ms + left_ms) for key, n, left_ms in rows}
+        self.update({key: (n, began_ms + left_ms) for key, n, left_ms in rows})
+
+
+# ── Dead letters: records that were leased too often, and the messages written for them ──────
+#
+# The cursor holds such a record under an internal lease that does not count as an attempt. The
+# broker appends a copy to the dead-letter queue, waits until it is durable, and acks the original.
+# After a crash in between, the copy is appended again, and its deduplication id marks it as a
+# duplicate.
+
+# Long enough to append to another partition under load, and no longer than an ordinary lease, in
+# case of a crash.
+HOLD_MS = 30 * SECOND_MS
+# Bounds the work of one receive on a long run of dead records.
+HELD_PER_LEASE_MAX = 100
+
+
+def is_dead(attempts: int, attempts_max: int | None) -> bool:
+    return attempts_max is not None and attempts >= attempts_max
+
+
+def dead_letter(
+    record: Record, *, attempts: int, source_arn: str, origin: str, is_fifo: bool
+) -> Message:
+    """Return the message to append to the dead-letter queue. It keeps its id, attributes, sending
+    time and attempts, but not its delay. A standard queue deduplicates it by ``origin``, the topic,
+    partition and offset of the record. A FIFO queue uses the message id, plus ``origin`` if the
+    message was a dead letter before, because it may return to the same queue."""
+    message = record.message
+    dedup_id = origin
+    if is_fifo:
+        dedup_id = uuid_text(message.message_id)
+        if message.source_arn is not None:
+            dedup_id += f":{origin}"
+    return msgspec.structs.replace(
+        message,
+        attempts=min(message.attempts + attempts, ATTEMPTS_MAX),
+        source_arn=source_arn,
+        sent_at_ms=record.sent_at_ms,
+        dedup_id=dedup_id,
+        delay_ms=None,
+    )
 
 
 # ── Checkpoints ──────────────────────────────────────────────────────────────────────────────
@@ -176,12 +171,9 @@ EntryRow = tuple[int, int, int, int, bool, int, int]
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """The state of a lease cursor, which only makes a start faster and may be deleted. Times are
-    durations left or elapsed when the snapshot was written, because a monotonic clock has no
-    meaning for the next process. Message groups, due times and deduplication ids are not included;
-    they are read from the log.
-
-    To change the layout, add fields at the end with a default, or take a new magic number. If the
-    magic number is unknown, the broker replays the log instead."""
+    durations left or elapsed, because a monotonic clock has no meaning for the next process. What
+    depends on message contents is read from the log. To change the layout, add fields at the end
+    with a default, or take a new magic number, at which older brokers replay the log instead."""
 
     is_fifo: bool
     head: int

@@ -22,8 +22,6 @@ from penstock.cursor.leases.parts import READY, TAKEN, Entry, due_at
 from penstock.model.message import Record
 
 _STALE_MIN = 1_024
-
-
 IN_FLIGHT_MIN = 30
 SHARE = 10  # a group is noisy above 1/SHARE of all records in flight
 GROUPS_MAX = 64
@@ -60,13 +58,8 @@ class FairShare:
         if count == IN_FLIGHT_MIN - 1:
             self._large_groups.discard(group)
 
-    def is_noisy(self, group: str | None, total: int) -> bool:
-        if group not in self._large_groups or group is None:
-            return False
-        return self._in_flight[group] * SHARE > total
-
-    def noisy_groups(self, total: int) -> list[str]:
-        return [group for group in self._large_groups if self.is_noisy(group, total)]
+    def noisy_groups(self, total: int) -> set[str]:
+        return {group for group in self._large_groups if self._in_flight[group] * SHARE > total}
 
     def park(self, group: str, offset: int) -> None:
         self._parked.setdefault(group, deque()).append(offset)
@@ -76,13 +69,9 @@ class FairShare:
         return ((group, offsets[0]) for group, offsets in self._parked.items())
 
     def quietest(self) -> str | None:
-        """Return the parked group with the fewest records in flight; ties go to the lowest
-        offset."""
-        fronts, in_flight = self.parked_fronts(), self._in_flight
-        best = min(
-            ((in_flight.get(group, 0), offset, group) for group, offset in fronts), default=None
-        )
-        return None if best is None else best[2]
+        """Return the parked group with the fewest records in flight, then the lowest offset."""
+        count = self._in_flight.get
+        return min(self._parked, key=lambda g: (count(g, 0), self._parked[g][0]), default=None)
 
     def unpark(self, group: str) -> int:
         offsets = self._parked[group]
@@ -105,7 +94,8 @@ class StandardCursor(LeaseCursor):
         self._ready: list[int] = []  # heap of offsets; stale if the entry is not READY
         self._ready_max = _STALE_MIN
         self._due: dict[int, int] = {}  # offset → due time of delayed records in the window
-        self._fair = FairShare()
+        self._fair = fair = FairShare()
+        self._on_leased, self._on_lease_ended = fair.leased, fair.lease_ended
 
     def _needs_feed(self, take: int, is_dry: bool) -> bool:
         return len(self._window) < take and len(self._ready) < take and self._lacks(take, is_dry)
@@ -195,8 +185,7 @@ class StandardCursor(LeaseCursor):
 
     def _enter(self, record: Record, sent_at_ms: int, selection: Selection) -> Entry | None:
         """Take the first record out of the window. Return its entry, in state TAKEN if it can be
-        leased, or None if it would have to be skipped but the limit of skipped records is
-        reached."""
+        leased, or None if it had to be skipped but no more records may be skipped."""
         offset = record.offset
         due_ms = self._due.get(offset, 0) if self._due else 0
         entry = Entry(TAKEN, record.message.group, sent_at_ms)
@@ -221,7 +210,7 @@ class StandardCursor(LeaseCursor):
         """Pick records of quiet groups in the usual order, then of noisy groups. Return the new
         head (the first offset not examined), and whether the event is full."""
         fair = self._fair
-        noisy = set(fair.noisy_groups(self._in_flight))
+        noisy = fair.noisy_groups(self._in_flight)
         picked, take = selection.picked, selection.take
         while len(picked) < take:
             offset = self._next_quiet(noisy)
@@ -299,12 +288,6 @@ class StandardCursor(LeaseCursor):
         heappush(self._ready, offset)
         if len(self._ready) > self._ready_max:
             self._rebuild()
-
-    def _on_leased(self, group: str) -> None:
-        self._fair.leased(group)
-
-    def _on_lease_ended(self, group: str) -> None:
-        self._fair.lease_ended(group)
 
     def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
         delay_ms = record.message.delay_ms

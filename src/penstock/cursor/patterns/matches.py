@@ -40,11 +40,13 @@ class Matches:
         self._found_count = 0
 
     def check(self, regex: str) -> None:
-        self._row(regex)
+        """Add a pattern. Raises InvalidPattern."""
+        if regex not in self._rows:
+            self._pattern(regex)
+            self._rows[regex] = _Row()
 
     def of(self, regex: str, topics: Collection[str], epoch: int) -> frozenset[str]:
-        """Return the topics that match. ``epoch`` is a number that changes whenever ``topics``
-        changes. Raises InvalidPattern."""
+        """Return the topics that match; ``epoch`` identifies ``topics``. Raises InvalidPattern."""
         for _ in self.catch_up(regex, topics, epoch):
             pass
         row = self._rows[regex]
@@ -59,7 +61,7 @@ class Matches:
         If the topics change meanwhile, this ends early and must be called again."""
         self._see(topics, epoch)
         if regex not in self._rows:
-            self._row(regex)
+            self.check(regex)
             yield
             if self._epoch != epoch or regex not in self._rows:
                 return
@@ -81,13 +83,6 @@ class Matches:
                 if self._epoch != epoch or self._rows.get(regex) is not row:
                     return
         self._make_room(regex)
-
-    def _row(self, regex: str) -> _Row:
-        row = self._rows.get(regex)
-        if row is None:
-            self._pattern(regex)
-            row = self._rows[regex] = _Row()
-        return row
 
     def _pattern(self, regex: str) -> Pattern:
         pattern = self._compiled.get(regex)
@@ -114,12 +109,9 @@ class Matches:
                     row.as_set = None
                     self._found_count -= before - len(row.found)
         if len(self._names) > 2 * len(self._known) + 1_000:
-            self._renumber()
-
-    def _renumber(self) -> None:
-        count, self._names = len(self._names), list(self._known)
-        for row in self._rows.values():
-            row.upto = len(self._names) if row.upto == count else 0
+            count, self._names = len(self._names), list(self._known)
+            for row in self._rows.values():
+                row.upto = len(self._names) if row.upto == count else 0
 
     def _make_room(self, kept: str) -> None:
         while len(self._rows) > self._patterns_max or self._found_count > FOUND_MAX:
@@ -160,9 +152,8 @@ class VisibleMatches:
     def update(
         self, member_id: str, regex: str, topics: Topics, visibility: TopicVisibility | None
     ) -> bool:
-        """Find the topics that a member's pattern matches and that it may see (all if
-        ``visibility`` is None). Return True if the result may have changed although the topics did
-        not."""
+        """Find the topics that a member's pattern matches and that it may see. Return True if the
+        result may have changed although the topics did not."""
         before = self._found.get(member_id)
         if not self.is_due(member_id, regex, topics, visibility):
             return False

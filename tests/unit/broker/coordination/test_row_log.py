@@ -17,6 +17,7 @@ from penstock.broker.coordination.row_log import (
     encode_rows,
     portions,
 )
+from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.groups.decision import Decision
 from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.settings import STREAMS_DELAY, STREAMS_STANDBYS, GroupSettings
@@ -113,7 +114,7 @@ def lived(topic_id: str = "t") -> list[Row]:
     shell.end_transaction((5, 0), is_commit=True)
     for member in ("m1", "m2"):
         shell.beat(TOPICS, member, -1, group="gone")
-    shell.decide(shell.groups.delete_group, "gone")
+    shell.decide(shell.groups.delete_group, calls.DeleteGroup("gone"))
     # From a consumer group to a classic one.
     shell.beat(TOPICS, "m1", 0, group="over", names=("b",), owned=frozenset())
     shell.beat(TOPICS, "m1", -1, group="over")
@@ -127,14 +128,14 @@ def lived(topic_id: str = "t") -> list[Row]:
 
 def share(shell: Shell, group: str, member: str, epoch: int) -> None:
     request = ShareHeartbeat(member, epoch, None, ("a",), "", "")
-    shell.decide(shell.groups.share_heartbeat, group, request, TOPICS)
+    shell.decide(shell.groups.beat, calls.BeatShare(group, request), TOPICS)
 
 
 def stream(shell: Shell, topic_id: str) -> None:
     """Streams groups with tasks that are given up, and with standby tasks; one is deleted, and a
     classic group takes its name."""
     for name, value in ((STREAMS_DELAY, "0"), (STREAMS_STANDBYS, "1")):
-        shell.decide(shell.groups.change_configs, "tasks", {name: value})
+        shell.decide(shell.groups.change_configs, calls.ChangeConfigs("tasks", {name: value}))
     for group in ("tasks", "reused"):
         streams_beat(shell, "m1", 0, group=group)
         streams_beat(shell, "m2", 0, group=group)
@@ -147,7 +148,7 @@ def stream(shell: Shell, topic_id: str) -> None:
     shell.commit({(topic_id, 0): 4}, group="tasks", member="m2", generation=3)
     for member in ("m1", "m2"):
         streams_beat(shell, member, -1, group="reused")
-    shell.decide(shell.groups.delete_group, "reused")
+    shell.decide(shell.groups.delete_group, calls.DeleteGroup("reused"))
     assert not shell.join("reused").code
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.groups.assigned import AssignedGroup
 from penstock.cursor.groups.assignors import Partitions
 from penstock.cursor.groups.classic.classic import ClassicGroup
@@ -19,6 +20,7 @@ from penstock.cursor.groups.decision import Decision, Reply
 from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.offsets import CommitReply, CommitRequest, PartitionCommit
 from penstock.cursor.groups.settings import GroupSettings
+from penstock.cursor.groups.share import ShareGroup
 from penstock.cursor.patterns.matches import Topics
 from penstock.cursor.rows import Row
 from penstock.wire.kafka.faults import ErrorCode
@@ -47,7 +49,7 @@ def view_of(groups: Groups) -> dict[str, object]:
     for group in groups._groups.values():
         members, offsets = group.members, group.offsets
         state: object = None
-        if isinstance(members, AssignedGroup):
+        if isinstance(members, AssignedGroup) and not isinstance(members, ShareGroup):
             parts = (getattr(members, name, None) for name in (*_PARTS, "topology", "target_epoch"))
             state = (members.value, *parts)
         elif members is not None:
@@ -169,7 +171,7 @@ class Shell:
             confirms_id,
             can_skip,
         )
-        return self.decide(self.groups.join, group, request)
+        return self.decide(self.groups.join, calls.Join(group, request))
 
     def join(self, group: str = "g", **fields: object) -> JoinReply:
         return self.reply(self.send_join(group, **fields), JoinReply)  # type: ignore[arg-type]
@@ -193,7 +195,7 @@ class Shell:
             protocol,
             tuple((assignments or {}).items()),
         )
-        return self.decide(self.groups.sync, group, request)
+        return self.decide(self.groups.sync, calls.Sync(group, request))
 
     def sync(self, member: str, generation: int, *args: object, **fields: object) -> SyncReply:
         return self.reply(self.send_sync(member, generation, *args, **fields), SyncReply)  # type: ignore[arg-type]
@@ -201,11 +203,11 @@ class Shell:
     def heartbeat(
         self, member: str, generation: int, *, instance: str | None = None, group: str = "g"
     ) -> ErrorCode:
-        fields = {"member_id": member, "generation": generation, "instance_id": instance}
-        return self.reply(self.decide(self.groups.heartbeat, group, **fields), Reply).code
+        call = calls.Heartbeat(group, member, generation, instance)
+        return self.reply(self.decide(self.groups.heartbeat, call), Reply).code
 
     def leave(self, *leavers: tuple[str, str | None], group: str = "g") -> list[ErrorCode]:
-        ticket = self.decide(self.groups.leave, group, leavers)
+        ticket = self.decide(self.groups.leave, calls.Leave(group, leavers))
         return [code for _, _, code in self.reply(ticket, LeaveReply).members]
 
     def beat(
@@ -236,7 +238,7 @@ class Shell:
             "client",
             "/host",
         )
-        ticket = self.decide(self.groups.consumer_heartbeat, group, request, topics)
+        ticket = self.decide(self.groups.beat, calls.BeatConsumer(group, request), topics)
         return self.reply(ticket, ConsumerReply)
 
     def commit(
@@ -258,16 +260,19 @@ class Shell:
             None,
             knows_epochs,
         )
-        ticket = self.decide(self.groups.commit, group, request, producer=producer)
+        call = calls.Commit(group, request)
+        ticket = self.decide(self.groups.commit, call, producer=producer)
         codes = [code for _, _, code in self.reply(ticket, CommitReply).partitions]
         return next((code for code in codes if code), ErrorCode.NONE)
 
     def end_transaction(self, producer: tuple[int, int], *, is_commit: bool) -> ErrorCode:
-        ticket = self.decide(self.groups.complete_transaction, *producer, is_commit=is_commit)
+        call = calls.CompleteTransaction("g", *producer, is_commit)
+        ticket = self.decide(self.groups.complete_transaction, call)
         return self.reply(ticket, Reply).code
 
     def offset(self, topic: str = "t", partition: int = 0, *, group: str = "g") -> int:
-        return self.groups.fetch(group, [(topic, partition)]).partitions[0].offset
+        call = calls.FetchOffsets(group, [(topic, partition)])
+        return self.groups.fetch(call).partitions[0].offset
 
     # ── Whole dances ─────────────────────────────────────────────────────────────────────────
     def stable_group(self, count: int, *, instances: bool = False) -> tuple[list[str], int]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from tests.unit.cursor.groups.harness import SECOND, Shell, parts, topics_of
 
+from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.groups.decision import Reply
 from penstock.cursor.groups.settings import (
     CONSUMER_ASSIGNMENT,
@@ -377,7 +378,7 @@ def test_a_full_group_takes_no_one_but_those_it_knows() -> None:
 def test_a_refused_first_join_leaves_no_group_behind() -> None:
     shell = Shell()
     assert shell.beat(TOPICS, "a", 0, owned=NOTHING).code == ErrorCode.INVALID_REQUEST
-    assert shell.groups.list_groups() == ()
+    assert shell.groups.list_groups(calls.ListGroups()) == ()
     assert shell.log == []
 
 
@@ -389,7 +390,7 @@ def configure(shell: Shell, **configs: str) -> None:
         "assignment": CONSUMER_ASSIGNMENT,
     }
     changes = {names[name]: text for name, text in configs.items()}
-    ticket = shell.decide(shell.groups.change_configs, "g", changes)
+    ticket = shell.decide(shell.groups.change_configs, calls.ChangeConfigs("g", changes))
     assert shell.reply(ticket, Reply).code is ErrorCode.NONE
 
 

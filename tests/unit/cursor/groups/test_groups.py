@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from tests.unit.cursor.groups.harness import DEV, Shell, parts, topics_of, view_of
 from tests.unit.cursor.groups.test_offsets import subscription
 
+from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.deadlines import Deadlines
 from penstock.cursor.groups.classic.classic import subscribed_topics
 from penstock.cursor.groups.decision import Reply
@@ -15,7 +16,7 @@ from penstock.wire.kafka.faults import ErrorCode
 
 
 def delete(shell: Shell, group: str = "g") -> ErrorCode:
-    ticket = shell.decide(shell.groups.delete_group, group)
+    ticket = shell.decide(shell.groups.delete_group, calls.DeleteGroup(group))
     return shell.reply(ticket, Reply).code
 
 
@@ -49,7 +50,9 @@ def test_groups_are_listed_by_state_and_kind() -> None:
     shell.beat(topics_of(t=1), "a", 0, names=("t",), owned=parts("t"), group="new")
 
     def names(**filters: tuple[str, ...]) -> set[str]:
-        return {listing.group_id for listing in shell.groups.list_groups(**filters)}
+        return {
+            listing.group_id for listing in shell.groups.list_groups(calls.ListGroups(**filters))
+        }
 
     assert names() == {"g", "simple", "new"}
     assert names(states=("stable",)) == {"g", "new"}
@@ -80,7 +83,7 @@ def test_a_consumer_group_is_described_with_targets() -> None:
     assert (described.kind, described.epoch, described.target_epoch) == ("consumer", 1, 1)
     member = described.consumer_members[0]
     assert member.assigned == member.target == parts("t", 0, 1)
-    assert member.subscription.client_id == "client"
+    assert member.metadata.client_id == "client"
 
 
 @pytest.mark.parametrize(
@@ -105,13 +108,13 @@ def test_a_row_of_a_later_program_with_more_fields_is_read() -> None:
     longer = row.value[:1] + bytes((row.value[1] + 1,)) + row.value[2:] + b"\xc0"
     groups = Groups(DEV)
     groups.replay(row.key, longer, now_ms=0)
-    assert groups.fetch("g", [("t", 0)]).partitions[0].offset == 5
+    assert groups.fetch(calls.FetchOffsets("g", [("t", 0)])).partitions[0].offset == 5
 
 
 def test_tombstones_of_groups_nobody_knows_are_harmless() -> None:
     groups = Groups(DEV)
     groups.replay(CODEC.encode(RowKind.OFFSET, ("g", "t", 0), None).key, None, now_ms=0)
-    assert groups.list_groups() == ()
+    assert groups.list_groups(calls.ListGroups()) == ()
 
 
 @given(st.lists(st.text(max_size=5), max_size=4))

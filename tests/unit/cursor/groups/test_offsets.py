@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.unit.cursor.groups.harness import SECOND, Shell, parts, topics_of, view_of
 
+from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.groups.offsets import CommitReply, CommitRequest, PartitionCommit
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.wire.kafka.faults import ErrorCode
@@ -26,21 +27,21 @@ def expire(shell: Shell) -> None:
 
 
 def test_an_unknown_group_has_committed_nothing_and_that_is_no_error() -> None:
-    reply = Shell().groups.fetch("nobody", [("t", 0)])
+    reply = Shell().groups.fetch(calls.FetchOffsets("nobody", [("t", 0)]))
     assert reply.code == ErrorCode.NONE
     assert (reply.partitions[0].offset, reply.partitions[0].code) == (-1, ErrorCode.NONE)
-    assert Shell().groups.fetch("nobody", None).partitions == ()
+    assert Shell().groups.fetch(calls.FetchOffsets("nobody", None)).partitions == ()
 
 
 def test_a_consumer_that_assigns_by_itself_commits_without_a_member() -> None:
     shell = Shell()
     assert shell.commit({("t", 0): 5, ("t", 1): 6}, metadata="mine") == ErrorCode.NONE
-    fetched = shell.groups.fetch("g", None).partitions
+    fetched = shell.groups.fetch(calls.FetchOffsets("g", None)).partitions
     assert [(p.partition, p.offset, p.metadata) for p in fetched] == [
         (0, 5, "mine"),
         (1, 6, "mine"),
     ]
-    assert shell.groups.list_groups()[0].state == "Empty"
+    assert shell.groups.list_groups(calls.ListGroups())[0].state == "Empty"
     shell.check_replay()
 
 
@@ -48,7 +49,7 @@ def test_a_commit_is_answered_after_it_is_committed() -> None:
     shell = Shell()
     request = CommitRequest((PartitionCommit("t", 0, 1),))
     decision = shell.decision(1)
-    shell.groups.commit("g", request, decision)
+    shell.groups.commit(calls.Commit("g", request), decision)
     assert decision.replies[0].after_commit
     assert len(decision.rows) == 1
 
@@ -93,12 +94,17 @@ def test_a_transactional_commit_shows_when_its_transaction_commits() -> None:
     shell.commit({("t", 0): 1})
     shell.commit({("t", 0): 2}, producer=(7, 0))
     assert shell.offset() == 1
-    stable = shell.groups.fetch("g", [("t", 0)], requires_stable=True).partitions[0]
+    stable = shell.groups.fetch(
+        calls.FetchOffsets("g", [("t", 0)], requires_stable=True)
+    ).partitions[0]
     assert (stable.offset, stable.code) == (-1, ErrorCode.UNSTABLE_OFFSET_COMMIT)
     shell.restart()
     assert shell.end_transaction((7, 1), is_commit=True) == ErrorCode.NONE
     assert shell.offset() == 2
-    assert shell.groups.fetch("g", None, requires_stable=True).partitions[0].offset == 2
+    assert (
+        shell.groups.fetch(calls.FetchOffsets("g", None, requires_stable=True)).partitions[0].offset
+        == 2
+    )
     shell.check_replay()
 
 
@@ -107,7 +113,7 @@ def test_an_aborted_commit_never_shows() -> None:
     shell.commit({("t", 0): 2}, producer=(7, 0))
     shell.end_transaction((7, 1), is_commit=False)
     assert shell.offset() == -1
-    assert shell.groups.list_groups() == ()
+    assert shell.groups.list_groups(calls.ListGroups()) == ()
     shell.check_replay()
 
 
@@ -149,7 +155,9 @@ def test_what_is_known_of_producers_is_forgotten_in_the_end() -> None:
 
 # ── Delete and retention ─────────────────────────────────────────────────────────────────────
 def delete(shell: Shell, *names: str) -> CommitReply:
-    ticket = shell.decide(shell.groups.delete_offsets, "g", [(n, n, 0) for n in names])
+    ticket = shell.decide(
+        shell.groups.delete_offsets, calls.DeleteOffsets("g", [(n, n, 0) for n in names])
+    )
     return shell.reply(ticket, CommitReply)
 
 
@@ -188,7 +196,9 @@ def test_a_deleted_topic_takes_its_offsets_along() -> None:
     shell.commit({("t", 0): 1, ("u", 0): 1})
     shell.commit({("t", 1): 1}, producer=(7, 0))
     shell.decide(shell.groups.forget_topics, frozenset({"t"}))
-    assert [p.topic_id for p in shell.groups.fetch("g", None).partitions] == ["u"]
+    assert [p.topic_id for p in shell.groups.fetch(calls.FetchOffsets("g", None)).partitions] == [
+        "u"
+    ]
     shell.check_replay()
 
 
@@ -203,7 +213,7 @@ def test_offsets_of_an_empty_group_expire_a_week_after_the_last_member_left() ->
     assert shell.offset() == 1
     shell.advance(2 * SECOND)
     expire(shell)
-    assert shell.groups.list_groups() == ()
+    assert shell.groups.list_groups(calls.ListGroups()) == ()
     shell.check_replay()
 
 
@@ -214,7 +224,9 @@ def test_offsets_without_members_expire_by_their_own_age() -> None:
     shell.commit({("t", 1): 1})
     shell.advance(4 * DAY)
     expire(shell)
-    assert [p.partition for p in shell.groups.fetch("g", None).partitions] == [1]
+    assert [p.partition for p in shell.groups.fetch(calls.FetchOffsets("g", None)).partitions] == [
+        1
+    ]
     shell.check_replay()
 
 
@@ -272,9 +284,13 @@ class OffsetMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees_with_the_model(self) -> None:
-        found = self.shell.groups.fetch("g", [("t", p) for p in range(3)]).partitions
+        found = self.shell.groups.fetch(
+            calls.FetchOffsets("g", [("t", p) for p in range(3)])
+        ).partitions
         assert {("t", f.partition): f.offset for f in found if f.offset >= 0} == self.shown
-        stable = self.shell.groups.fetch("g", [("t", p) for p in range(3)], requires_stable=True)
+        stable = self.shell.groups.fetch(
+            calls.FetchOffsets("g", [("t", p) for p in range(3)], requires_stable=True)
+        )
         waiting = {p for commits in self.open.values() for p in commits}
         assert {("t", f.partition) for f in stable.partitions if f.code} == waiting
         self.shell.check_replay()

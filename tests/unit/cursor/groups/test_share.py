@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.cursor.groups.harness import SECOND, Shell, parts, topics_of, view_of
 
+from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.groups.assignors import MemberSpec, Partitions
 from penstock.cursor.groups.decision import Reply
 from penstock.cursor.groups.settings import (
@@ -35,12 +36,12 @@ def beat(
     rack: str | None = None,
 ) -> ShareReply:
     request = ShareHeartbeat(member, epoch, rack, names or None, "client", "/host")
-    ticket = shell.decide(shell.groups.share_heartbeat, group, request, topics)
+    ticket = shell.decide(shell.groups.beat, calls.BeatShare(group, request), topics)
     return shell.reply(ticket, ShareReply)
 
 
 def configure(shell: Shell, changes: Mapping[str, str | None], group: str = "g") -> ErrorCode:
-    ticket = shell.decide(shell.groups.change_configs, group, changes)
+    ticket = shell.decide(shell.groups.change_configs, calls.ChangeConfigs(group, changes))
     return shell.reply(ticket, Reply).code
 
 
@@ -183,7 +184,7 @@ def test_a_refused_first_member_leaves_no_group_behind() -> None:
     assert beat(shell, "a", 0).code is ErrorCode.INVALID_REQUEST
     assert beat(shell, "a", 1).code is ErrorCode.GROUP_ID_NOT_FOUND
     assert beat(shell, "a", 0, "t", group="").code is ErrorCode.INVALID_GROUP_ID
-    assert shell.groups.list_groups() == ()
+    assert shell.groups.list_groups(calls.ListGroups()) == ()
     assert shell.log == []
 
 
@@ -217,7 +218,9 @@ def test_a_share_group_never_becomes_another_kind() -> None:
         assert found.code is ErrorCode.GROUP_ID_NOT_FOUND
         assert shell.commit({("t", 0): 1}) is ErrorCode.GROUP_ID_NOT_FOUND
         assert shell.commit({("t", 0): 1}, producer=(1, 0)) is ErrorCode.GROUP_ID_NOT_FOUND
-        assert shell.groups.fetch("g", None).code is ErrorCode.GROUP_ID_NOT_FOUND
+        assert (
+            shell.groups.fetch(calls.FetchOffsets("g", None)).code is ErrorCode.GROUP_ID_NOT_FOUND
+        )
         beat(shell, "a", -1)  # and no more when it is empty
 
 
@@ -233,9 +236,9 @@ def test_other_groups_never_become_share_groups() -> None:
 def test_share_groups_are_listed_and_described() -> None:
     shell = Shell()
     beat(shell, "a", 0, "t", "u", rack="r")
-    (listed,) = shell.groups.list_groups(kinds=["Share"])
+    (listed,) = shell.groups.list_groups(calls.ListGroups(kinds=["Share"]))
     assert (listed.protocol_type, listed.state, listed.kind) == ("share", "Stable", "share")
-    assert shell.groups.list_groups(kinds=["classic", "consumer"]) == ()
+    assert shell.groups.list_groups(calls.ListGroups(kinds=["classic", "consumer"])) == ()
     found = shell.groups.describe("g")
     assert (found.kind, found.state, found.epoch, found.assignor) == (
         "share",
@@ -244,8 +247,9 @@ def test_share_groups_are_listed_and_described() -> None:
         "simple",
     )
     (member,) = found.share_members
-    assert (member.rack_id, member.client_id, member.client_host) == ("r", "client", "/host")
-    assert (member.topic_names, len(member.assigned)) == (("t", "u"), 4)
+    known = member.metadata
+    assert (known.rack_id, known.client_id, known.client_host) == ("r", "client", "/host")
+    assert (known.topic_names, len(member.assigned)) == (("t", "u"), 4)
 
 
 def test_only_an_empty_share_group_is_deleted() -> None:
@@ -253,7 +257,7 @@ def test_only_an_empty_share_group_is_deleted() -> None:
     beat(shell, "a", 0, "t")
 
     def delete() -> ErrorCode:
-        ticket = shell.decide(shell.groups.delete_group, "g")
+        ticket = shell.decide(shell.groups.delete_group, calls.DeleteGroup("g"))
         return shell.reply(ticket, Reply).code
 
     assert delete() is ErrorCode.NON_EMPTY_GROUP
@@ -333,10 +337,10 @@ def test_an_assignment_is_kept_for_its_interval() -> None:
 
 def test_a_share_group_is_made_without_members() -> None:
     shell = Shell()
-    ticket = shell.decide(shell.groups.make_share, "g")
+    ticket = shell.decide(shell.groups.make_share, calls.MakeShareGroup("g"))
     assert shell.reply(ticket, Reply).code is ErrorCode.NONE
     rows = len(shell.log)
-    ticket = shell.decide(shell.groups.make_share, "g")
+    ticket = shell.decide(shell.groups.make_share, calls.MakeShareGroup("g"))
     assert (shell.reply(ticket, Reply).code, len(shell.log)) == (ErrorCode.NONE, rows)
     shell.restart()
     assert shell.groups.describe("g").state == "Empty"

@@ -267,12 +267,12 @@ def test_an_attempt_survives_a_restart(shell: Shell) -> None:
 
 def test_attempt_ids_are_bounded(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ATTEMPT_IDS_MAX == 10_000
-    monkeypatch.setattr("penstock.cursor.leases.parts.ATTEMPT_IDS_MAX", 2)
+    monkeypatch.setattr("penstock.cursor.leases.fold.ATTEMPT_IDS_MAX", 2)
     shell.send(3)
     first = shell.lease(1, attempt_id="0").picks
     shell.lease(1, attempt_id="1")
     shell.lease(1, attempt_id="2")
-    assert len(shell.cursor._attempts._attempts) == 2
+    assert len(shell.cursor._attempts) == 2
     assert shell.lease(1, attempt_id="0").picks != first
 
 

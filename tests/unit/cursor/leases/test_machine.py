@@ -21,7 +21,7 @@ from tests.unit.cursor.leases.harness import Shell, claim_of
 from penstock.cursor.leases import standard as fair
 from penstock.cursor.leases.events import AckReason, LeaseOutcome
 from penstock.cursor.leases.lease import RecordState
-from penstock.cursor.leases.redrive import HOLD_MS
+from penstock.cursor.leases.parts import HOLD_MS
 from penstock.model.errors import ExpiredReceipt, NotLeased
 from penstock.model.message import Claim
 from penstock.model.topic import PeekState

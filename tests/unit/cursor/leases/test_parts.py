@@ -22,9 +22,8 @@ from penstock.cursor.leases.events import (
     is_event_type,
 )
 from penstock.cursor.leases.fifo import open_cursor, restore_cursor
-from penstock.cursor.leases.parts import BUCKETS_MAX, DelayBuckets, decode_snapshot
+from penstock.cursor.leases.parts import BUCKETS_MAX, DelayBuckets, dead_letter, decode_snapshot
 from penstock.cursor.leases.receipt import open_receipt, seal
-from penstock.cursor.leases.redrive import dead_letter
 from penstock.model.errors import Damaged, InvalidReceipt, Throttled
 from penstock.model.limits import DEDUP_WINDOW_MS
 from penstock.model.message import Attribute, Claim, Message, Record

@@ -6,8 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from penstock.cursor.patterns.pattern import Pattern
-from penstock.cursor.patterns.pattern_syntax import InvalidPattern
+from penstock.cursor.patterns.pattern import InvalidPattern, Pattern
 from penstock.model.limits import PATTERN_CHARS_MAX, PATTERN_STATES_MAX
 
 ATOMS = ["a", "b", ".", "[ab]", "[^a]", r"\.", r"\d", r"\w", "-", "[a-c]", r"[\d.]", r"\x41", r"\W"]

@@ -116,8 +116,7 @@ class ClassicGroup(Rebalance):
         member.row = replace(row, instance_id=member.row.instance_id)
 
     def _replace_static(self, request: JoinRequest, decision: Decision) -> None:
-        """Replace a static member that returned without its old member id, which is then
-        rejected."""
+        """Replace a static member that returned without its old id, which is then rejected."""
         assert request.instance_id is not None
         old = self._members[self._static[request.instance_id]]
         self._reply_parked(old, decision, ErrorCode.FENCED_INSTANCE_ID)

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from penstock.cursor.groups import records
 from penstock.cursor.groups.assigned import (
     JOIN,
     LEAVE,
@@ -19,17 +20,9 @@ from penstock.cursor.groups.assigned import (
     MemberAssignment,
 )
 from penstock.cursor.groups.assignors import Partitions, TopicPartition
-from penstock.cursor.groups.decision import Decision, Description, Reply, StreamsMemberDescription
+from penstock.cursor.groups.decision import Decision, Description, MemberDescription, Reply
 from penstock.cursor.groups.offsets import CommitRequest
-from penstock.cursor.groups.records import (
-    RowKind,
-    StreamsCurrentValue,
-    StreamsMemberValue,
-    StreamsTargetOfValue,
-    StreamsValue,
-    TargetValue,
-    TopologyValue,
-)
+from penstock.cursor.groups.records import RowKind, StreamsMemberValue, StreamsValue
 from penstock.cursor.groups.settings import GroupSettings, StreamsSettings, streams_settings
 from penstock.cursor.groups.streams import streams_requests as requests
 from penstock.cursor.groups.streams.streams_requests import Status, StatusCode, StreamsHeartbeat
@@ -60,7 +53,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         RowKind.STREAMS_TARGET_OF,
         RowKind.STREAMS_CURRENT,
     )
-    _current_type = StreamsCurrentValue
+    _current_type = records.StreamsCurrentValue
     _without_epochs = ErrorCode.UNSUPPORTED_VERSION
     # Epochs begin at 1, as in Kafka, because 0 in a request means that the member joins.
     _nothing = StreamsValue(1, (), False, 0, 0)
@@ -68,7 +61,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
 
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
         super().__init__(group_id, settings)
-        self.topology: TopologyValue | None = None
+        self.topology: records.TopologyValue | None = None
         # Member id → the epochs in which the member got its active tasks.
         self._since: dict[str, dict[Task, int]] = {}
         # Members that have a task, and their roles, until they have given the task up.
@@ -89,7 +82,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         else:
             super().apply(kind, key, value)
 
-    def _held_in(self, value: StreamsCurrentValue) -> tuple[Partitions, Partitions]:
+    def _held_in(self, value: records.StreamsCurrentValue) -> tuple[Partitions, Partitions]:
         revoking = held_tasks(value.revoking_active, value.revoking_standby)
         return held_tasks(value.active, value.standby), revoking
 
@@ -105,7 +98,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         ]
         return active, standby, revoking_active, revoking_standby, tuple(epochs)
 
-    def _target_in(self, value: StreamsTargetOfValue) -> Partitions:
+    def _target_in(self, value: records.StreamsTargetOfValue) -> Partitions:
         return held_tasks(value.active, value.standby)
 
     def _set_current(self, member_id: str, new: MemberAssignment | None, value: Any) -> None:
@@ -145,7 +138,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         super().erase(decision)
 
     @property
-    def is_stored(self) -> bool:  # type: ignore[override]
+    def is_stored(self) -> bool:
         return self.topology is not None
 
     @property
@@ -158,7 +151,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
 
     def describe(self) -> Description:
         return self._describe(
-            streams_members=tuple(StreamsMemberDescription(*each) for each in self._described()),
+            streams_members=tuple(MemberDescription(*each) for each in self._described()),
             topology=self.topology,
             partition_counts=self.counts if self.value.is_ready else {},
         )
@@ -166,9 +159,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
     def subscribed(self) -> frozenset[str]:
         if self.topology is None or not self._members:
             return frozenset()
-        return frozenset(
-            name for part in self.topology.subtopologies for name in requests.read_by(part)
-        )
+        return frozenset(requests.readers_of(self.topology))
 
     def heartbeat(self, request: StreamsHeartbeat, topics: Topics, decision: Decision) -> None:
         owned = request.owned
@@ -266,10 +257,8 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         """Store the member's metadata. Return True if the member is new or its metadata changed."""
         old = self._members.get(request.member_id)
         epoch = None if request.topology is None else request.topology.epoch
-        rebalance_ms_max = self._settings.rebalance_ms_max
-        new = request.merged_into(
-            old or requests.NEW_MEMBER, rebalance_ms_max, topology_epoch=epoch
-        )
+        before, rebalance_ms_max = old or requests.NEW_MEMBER, self._settings.rebalance_ms_max
+        new = request.merged_into(before, rebalance_ms_max, topology_epoch=epoch)
         if new == old:
             return False
         self._put(decision, RowKind.STREAMS_MEMBER, new, request.member_id)
@@ -280,13 +269,9 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
     def _remove(self, member_id: str, decision: Decision) -> None:
         self._endpoints_changed(member_id)
         self._forget(decision, member_id)
-        self._raise_epoch(self.value, decision)
+        self._raise_epoch(decision)
         if not self._members:
             self._shut_down_by = None
-
-    def _raise_epoch(self, value: StreamsValue, decision: Decision) -> None:
-        value = replace(value, epoch=value.epoch + 1, changed_at_ms=decision.wall_ms)
-        self._put(decision, RowKind.STREAMS, value)
 
     def _refresh(self, topics: Topics, decision: Decision, *, has_changed: bool) -> None:
         assert self.topology is not None
@@ -298,10 +283,10 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             self._configured = requests.configure(self.topology, existing)
             self._read = None
             self.pending = None  # the tasks being assigned may no longer exist
-        is_ready, standbys = self._configured.is_ready, self.times.standbys
-        value = replace(self.value, topics=self._rows, is_ready=is_ready, standbys=standbys)
-        if has_changed or value != self.value:
-            self._raise_epoch(value, decision)
+        is_ready, value = self._configured.is_ready, self.value
+        news = {"topics": self._rows, "is_ready": is_ready, "standbys": self.times.standbys}
+        if has_changed or replace(value, **news) != value:
+            self._raise_epoch(decision, **news)
 
     def _assign_in_time(self, decision: Decision) -> Status | None:
         """Assign the tasks if that is due. Return a status if the assignment is delayed."""
@@ -317,13 +302,12 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             return Status(StatusCode.ASSIGNMENT_DELAYED, text)
         self._assigned_at_ms = decision.now_ms
         assert self.topology is not None
+        parts = self.topology.subtopologies
         self.pending = AssignmentInput(
             self.group_id,
             self.value.epoch,
             self._configured.tasks if self._configured.is_ready else {},
-            frozenset(
-                each.subtopology_id for each in self.topology.subtopologies if each.changelogs
-            ),
+            frozenset(part.subtopology_id for part in parts if part.changelogs),
             self.times.standbys,
             tuple((i, m.process_id, self._targets.get(i)) for i, m in self._members.items()),
         )
@@ -337,11 +321,11 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         if assignment.input is not self.pending:
             return
         self.pending = None
-        for target in assignment.targets:
-            if target.member_id in self._members:  # a member may have left since
-                decision.rows.append(target.row)
-                self._targets[target.member_id] = target.tasks
-        self._put(decision, RowKind.STREAMS_TARGET, TargetValue(assignment.input.epoch))
+        for member_id, tasks, row in assignment.targets:
+            if member_id in self._members:  # a member may have left since
+                decision.rows.append(row)
+                self._targets[member_id] = tasks
+        self._put(decision, RowKind.STREAMS_TARGET, records.TargetValue(assignment.input.epoch))
 
     def _endpoints_changed(self, member_id: str) -> None:
         if self._members[member_id].endpoint is not None:
@@ -350,12 +334,10 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
     def _all_endpoints(self) -> tuple[requests.Endpoint, ...]:
         assert self.topology is not None, "members must have a topology"
         if self._read is None:
-            counts = self.counts
+            counts, parts = self.counts, self.topology.subtopologies
             self._read = {
-                part.subtopology_id: [
-                    (name, counts.get(name, 0)) for name in requests.read_by(part)
-                ]
-                for part in self.topology.subtopologies
+                part.subtopology_id: [(n, counts.get(n, 0)) for n in requests.read_by(part)]
+                for part in parts
             }
         return tuple(
             requests.Endpoint(*member.endpoint, self._currents[member_id].assigned, self._read)

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from heapq import heappop, heappush
+from typing import TypeAlias
 
 import msgspec
 
@@ -40,6 +41,8 @@ from penstock.model.limits import (
     STREAMS_TOPOLOGY_BYTES_MAX,
 )
 from penstock.wire.kafka.faults import ErrorCode
+
+Counts: TypeAlias = Mapping[str, int]  # topic name → number of partitions
 
 _NAMES_SHOWN = 3  # number of topics listed in a status text, as in Kafka
 
@@ -175,9 +178,8 @@ def invalid_topology(request: StreamsHeartbeat, topology: TopologyValue) -> Stre
         return request.refused(ErrorCode.STREAMS_INVALID_TOPOLOGY_EPOCH, text)
     size = len(msgspec.msgpack.encode(topology))
     if size > STREAMS_TOPOLOGY_BYTES_MAX:
-        text = (
-            f"The topology has {size:,} bytes, at most {STREAMS_TOPOLOGY_BYTES_MAX:,} are allowed."
-        )
+        most = STREAMS_TOPOLOGY_BYTES_MAX
+        text = f"The topology has {size:,} bytes, at most {most:,} are allowed."
         return request.refused(ErrorCode.STREAMS_INVALID_TOPOLOGY, text)
     try:
         check(topology)
@@ -238,9 +240,8 @@ def check(topology: TopologyValue) -> None:
     _repartition_counts(topology, sources)
 
 
-def configure(topology: TopologyValue, existing: Mapping[str, int]) -> Configured:
-    """Apply a checked topology to ``existing`` topics, given as topic name → number of
-    partitions."""
+def configure(topology: TopologyValue, existing: Counts) -> Configured:
+    """Apply a checked topology to ``existing`` topics (name → number of partitions)."""
     try:
         counts = _counts(topology, existing)
         missing = _missing(topology, counts, existing)
@@ -252,7 +253,7 @@ def configure(topology: TopologyValue, existing: Mapping[str, int]) -> Configure
     return Configured(tasks, counts, missing, status)
 
 
-def _counts(topology: TopologyValue, existing: Mapping[str, int]) -> dict[str, int]:
+def _counts(topology: TopologyValue, existing: Counts) -> dict[str, int]:
     internal = {t.name for part in topology.subtopologies for t in part.repartition_sources}
     sources = {name for part in topology.subtopologies for name in part.sources} - internal
     absent = sorted(sources - existing.keys())
@@ -268,10 +269,9 @@ def _counts(topology: TopologyValue, existing: Mapping[str, int]) -> dict[str, i
     return counts
 
 
-def _repartition_counts(topology: TopologyValue, sources: Mapping[str, int]) -> dict[str, int]:
+def _repartition_counts(topology: TopologyValue, sources: Counts) -> dict[str, int]:
     """Return the partition counts of repartition topics. If not given, a count is the maximum of
-    the topics that the writing subtopology reads. Raises InvalidTopology if counts cannot be
-    determined."""
+    the topics that the writing subtopology reads. Raises InvalidTopology if one is unknown."""
     parts = topology.subtopologies
     counts = _fixed_counts(topology)
     readers: dict[str, list[int]] = {}
@@ -280,9 +280,7 @@ def _repartition_counts(topology: TopologyValue, sources: Mapping[str, int]) -> 
             readers.setdefault(topic.name, []).append(index)
     # Kafka visits all subtopologies in rounds, using the counts known so far. This has the same
     # result, but only visits subtopologies for which a new count is known.
-    queue = [
-        (0, index) for index, part in enumerate(parts) if any(_widths_of(part, counts, sources))
-    ]
+    queue = [(0, at) for at, part in enumerate(parts) if any(_widths_of(part, counts, sources))]
     seen = {index for _, index in queue}
     while queue:
         turn, index = heappop(queue)
@@ -308,18 +306,14 @@ def _fixed_counts(topology: TopologyValue) -> dict[str, int]:
     return {topic.name: topic.partition_count for topic in found if topic.partition_count}
 
 
-def _widths_of(
-    part: Subtopology, counts: Mapping[str, int], sources: Mapping[str, int]
-) -> Iterable[int]:
+def _widths_of(part: Subtopology, counts: Counts, sources: Counts) -> Iterable[int]:
     for name in read_by(part):
         count = counts.get(name) or sources.get(name)
         if count is not None:
             yield count
 
 
-def _copartition(
-    topology: TopologyValue, counts: dict[str, int], sources: Mapping[str, int]
-) -> None:
+def _copartition(topology: TopologyValue, counts: dict[str, int], sources: Counts) -> None:
     """Set the partition counts of repartition topics to the count of the topics they are joined
     with. Raises _Wrong if those topics have different counts."""
     fixed = _fixed_counts(topology).keys()
@@ -355,7 +349,7 @@ def _same(counts: Mapping[str, int]) -> int:
 
 
 def _missing(
-    topology: TopologyValue, counts: Mapping[str, int], existing: Mapping[str, int]
+    topology: TopologyValue, counts: Counts, existing: Counts
 ) -> tuple[InternalTopic, ...]:
     missing = {}
     for part in topology.subtopologies:
@@ -372,9 +366,7 @@ def _missing(
     return tuple(missing[name] for name in sorted(missing))
 
 
-def _tasks(
-    topology: TopologyValue, counts: Mapping[str, int], existing: Mapping[str, int]
-) -> dict[str, int]:
+def _tasks(topology: TopologyValue, counts: Counts, existing: Counts) -> dict[str, int]:
     tasks = {
         part.subtopology_id: max(_widths_of(part, counts, existing))
         for part in topology.subtopologies

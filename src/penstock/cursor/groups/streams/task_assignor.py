@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.cursor.groups.assignors import Partitions, TopicPartition, from_map, to_map
 from penstock.cursor.groups.records import CODEC, PartitionMap, RowKind, StreamsTargetOfValue
@@ -51,12 +52,7 @@ def held_tasks(active: PartitionMap, standby: PartitionMap) -> Partitions:
 class StreamsMemberSpec(msgspec.Struct, frozen=True):
     member_id: str
     process_id: str
-    active: Tasks = frozenset()  # tasks in the previous assignment
-    standby: Tasks = frozenset()
-
-
-class Share(msgspec.Struct, frozen=True):
-    active: Tasks = frozenset()
+    active: Tasks = frozenset()  # tasks in the previous assignment, or in the new one
     standby: Tasks = frozenset()
 
 
@@ -66,9 +62,9 @@ def assign_sticky(
     *,
     stateful: Iterable[str] = (),
     standbys: int = 0,
-) -> dict[str, Share]:
-    """Return each member's tasks. ``tasks`` maps subtopology ids to numbers of tasks. Every task of
-    a ``stateful`` subtopology gets ``standbys`` copies, or fewer if there are too few processes."""
+) -> dict[str, StreamsMemberSpec]:
+    """Return members with their tasks. ``tasks``: subtopology id → number of tasks. Tasks of a
+    ``stateful`` subtopology get ``standbys`` copies, or fewer if there are too few processes."""
     if not members:
         return {}
     ordered = sorted(members, key=lambda member: member.member_id)
@@ -79,8 +75,8 @@ def assign_sticky(
         parts = sorted(tasks.keys() & set(stateful))
         found.assign_standby([(part, p) for part in parts for p in range(tasks[part])], copies)
     return {
-        member_id: Share(frozenset(tasks), frozenset(found.standby[member_id]))
-        for member_id, tasks in found.active.items()
+        i: replace(each, active=frozenset(found.active[i]), standby=frozenset(found.standby[i]))
+        for i, each in ((each.member_id, each) for each in ordered)
     }
 
 
@@ -95,7 +91,7 @@ class _Assignment:
         self._sizes: dict[str, int] = {}  # number of members of each process
         self._totals: dict[str, int] = {}  # number of tasks of each process
         # The previous assignment: the members of tasks, and all processes with their state.
-        self._owner: dict[Task, str] = {}
+        self._owner: dict[Task, tuple[str]] = {}
         self._copies: dict[Task, list[str]] = {}
         self._states: dict[Task, list[str]] = {}
         for member in members:
@@ -104,7 +100,7 @@ class _Assignment:
             self._sizes[process] = self._sizes.get(process, 0) + 1
             self._totals[process] = 0
             for task in member.active:
-                self._owner.setdefault(task, member.member_id)
+                self._owner.setdefault(task, (member.member_id,))
                 self._states.setdefault(task, []).append(process)
         for member in members:
             for task in member.standby:
@@ -130,7 +126,7 @@ class _Assignment:
     def assign_active(self, tasks: Sequence[Task]) -> None:
         """Assign all active tasks: ``_each`` to every member, and one more to ``_more`` members."""
         self._each, self._more = divmod(len(tasks), len(self.members))
-        left = [task for task in tasks if not self._give(task, self._previous_owner(task))]
+        left = [task for task in tasks if not self._give(task, self._owner.get(task, ()))]
         # Then try members of processes that have the state.
         near = {task: map(self._idlest, self._states.get(task, ())) for task in left}
         left = [task for task in left if not self._give(task, near[task])]
@@ -142,10 +138,6 @@ class _Assignment:
         for task, member_id in zip(left, places, strict=False):
             self._add(self.active[member_id], task, member_id)
         self._spread(left[len(places) :])
-
-    def _previous_owner(self, task: Task) -> Iterable[str]:
-        owner = self._owner.get(task)
-        return () if owner is None else (owner,)
 
     def _give(self, task: Task, candidates: Iterable[str]) -> bool:
         for member_id in candidates:
@@ -196,7 +188,7 @@ class _Assignment:
                 heappush(heap, entry)
 
     def _copy_where_it_was(self, task: Task, held: set[str], count_max: int) -> bool:
-        for member_id in (*self._copies.get(task, ()), *self._previous_owner(task)):
+        for member_id in (*self._copies.get(task, ()), *self._owner.get(task, ())):
             process = self._process_of[member_id]
             if process in held:
                 continue
@@ -227,15 +219,9 @@ class AssignmentInput(msgspec.Struct, frozen=True):
         return max(before, after) + len(self.members) > STREAMS_TASKS_AT_ONCE_MAX
 
 
-class Target(msgspec.Struct, frozen=True):
-    member_id: str
-    tasks: Partitions
-    row: Row
-
-
 class Assignment(msgspec.Struct, frozen=True):
     input: AssignmentInput
-    targets: tuple[Target, ...]  # only targets that differ from the previous ones
+    targets: tuple[tuple[str, Partitions, Row], ...]  # member, new tasks and their row
 
 
 def compute_assignment(given: AssignmentInput) -> Assignment:
@@ -252,5 +238,5 @@ def compute_assignment(given: AssignmentInput) -> Assignment:
             value = StreamsTargetOfValue(to_map(share.active), to_map(share.standby))
             key = (given.group_id, member_id)
             row = CODEC.encode(RowKind.STREAMS_TARGET_OF, key, value)
-            targets.append(Target(member_id, tasks, row))
+            targets.append((member_id, tasks, row))
     return Assignment(given, tuple(targets))

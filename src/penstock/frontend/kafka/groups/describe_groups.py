@@ -10,8 +10,8 @@ from msgspec.structs import astuple
 from penstock.cursor.coordinator_calls import DeleteGroup, DescribeGroup, ListGroups
 from penstock.cursor.groups.assignors import Partitions, to_map
 from penstock.cursor.groups.classic.classic_state import State
-from penstock.cursor.groups.decision import Description, StreamsMemberDescription
-from penstock.cursor.groups.records import InternalTopic, TopologyValue
+from penstock.cursor.groups.decision import Description, MemberDescription
+from penstock.cursor.groups.records import InternalTopic, StreamsMemberValue, TopologyValue
 from penstock.cursor.groups.streams.streams_requests import topic_names
 from penstock.cursor.groups.streams.task_assignor import maps_by_role
 from penstock.frontend.kafka import permissions
@@ -95,13 +95,10 @@ async def _may_describe_topics(call: KafkaCall, group: Description) -> bool:
     def add(partitions: Partitions) -> None:
         names.update(topic.name for topic, _ in _topics(call.context, partitions))
 
-    async for member in call.slices.each(group.consumer_members):
-        names.update(member.subscription.topic_names)
+    async for member in call.slices.each((*group.consumer_members, *group.share_members)):
+        names.update(member.metadata.topic_names)
         add(member.assigned)
         add(member.target)
-    async for sharer in call.slices.each(group.share_members):
-        names.update(sharer.topic_names)
-        add(sharer.assigned)
     if group.topology is not None:
         names.update(topic_names(group.topology))
     async for name in call.slices.each(names):
@@ -199,13 +196,13 @@ async def _consumers(call: KafkaCall, found: Description) -> dict[str, Any]:
     members = [
         consumer_wire.Member(
             member_id=member.member_id,
-            instance_id=member.subscription.instance_id,
-            rack_id=member.subscription.rack_id,
+            instance_id=member.metadata.instance_id,
+            rack_id=member.metadata.rack_id,
             member_epoch=member.member_epoch,
-            client_id=member.subscription.client_id,
-            client_host=member.subscription.client_host,
-            subscribed_topic_names=member.subscription.topic_names,
-            subscribed_topic_regex=member.subscription.topic_regex or "",
+            client_id=member.metadata.client_id,
+            client_host=member.metadata.client_host,
+            subscribed_topic_names=member.metadata.topic_names,
+            subscribed_topic_regex=member.metadata.topic_regex or "",
             assignment=assignment(member.assigned),
             target_assignment=assignment(member.target),
             member_type=_MEMBER_TYPE_CONSUMER,
@@ -224,11 +221,11 @@ async def _sharers(call: KafkaCall, found: Description) -> dict[str, Any]:
     members = [
         share_wire.Member(
             member_id=member.member_id,
-            rack_id=member.rack_id,
+            rack_id=member.metadata.rack_id,
             member_epoch=member.member_epoch,
-            client_id=member.client_id,
-            client_host=member.client_host,
-            subscribed_topic_names=member.topic_names,
+            client_id=member.metadata.client_id,
+            client_host=member.metadata.client_host,
+            subscribed_topic_names=member.metadata.topic_names,
             assignment=share_wire.Assignment(
                 [
                     share_wire.TopicPartitions(id_of(topic), topic.name, indexes)
@@ -284,7 +281,7 @@ async def _topology(
     )
 
 
-def _streams_member(member: StreamsMemberDescription) -> streams_wire.Member:
+def _streams_member(member: MemberDescription[StreamsMemberValue]) -> streams_wire.Member:
     metadata, endpoint = member.metadata, member.metadata.endpoint
     return streams_wire.Member(
         member_id=member.member_id,

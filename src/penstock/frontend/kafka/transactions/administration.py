@@ -8,8 +8,7 @@ from typing import Final
 from msgspec.structs import astuple
 
 from penstock.cursor.coordinator_calls import DescribeTransaction, ListTransactions
-from penstock.cursor.patterns.pattern import Pattern
-from penstock.cursor.patterns.pattern_syntax import InvalidPattern
+from penstock.cursor.patterns.pattern import InvalidPattern, Pattern
 from penstock.cursor.transactions import TxnState, TxnValue
 from penstock.frontend.kafka import checks
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext

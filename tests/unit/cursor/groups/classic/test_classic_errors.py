@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from tests.unit.cursor.groups.harness import SECOND, Shell, topics_of
 
+from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.wire.kafka.faults import ErrorCode
 
@@ -210,4 +211,4 @@ def test_a_coordinator_takes_only_so_many_groups() -> None:
 def test_a_refused_join_leaves_no_group_behind() -> None:
     shell = Shell()
     assert shell.join(session_ms=1).code == ErrorCode.INVALID_SESSION_TIMEOUT
-    assert shell.groups.list_groups() == ()
+    assert shell.groups.list_groups(calls.ListGroups()) == ()

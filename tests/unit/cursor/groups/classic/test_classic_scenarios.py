@@ -2,6 +2,7 @@
 
 from tests.unit.cursor.groups.harness import SECOND, Shell
 
+from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.groups.classic.classic_state import (
     BEFORE,
     JoinReply,
@@ -43,7 +44,7 @@ def test_an_id_that_nobody_joins_with_is_forgotten_with_its_group() -> None:
     shell = Shell()
     told = shell.join(confirms_id=True)
     shell.advance(10 * SECOND)
-    assert shell.groups.list_groups() == ()
+    assert shell.groups.list_groups(calls.ListGroups()) == ()
     assert shell.join(member=told.member_id).code == ErrorCode.UNKNOWN_MEMBER_ID
     assert shell.log == []
 
@@ -71,7 +72,7 @@ def test_the_assignment_is_answered_only_after_its_row_is_committed() -> None:
     shell = Shell()
     joined = shell.join()
     decision = shell.decision(99)
-    shell.groups.sync("g", SyncRequest(joined.member_id, 1), decision)
+    shell.groups.sync(calls.Sync("g", SyncRequest(joined.member_id, 1)), decision)
     assert [reply.after_commit for reply in decision.replies] == [True]
     assert len(decision.rows) == 1
 

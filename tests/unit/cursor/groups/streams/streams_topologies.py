@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from tests.unit.cursor.groups.harness import SECOND, Shell, topics_of
 
+from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.groups.records import InternalTopic, Subtopology, TopologyValue
 from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat, StreamsReply
 from penstock.cursor.groups.streams.task_assignor import Task, Tasks
@@ -80,5 +81,5 @@ def beat(
         client_host="/host",
         **values,  # type: ignore[arg-type]
     )
-    ticket = shell.decide(shell.groups.streams_heartbeat, group, request, topics)
+    ticket = shell.decide(shell.groups.beat, calls.BeatStreams(group, request), topics)
     return shell.reply(ticket, StreamsReply)

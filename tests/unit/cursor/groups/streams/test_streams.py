@@ -13,6 +13,7 @@ from tests.unit.cursor.groups.streams.streams_topologies import (
     topology,
 )
 
+from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.groups.decision import Decision, Reply
 from penstock.cursor.groups.offsets import CommitReply
 from penstock.cursor.groups.settings import (
@@ -51,7 +52,7 @@ NOTHING: Tasks = frozenset()
 
 
 def set_config(shell: Shell, name: str, value: str) -> None:
-    ticket = shell.decide(shell.groups.change_configs, "g", {name: value})
+    ticket = shell.decide(shell.groups.change_configs, calls.ChangeConfigs("g", {name: value}))
     assert shell.reply(ticket, Reply).code == ErrorCode.NONE
 
 
@@ -60,7 +61,7 @@ def codes(reply: StreamsReply) -> list[StatusCode]:
 
 
 def delete_group(shell: Shell) -> ErrorCode:
-    ticket = shell.decide(shell.groups.delete_group, "g")
+    ticket = shell.decide(shell.groups.delete_group, calls.DeleteGroup("g"))
     return shell.reply(ticket, Reply).code
 
 
@@ -234,7 +235,7 @@ def test_warm_up_tasks_and_half_told_tasks_are_rejected() -> None:
 
 def _raw(shell: Shell, **fields: object) -> StreamsReply:
     request = StreamsHeartbeat("m", 2, **fields)  # type: ignore[arg-type]
-    ticket = shell.decide(shell.groups.streams_heartbeat, "g", request, COUNTED)
+    ticket = shell.decide(shell.groups.beat, calls.BeatStreams("g", request), COUNTED)
     return shell.reply(ticket, StreamsReply)
 
 
@@ -560,11 +561,11 @@ def test_offsets_are_read_and_deleted() -> None:
     shell = Shell()
     beat(shell, "a", 0)
     shell.commit({("id-lines", 0): 7}, member="a", generation=2)
-    fetched = shell.groups.fetch("g", None, member_id="a", member_epoch=2)
+    fetched = shell.groups.fetch(calls.FetchOffsets("g", None, member_id="a", member_epoch=2))
     assert [each.offset for each in fetched.partitions] == [7]
-    assert shell.groups.fetch("g", None, member_id="a", member_epoch=1).code == (
-        ErrorCode.STALE_MEMBER_EPOCH
-    )
+    assert shell.groups.fetch(
+        calls.FetchOffsets("g", None, member_id="a", member_epoch=1)
+    ).code == (ErrorCode.STALE_MEMBER_EPOCH)
     assert delete_offset(shell) == ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
     beat(shell, "a", -1)
     assert delete_offset(shell) == ErrorCode.NONE
@@ -572,7 +573,9 @@ def test_offsets_are_read_and_deleted() -> None:
 
 
 def delete_offset(shell: Shell) -> ErrorCode:
-    ticket = shell.decide(shell.groups.delete_offsets, "g", [("id-lines", "lines", 0)])
+    ticket = shell.decide(
+        shell.groups.delete_offsets, calls.DeleteOffsets("g", [("id-lines", "lines", 0)])
+    )
     ((_, _, code),) = shell.reply(ticket, CommitReply).partitions
     return code
 
@@ -581,9 +584,9 @@ def delete_offset(shell: Shell) -> ErrorCode:
 def test_a_streams_group_is_listed_and_described_as_one() -> None:
     shell = Shell()
     beat(shell, "a", 0, endpoint=("here", 80), client_tags=(("zone", "x"),), rack_id="r")
-    (listed,) = shell.groups.list_groups(kinds=["Streams"], states=["stable"])
+    (listed,) = shell.groups.list_groups(calls.ListGroups(kinds=["Streams"], states=["stable"]))
     assert (listed.kind, listed.protocol_type, listed.state) == ("streams", "streams", "Stable")
-    assert shell.groups.list_groups(kinds=["consumer", "classic", "share"]) == ()
+    assert shell.groups.list_groups(calls.ListGroups(kinds=["consumer", "classic", "share"])) == ()
     found = shell.groups.describe("g")
     assert (found.kind, found.epoch, found.target_epoch) == ("streams", 2, 2)
     assert found.topology == COUNTING
@@ -601,7 +604,7 @@ def test_other_kinds_of_members_are_turned_away() -> None:
     )
     assert shell.join().code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     shared = ShareHeartbeat("s", 0, None, ("lines",), "", "")
-    ticket = shell.decide(shell.groups.share_heartbeat, "g", shared, COUNTED)
+    ticket = shell.decide(shell.groups.beat, calls.BeatShare("g", shared), COUNTED)
     assert shell.reply(ticket, ShareReply).code == ErrorCode.GROUP_ID_NOT_FOUND
     assert shell.heartbeat("a", 2) == ErrorCode.UNKNOWN_MEMBER_ID
 

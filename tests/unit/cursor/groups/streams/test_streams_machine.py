@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.unit.cursor.groups.harness import SECOND, Shell, topics_of
 from tests.unit.cursor.groups.streams.streams_topologies import beat
 
+from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.groups.decision import Reply
 from penstock.cursor.groups.settings import STREAMS_STANDBYS
 from penstock.cursor.groups.streams.task_assignor import Tasks
@@ -125,7 +126,9 @@ class StreamsMachine(RuleBasedStateMachine):
     @rule(count=st.integers(0, 2))
     def set_standbys(self, count: int) -> None:
         changes = {STREAMS_STANDBYS: str(count)}
-        ticket = self.shell.decide(self.shell.groups.change_configs, "g", changes)
+        ticket = self.shell.decide(
+            self.shell.groups.change_configs, calls.ChangeConfigs("g", changes)
+        )
         assert self.shell.reply(ticket, Reply).code == ErrorCode.NONE
 
     @rule(ms=st.sampled_from([SECOND, 9 * SECOND, 31 * SECOND, 46 * SECOND]))

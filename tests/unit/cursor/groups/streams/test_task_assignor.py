@@ -5,7 +5,7 @@ from collections import Counter
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from penstock.cursor.groups.streams.task_assignor import Share, StreamsMemberSpec, assign_sticky
+from penstock.cursor.groups.streams.task_assignor import StreamsMemberSpec, assign_sticky
 
 STATEFUL = frozenset("ab")
 
@@ -20,7 +20,7 @@ def groups(draw: st.DrawFn) -> tuple[list[StreamsMemberSpec], dict[str, int], in
 
 def assigned(
     members: list[StreamsMemberSpec], counts: dict[str, int], standbys: int
-) -> dict[str, Share]:
+) -> dict[str, StreamsMemberSpec]:
     shares = assign_sticky(members, counts, stateful=STATEFUL, standbys=standbys)
     assert shares == assign_sticky(members[::-1], counts, stateful=STATEFUL, standbys=standbys)
     check(members, counts, standbys, shares)
@@ -31,7 +31,7 @@ def check(
     members: list[StreamsMemberSpec],
     counts: dict[str, int],
     standbys: int,
-    shares: dict[str, Share],
+    shares: dict[str, StreamsMemberSpec],
 ) -> None:
     every = {(name, number) for name, count in counts.items() for number in range(count)}
     assert shares.keys() == {member.member_id for member in members}
@@ -50,16 +50,10 @@ def check(
         assert len(processes) == 1 + (copies if task[0] in STATEFUL else 0)
 
 
-def after(members: list[StreamsMemberSpec], shares: dict[str, Share]) -> list[StreamsMemberSpec]:
-    return [
-        StreamsMemberSpec(
-            member.member_id,
-            member.process_id,
-            shares[member.member_id].active,
-            shares[member.member_id].standby,
-        )
-        for member in members
-    ]
+def after(
+    members: list[StreamsMemberSpec], shares: dict[str, StreamsMemberSpec]
+) -> list[StreamsMemberSpec]:
+    return [shares[member.member_id] for member in members]
 
 
 @settings(max_examples=200)
@@ -131,7 +125,8 @@ def test_a_task_stays_in_a_process_when_a_thread_of_it_is_replaced() -> None:
 
 def test_nobody_and_nothing() -> None:
     assert assign_sticky([], {"a": 3}) == {}
-    assert assign_sticky([StreamsMemberSpec("m", "p")], {}) == {"m": Share()}
+    idle = StreamsMemberSpec("m", "p")
+    assert assign_sticky([idle], {}) == {"m": idle}
 
 
 def test_idle_members_get_the_tasks_of_processes_with_more_threads_last() -> None:
