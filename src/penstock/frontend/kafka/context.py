@@ -19,7 +19,7 @@ from penstock.frontend.facts.audit import AuditTrail
 from penstock.frontend.facts.usage import Meter
 from penstock.frontend.kafka.config import KafkaConfig
 from penstock.frontend.kafka.login.logins import Logins
-from penstock.frontend.kafka.ports.cluster import Brokers, KafkaCluster, SoleBroker, SoleNode
+from penstock.frontend.kafka.ports.cluster import Brokers, KafkaCluster
 from penstock.frontend.kafka.ports.coordinators import ScopedCoordinators, ScopedGroups
 from penstock.frontend.kafka.ports.identities import IdentityChanges, TokenCalls
 from penstock.frontend.kafka.sessions.by_identity import ByIdentity
@@ -86,8 +86,8 @@ class KafkaContext:
         self.account = self.account or self.config.account
         self.decisions = Decisions(self.identities)
         self.defaults = self.dynamic.defaults
-        self.brokers = self.nodes or SoleBroker(self.config.node_id, self.config.advertised)
-        self.cluster = self.joined or SoleNode(self.config.node_id, self.broker)
+        self.brokers = self.nodes or Brokers(self.config.node_id, self.config.advertised)
+        self.cluster = self.joined or KafkaCluster(self.config.node_id, self.broker)
         self.logins = Logins(
             self.config,
             self.identities,
