@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.frontend.kafka import connection
+from penstock.frontend.kafka import cluster, connection
 from penstock.frontend.kafka.access import acls, credentials, quotas
-from penstock.frontend.kafka.cluster import nodes, replicas
 from penstock.frontend.kafka.configs import requests
 from penstock.frontend.kafka.context import Handler, KafkaCall
 from penstock.frontend.kafka.errors import ApiError, error_response
@@ -52,8 +51,8 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
     "DeleteAcls": acls.delete,
     "DescribeConfigs": requests.describe_configs,
     "AlterConfigs": requests.replace_configs,
-    "AlterReplicaLogDirs": nodes.alter_log_dirs,
-    "DescribeLogDirs": nodes.describe_log_dirs,
+    "AlterReplicaLogDirs": cluster.alter_log_dirs,
+    "DescribeLogDirs": cluster.describe_log_dirs,
     "SaslAuthenticate": connection.authenticate,
     "CreatePartitions": changes.create_partitions,
     "CreateDelegationToken": credentials.create_token,
@@ -61,20 +60,20 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
     "ExpireDelegationToken": credentials.expire_token,
     "DescribeDelegationToken": credentials.describe_tokens,
     "DeleteGroups": describe_groups.delete_groups,
-    "ElectLeaders": replicas.elect,
+    "ElectLeaders": cluster.elect,
     "IncrementalAlterConfigs": requests.change_configs,
-    "AlterPartitionReassignments": replicas.reassign,
-    "ListPartitionReassignments": replicas.list_moves,
+    "AlterPartitionReassignments": cluster.reassign,
+    "ListPartitionReassignments": cluster.list_moves,
     "OffsetDelete": offsets.delete,
     "DescribeClientQuotas": quotas.describe_quotas,
     "AlterClientQuotas": quotas.alter_quotas,
     "DescribeUserScramCredentials": credentials.describe_scram,
     "AlterUserScramCredentials": credentials.alter_scram,
-    "DescribeQuorum": nodes.describe_quorum,
-    "UpdateFeatures": nodes.update_features,
-    "DescribeCluster": nodes.describe_cluster,
+    "DescribeQuorum": cluster.describe_quorum,
+    "UpdateFeatures": cluster.update_features,
+    "DescribeCluster": cluster.describe_cluster,
     "DescribeProducers": administration.describe_producers,
-    "UnregisterBroker": nodes.unregister,
+    "UnregisterBroker": cluster.unregister,
     "DescribeTransactions": administration.describe_transactions,
     "ListTransactions": administration.list_transactions,
     "ConsumerGroupHeartbeat": membership.consumer_heartbeat,

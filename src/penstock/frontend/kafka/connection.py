@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 from msgspec.structs import astuple
 
-from penstock.frontend.kafka.cluster.nodes import features
+from penstock.frontend.kafka.cluster import features
 from penstock.frontend.kafka.context import KafkaCall
 from penstock.frontend.kafka.errors import error_response
 from penstock.model.limits import KAFKA_ENTRIES_PER_REQUEST

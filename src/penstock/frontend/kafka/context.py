@@ -7,10 +7,12 @@ context of that account, where topics, groups and transactions of other accounts
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from msgspec.structs import astuple
 
 from penstock.access.decisions import Decisions
 from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
@@ -38,6 +40,8 @@ from penstock.model.stream import TopicDefaults
 from penstock.net.kafka.listener import KafkaConnection
 from penstock.net.slices import Slices, Turns
 from penstock.wire.kafka.apis import Api, RequestHeader
+
+T = TypeVar("T")
 
 
 class ProducerIds(Protocol):
@@ -149,6 +153,22 @@ class KafkaCall(ByIdentity):
     def circumstances(self) -> Circumstances:
         connection = self.connection
         return Circumstances(connection.peer, connection.is_tls, self.context.clock.wall_ms())
+
+    async def by_topic(
+        self,
+        topics: Iterable[Any],
+        kind: Callable[..., T],
+        reply: Callable[[Any, Any], Awaitable[object]],
+        find: Callable[[Any], object] = lambda topic: topic,
+    ) -> list[T]:
+        """Return a reply for each topic of a request, with its name and the results of ``reply``
+        for its partitions. ``reply`` gets what ``find`` has returned for the topic."""
+        replies = []
+        async for topic in self.slices.each(topics):
+            (name, partitions, *_), found = astuple(topic), find(topic)
+            results = [await reply(found, one) async for one in self.slices.each(partitions)]
+            replies.append(kind(name, results))
+        return replies
 
 
 # Handles the requests of one API: gets a decoded request and returns the response, or None if the

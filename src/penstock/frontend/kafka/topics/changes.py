@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.frontend.kafka import checks
-from penstock.frontend.kafka.cluster.replicas import check_lists, invalid
+from penstock.frontend.kafka.cluster import check_lists, invalid
 from penstock.frontend.kafka.config import PARTITIONS_MAX
 from penstock.frontend.kafka.configs.rows import Edit, invalid_config
 from penstock.frontend.kafka.configs.topic_configs import entries_of, reconfigure, with_configs
