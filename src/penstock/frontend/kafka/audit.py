@@ -10,23 +10,24 @@ from msgspec import structs
 
 from penstock.frontend.facts.audit import CANCELLED, AuditTrail
 from penstock.frontend.kafka.context import Handler, KafkaCall
-from penstock.frontend.kafka.permissions import cluster_arn, group_arn, topic_arn
+from penstock.frontend.kafka.permissions import arn_of
 from penstock.frontend.kafka.usage import DENIALS
+from penstock.model.acls import ResourceType
 from penstock.wire.facts.audit import DENIED, FAILED, NAME_MAX, OK, UNKNOWN, AuditEntry, redacted
 from penstock.wire.kafka.faults import ErrorCode
 
 # Maximum number of entries for failures of one request. A last entry counts the other failures.
 FAILURES_MAX: Final = 1_000
 
-TOPIC: Final = "topic"
-GROUP: Final = "group"
-CLUSTER: Final = "cluster"
-_RESOURCE_TYPES: Final[Mapping[int, str]] = {2: TOPIC, 3: GROUP, 4: CLUSTER, 32: GROUP}
+TOPIC: Final = ResourceType.TOPIC
+GROUP: Final = ResourceType.GROUP
+CLUSTER: Final = ResourceType.CLUSTER
+_KINDS: Final[Mapping[int, ResourceType]] = {2: TOPIC, 3: GROUP, 32: GROUP}  # others: the cluster
 _AUTHENTICATE: Final = 36
 
 
 class Change(NamedTuple):
-    kind: str
+    kind: ResourceType
     name: str
     code: int
     params: Mapping[str, object] = {}
@@ -70,7 +71,7 @@ def _create_acls(request: Any, reply: Any) -> Iterator[Change]:
             "permission": wanted.permission_type,
             "pattern": wanted.resource_pattern_type,
         }
-        kind = _RESOURCE_TYPES.get(wanted.resource_type, CLUSTER)
+        kind = _KINDS.get(wanted.resource_type, CLUSTER)
         yield Change(kind, wanted.resource_name, done.error_code, params)
 
 
@@ -84,7 +85,7 @@ def _delete_acls(request: Any, reply: Any) -> Iterator[Change]:
             "pattern": wanted.pattern_type_filter,
             "deleted": sum(not each.error_code for each in done.matching_acls),
         }
-        kind = _RESOURCE_TYPES.get(wanted.resource_type_filter, CLUSTER)
+        kind = _KINDS.get(wanted.resource_type_filter, CLUSTER)
         code = done.error_code or _first_code(done.matching_acls)
         yield Change(kind, wanted.resource_name_filter or "", code, params)
 
@@ -92,7 +93,7 @@ def _delete_acls(request: Any, reply: Any) -> Iterator[Change]:
 def _alter_configs(request: Any, reply: Any) -> Iterator[Change]:
     for wanted, done in zip(request.resources, reply.responses, strict=False):
         configs = {each.name: "" if each.value is None else each.value for each in wanted.configs}
-        kind = _RESOURCE_TYPES.get(wanted.resource_type, CLUSTER)
+        kind = _KINDS.get(wanted.resource_type, CLUSTER)
         params: dict[str, object] = {"configs": configs}
         if kind == CLUSTER:  # values may be secrets
             named = f"{wanted.resource_type}/{wanted.resource_name}"
@@ -216,14 +217,13 @@ async def run_audited(trail: AuditTrail, call: KafkaCall, action: Handler, reque
     if call.api.key == _AUTHENTICATE:
         _note_login(trail, call, reply)
     elif not getattr(request, "validate_only", False):
-        name, changes = _CHANGES[call.api.key]
-        await _note_changes(trail, call, name, changes(request, reply))
+        await _note_changes(trail, call, request, reply)
     return reply
 
 
-async def _note_changes(trail: AuditTrail, call: KafkaCall, name: str, changes: Changes) -> None:
-    failures = 0
-    async for change in call.slices.each(changes):
+async def _note_changes(trail: AuditTrail, call: KafkaCall, request: Any, reply: Any) -> None:
+    failures, (name, changes) = 0, _CHANGES[call.api.key]
+    async for change in call.slices.each(changes(request, reply)):
         failures += change.code != 0
         if change.code and failures > FAILURES_MAX:
             continue
@@ -253,11 +253,10 @@ def _entry(call: KafkaCall, name: str, change: Change, *, gone: str = "") -> Aud
     outcome = OK
     if code:
         outcome = UNKNOWN if gone else DENIED if code in DENIALS else FAILED
-    if change.kind == TOPIC:
-        resource = topic_arn(call.context, change.name) if change.name else ""
-    else:
-        named = change.kind == GROUP and change.name
-        resource = group_arn(call.context, change.name) if named else cluster_arn(call.context)
+    kind = CLUSTER if change.kind is GROUP and not change.name else change.kind
+    account, region = call.context.account, call.context.config.region
+    is_named = change.name or kind is not TOPIC
+    resource = arn_of(account, region, kind, change.name) if is_named else ""
     return AuditEntry(
         at_ms=call.context.clock.wall_ms(),
         principal=call.caller.arn if call.account else "",

@@ -113,13 +113,6 @@ def topic_named(context: KafkaContext, name: str) -> Topic:
     return topic
 
 
-def topic_with_id(context: KafkaContext, topic_id: bytes) -> Topic:
-    topic = find_id(context, topic_id)
-    if topic is None:
-        raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID)
-    return topic
-
-
 def check_topic(call: KafkaCall, operation: Operation, name: str) -> None:
     if not on_topic(call, operation, name):
         raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)

@@ -22,7 +22,7 @@ from penstock.frontend.kafka.checks import check_group, check_topic, is_topic_na
 from penstock.frontend.kafka.context import KafkaCall
 from penstock.frontend.kafka.errors import API_ERRORS, ApiError, api_error, invalid_request
 from penstock.frontend.kafka.permissions import Operation, on_cluster, on_topic
-from penstock.frontend.kafka.topics.changes import check_replicas, new_stream, with_replicas
+from penstock.frontend.kafka.topics.changes import new_stream, with_replicas
 from penstock.model.errors import TopicExists
 from penstock.model.limits import STREAMS_TOPICS_MAX
 from penstock.model.names import is_internal
@@ -198,7 +198,6 @@ async def _create_each(
         try:
             made = new_stream(call.context, topic.name, topic.partition_count, dict(topic.configs))
             if topic.replicas:
-                check_replicas(call.context, topic.replicas)
                 made = with_replicas(call.context, made, topic.replicas)
             await call.context.catalog.create(made)
             codes[topic.name] = ErrorCode.NONE

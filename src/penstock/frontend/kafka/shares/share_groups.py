@@ -32,15 +32,21 @@ _UNKNOWN = -1
 
 
 async def check_share_group(
-    context: KafkaContext, group_id: str, *, must_be_empty: bool = False, may_be_new: bool = False
+    context: KafkaContext,
+    group_id: str,
+    *,
+    must_be_empty: bool = False,
+    may_be_new: bool = False,
+    may_be_other: bool = False,  # also allows groups of other kinds
 ) -> bool:
-    """Return True if the share group exists. Raises ApiError otherwise, unless it may be new."""
+    """Return whether the share group exists. Raises ApiError if not, unless that is allowed."""
     found = await context.groups.call(DescribeGroup(group_id))
     if found.code not in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
         raise ApiError(ErrorCode(found.code))
-    if found.code and may_be_new:
+    is_missing = found.code or found.kind != "share"
+    if (may_be_new and found.code) or (may_be_other and is_missing):
         return False
-    if found.code or found.kind != "share":
+    if is_missing:
         raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"There is no share group {group_id}.")
     if must_be_empty and found.state != "Empty":
         raise ApiError(ErrorCode.NON_EMPTY_GROUP, f"Group {group_id} still has members.")

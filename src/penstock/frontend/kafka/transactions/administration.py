@@ -3,7 +3,7 @@ operators end hanging transactions."""
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import astuple
 
@@ -37,29 +37,26 @@ OTHER_NAMES: Final = frozenset(("Dead", "PrepareEpochFence"))
 _EPOCH_RAISED_FROM: Final = 2  # transaction version
 
 
-async def describe_producers(
-    call: KafkaCall, request: producers_wire.Request
-) -> producers_wire.Response:
+async def producers(call: KafkaCall, request: producers_wire.Request) -> producers_wire.Response:
     """Return the producer ids that write to a partition, and the first offsets of their open
     transactions. The timestamp is the last time that the partition got a batch of the producer;
     after a restart without a snapshot it is the time of the restart."""
     # A partition may have very many producers, so a request must not name it more than once.
     described: set[tuple[str, int]] = set()
-    topics = []
-    async for named in call.slices.each(request.topics):
-        partitions = []
-        async for index in call.slices.each(named.partition_indexes):
-            try:
-                if (named.name, index) in described:
-                    raise invalid_request("The request names this partition more than once.")
-                described.add((named.name, index))
-                checks.check_topic(call, Operation.READ, named.name)
-                topic = checks.check_partition(checks.find_name(call.context, named.name), index)
-                producers = await _producers(call.context, log_of(call.context, topic), index)
-                partitions.append(producers_wire.PartitionResponse(index, 0, None, producers))
-            except API_ERRORS as error:
-                partitions.append(producers_wire.PartitionResponse(index, **error_fields(error)))
-        topics.append(producers_wire.TopicResponse(named.name, partitions))
+
+    async def reply(named: Any, index: int) -> producers_wire.PartitionResponse:
+        try:
+            if (named.name, index) in described:
+                raise invalid_request("The request names this partition more than once.")
+            described.add((named.name, index))
+            checks.check_topic(call, Operation.READ, named.name)
+            topic = checks.check_partition(checks.find_name(call.context, named.name), index)
+            found = await _producers(call.context, log_of(call.context, topic), index)
+            return producers_wire.PartitionResponse(index, 0, None, found)
+        except API_ERRORS as error:
+            return producers_wire.PartitionResponse(index, **error_fields(error))
+
+    topics = await call.by_topic(request.topics, producers_wire.TopicResponse, reply)
     return producers_wire.Response(topics=topics)
 
 
@@ -77,36 +74,23 @@ async def _producers(
     return [producers_wire.ProducerState(*astuple(seen)) for seen in found]  # fields are the same
 
 
-async def describe_transactions(
-    call: KafkaCall, request: describe_wire.Request
-) -> describe_wire.Response:
-    states = [
-        await _state(call, each)
-        async for each in call.slices.each(dict.fromkeys(request.transactional_ids))
-    ]
+async def describe(call: KafkaCall, request: describe_wire.Request) -> describe_wire.Response:
+    kind, states = describe_wire.TransactionState, []
+    async for each in call.slices.each(dict.fromkeys(request.transactional_ids)):
+        if not on_transaction(call, Operation.DESCRIBE, each):
+            states.append(kind(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, each))
+            continue
+        if not each:
+            states.append(kind(ErrorCode.INVALID_REQUEST))
+            continue
+        code, found = await call.context.transactions.call(DescribeTransaction(each))
+        if found is None:
+            states.append(kind(code, each))
+            continue
+        state, topics = STATE_NAMES[found.state], await _topics(call, found)
+        times = (found.timeout_ms, found.started_at_ms)
+        states.append(kind(code, each, state, *times, found.producer_id, found.epoch, topics))
     return describe_wire.Response(transaction_states=states)
-
-
-async def _state(call: KafkaCall, transactional_id: str) -> describe_wire.TransactionState:
-    if not on_transaction(call, Operation.DESCRIBE, transactional_id):
-        return describe_wire.TransactionState(
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, transactional_id
-        )
-    if not transactional_id:
-        return describe_wire.TransactionState(ErrorCode.INVALID_REQUEST)
-    code, found = await call.context.transactions.call(DescribeTransaction(transactional_id))
-    if found is None:
-        return describe_wire.TransactionState(code, transactional_id)
-    return describe_wire.TransactionState(
-        code,
-        transactional_id,
-        STATE_NAMES[found.state],
-        found.timeout_ms,
-        found.started_at_ms,
-        found.producer_id,
-        found.epoch,
-        await _topics(call, found),
-    )
 
 
 async def _topics(call: KafkaCall, found: TxnValue) -> list[describe_wire.TopicData]:
@@ -202,22 +186,14 @@ async def _write(
             *(_write_one(call.context, requested, topic, index) for (_, index), topic in some)
         )
         code_at.update(zip((place for place, _ in some), codes, strict=True))
-    denied = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-    return marker_wire.WritableTxnMarkerResult(
-        requested.producer_id,
-        [
-            marker_wire.WritableTxnMarkerTopicResult(
-                topic.name,
-                [
-                    marker_wire.WritableTxnMarkerPartitionResult(
-                        index, code_at.get((topic.name, index), denied)
-                    )
-                    async for index in call.slices.each(topic.partition_indexes)
-                ],
-            )
-            async for topic in call.slices.each(requested.topics)
-        ],
-    )
+
+    async def reply(topic: Any, index: int) -> marker_wire.WritableTxnMarkerPartitionResult:
+        code = code_at.get((topic.name, index), ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        return marker_wire.WritableTxnMarkerPartitionResult(index, code)
+
+    kind = marker_wire.WritableTxnMarkerTopicResult
+    topics = await call.by_topic(requested.topics, kind, reply)
+    return marker_wire.WritableTxnMarkerResult(requested.producer_id, topics)
 
 
 async def _write_one(
