@@ -21,9 +21,9 @@ from penstock.frontend.facts.audit import AuditTrail
 from penstock.frontend.facts.usage import Meter
 from penstock.frontend.kafka.config import KafkaConfig
 from penstock.frontend.kafka.login.logins import Logins
+from penstock.frontend.kafka.login.passwords import Passwords
 from penstock.frontend.kafka.ports.cluster import Brokers, KafkaCluster
 from penstock.frontend.kafka.ports.coordinators import ScopedCoordinators, ScopedGroups
-from penstock.frontend.kafka.ports.identities import IdentityChanges, TokenCalls
 from penstock.frontend.kafka.sessions.by_identity import ByIdentity
 from penstock.frontend.kafka.sessions.fetch_sessions import FetchSessions
 from penstock.frontend.kafka.sessions.share_sessions import ShareSessions
@@ -31,6 +31,8 @@ from penstock.frontend.kafka.sessions.waiting_fetches import WaitingFetches
 from penstock.frontend.kafka.usage import KafkaUsage
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.frontend.limits.throttler import Throttler
+from penstock.metadata.security.acl_rules import DelegationTokens
+from penstock.metadata.security.identities import StoredIdentities
 from penstock.metadata.topics.resource_configs import DynamicConfigs
 from penstock.model.calls import BrokerPort
 from penstock.model.identity import Caller, Circumstances
@@ -63,8 +65,8 @@ class KafkaContext:
     entropy: Callable[[int], bytes]
     sealing: Sealing | None = None  # None: records are not encrypted
     identities: Identities
-    tokens: TokenCalls | None = None  # delegation tokens; None: not served
-    changes: IdentityChanges | None = None  # None: identities cannot be changed
+    tokens: DelegationTokens | None = None  # delegation tokens; None: not served
+    changes: StoredIdentities | None = None  # None: identities cannot be changed
     throttler: Throttler = field(default_factory=Throttler)
     quotas: TenantQuotas | None = None  # None: no tenant has quotas
     usage: KafkaUsage | None = None  # None: usage is not counted
@@ -92,15 +94,15 @@ class KafkaContext:
         self.defaults = self.dynamic.defaults
         self.brokers = self.nodes or Brokers(self.config.node_id, self.config.advertised)
         self.cluster = self.joined or KafkaCluster(self.config.node_id, self.broker)
-        self.logins = Logins(
-            self.config,
-            self.identities,
-            clock=self.clock,
+        passwords = Passwords(
+            identities=self.identities,
+            own_account=self.config.account,
             entropy=self.entropy,
             seed=self.login_seed,
+            clock=self.clock,
             tokens=self.tokens,
-            quotas=self.quotas,
         )
+        self.logins = Logins(self.config, passwords, self.quotas)
 
     def of(self, account: str) -> KafkaContext:
         """Return the context of a tenant. Call it on the node's own context only."""

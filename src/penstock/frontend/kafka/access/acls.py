@@ -31,7 +31,7 @@ from penstock.frontend.kafka.errors import (
     invalid_request,
 )
 from penstock.frontend.kafka.permissions import ACTIONS, OF_CLUSTERS, OF_GROUPS, OF_TOPICS, arn_of
-from penstock.frontend.kafka.ports.identities import IdentityChanges
+from penstock.metadata.security.identities import StoredIdentities
 from penstock.model import acls as model
 from penstock.model.errors import AccessDenied, NotFound
 from penstock.model.identity import Caller, User
@@ -67,7 +67,7 @@ _TOKENS: Final = re.compile(r"\$\{([*?$])\}|([^*?$])", re.DOTALL)
 _ESCAPED: Final = re.compile(rf"(?:{_TOKENS.pattern})+", re.DOTALL)
 
 
-def _check_allowed(call: KafkaCall, operation: model.Operation) -> IdentityChanges:
+def _check_allowed(call: KafkaCall, operation: model.Operation) -> StoredIdentities:
     changes = call.context.changes
     if not call.context.config.is_auth_on or changes is None:
         raise ApiError(ErrorCode.SECURITY_DISABLED)
@@ -139,7 +139,7 @@ def _check_rule(acl: model.Acl) -> None:
 
 
 async def _add_to_policies(
-    call: KafkaCall, changes: IdentityChanges, rules: Mapping[int, model.Acl]
+    call: KafkaCall, changes: StoredIdentities, rules: Mapping[int, model.Acl]
 ) -> Mapping[int, ApiError]:
     """Store rules in the policies of users, where older nodes find them. Return the errors."""
     errors: dict[int, ApiError] = {}
@@ -259,7 +259,7 @@ def _check_filter(wanted: Filter) -> None:
 
 
 async def _delete_of_user(
-    call: KafkaCall, changes: IdentityChanges, user: User, wanted: Filter
+    call: KafkaCall, changes: StoredIdentities, user: User, wanted: Filter
 ) -> Mapping[model.Acl, ApiError | None]:
     policies = AclPolicies(call.context.account, call.context.config.region)
     found = [rule for rule in policies.rules_of(user) if is_match(rule, wanted)]

@@ -21,7 +21,7 @@ from penstock.frontend.kafka.errors import API_ERRORS, ApiError, api_error, erro
 from penstock.frontend.kafka.login.logins import user_shown
 from penstock.frontend.kafka.login.passwords import is_live
 from penstock.frontend.kafka.permissions import may_by_rules
-from penstock.frontend.kafka.ports.identities import TokenCalls
+from penstock.metadata.security.acl_rules import DelegationTokens
 from penstock.model.acls import Operation, ResourceType
 from penstock.model.errors import Conflict, InvalidRequest, NotFound
 from penstock.model.identity import Caller, DelegationToken, User
@@ -163,7 +163,7 @@ async def describe_scram(call: KafkaCall, request: describe_wire.Request) -> des
     return describe_wire.Response(error_message="", results=results)
 
 
-def _check_tokens(call: KafkaCall) -> TokenCalls:
+def _check_tokens(call: KafkaCall) -> DelegationTokens:
     """Return the store of tokens. Raises ApiError if authentication is off, the client is logged in
     with a token itself, or a node of the cluster may be too old to support tokens."""
     context = call.context

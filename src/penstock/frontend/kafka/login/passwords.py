@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.frontend.kafka.ports.identities import TokenCalls
+from penstock.metadata.security.acl_rules import DelegationTokens
 from penstock.model.identity import AccessKey, Caller, DelegationToken, KeyStatus, ScramCredential
 from penstock.model.limits import DERIVATIONS_MAX
 from penstock.model.names import scoped_id, split_scoped
@@ -108,9 +108,9 @@ class Passwords:
     identities: Identities
     own_account: str
     entropy: Callable[[int], bytes]
-    seed: bytes
+    seed: bytes  # secret from which salts of unknown users are derived
     clock: Clock
-    tokens: TokenCalls | None = None
+    tokens: DelegationTokens | None = None
 
     def __post_init__(self) -> None:
         self._epoch = self.identities.epoch
