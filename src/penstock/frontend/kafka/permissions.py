@@ -84,14 +84,9 @@ def may_write_somewhere(call: KafkaCall) -> bool:
     user = call.context.identities.user(call.account, call.caller.user)
     if user is None:
         return False
-    rules = None if call.caller.is_operator else call.context.identities.acls(call.context.account)
-    if rules is not None:
-        principal, host = f"User:{call.caller.user}", host_of(call.connection.peer)
-        decided = rules.decide_somewhere(
-            Operation.WRITE, ResourceType.TOPIC, principal=principal, host=host
-        )
-        if decided is not None:
-            return decided is Permission.ALLOW
+    decided = _by_rules(call, Operation.WRITE, ResourceType.TOPIC, None)
+    if decided is not None:
+        return decided is Permission.ALLOW
     action = ACTIONS[Operation.WRITE].lower()
     for text in user.policies.values():
         try:
@@ -136,13 +131,16 @@ def may_by_rules(
 
 
 def _by_rules(
-    call: KafkaCall, operation: Operation, resource_type: ResourceType, name: str
+    call: KafkaCall, operation: Operation, resource_type: ResourceType, name: str | None
 ) -> Permission | None:
-    """Return what access rules decide. They do not bind operators, because tenants make them."""
+    """Return what access rules decide, about some resource of the type if ``name`` is None. They do
+    not bind operators, because tenants make them."""
     rules = None if call.caller.is_operator else call.context.identities.acls(call.context.account)
     if rules is None:
         return None
     principal, host = f"User:{call.caller.user}", host_of(call.connection.peer)
+    if name is None:
+        return rules.decide_somewhere(operation, resource_type, principal=principal, host=host)
     return rules.decide(operation, resource_type, name=name, principal=principal, host=host)
 
 

@@ -187,7 +187,9 @@ class KafkaFrontend:
         pause_ms, payer = 0, login.payer if call.caller.account else None
         if payer is not None or quotas.is_any:
             has_records = buffers is not None and call.api.key in _RECORD_APIS
-            size_bytes = sum(map(len, buffers or ())) if has_records else len(frame) * is_produce
+            size_bytes = len(frame) if is_produce else 0
+            if has_records:
+                size_bytes = sum(map(len, buffers or ()))
             if payer is not None:
                 charged, now_ms = f"kafka:{call.api.name}", self._context.clock.mono_ms()
                 requests = requests_in(request, len(frame))

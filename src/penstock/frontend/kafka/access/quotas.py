@@ -227,7 +227,7 @@ def _plain(address: str) -> str:
     return str(mapped or found)
 
 
-async def alter_quotas(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
+async def alter(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
     named = [
         (sorted_entity([(part.entity_type, part.entity_name) for part in entry.entity]), entry)
         for entry in request.entries
@@ -326,9 +326,7 @@ class Match(IntEnum):
     ANY = 2
 
 
-async def describe_quotas(
-    call: KafkaCall, request: describe_wire.Request
-) -> describe_wire.Response:
+async def describe(call: KafkaCall, request: describe_wire.Request) -> describe_wire.Response:
     try:
         check_cluster(call, Operation.DESCRIBE_CONFIGS)
         filters = _filters(request.components)

@@ -10,7 +10,6 @@ from penstock.cursor.coordinator_calls import BeatStreams
 from penstock.cursor.groups.assigned import LEAVE
 from penstock.cursor.groups.records import InternalTopic, Subtopology, TopologyValue
 from penstock.cursor.groups.streams.streams_requests import (
-    Endpoint,
     StatusCode,
     StreamsHeartbeat,
     StreamsReply,
@@ -41,7 +40,6 @@ async def run(call: KafkaCall, request: wire.Request) -> wire.Response:
         topology = None
         if request.topology is not None:
             topology = await _topology(call, request.topology)
-            await _check_names(call, topology)
     except ApiError as error:
         return wire.Response(error_code=error.code, error_message=error.message, status=())
     reply = await call.context.groups.call(
@@ -56,12 +54,29 @@ async def run(call: KafkaCall, request: wire.Request) -> wire.Response:
 
 
 async def _topology(call: KafkaCall, given: wire.Topology) -> TopologyValue:
-    """Return the topology in sorted order, so that equal topologies compare equal."""
+    """Return the topology in sorted order, so that equal topologies compare equal. Raises ApiError
+    for an invalid name, too many topics or a topic that may not be described."""
     parts = [_part(each) async for each in call.slices.each(given.subtopologies)]
     parts.sort(key=lambda part: part.subtopology_id)
     if len({part.subtopology_id for part in parts}) < len(parts):
         raise _invalid("Two subtopologies have the same id.")
-    return TopologyValue(given.epoch, tuple(parts))
+    topology = TopologyValue(given.epoch, tuple(parts))
+    names = sorted(topic_names(topology))
+    if len(names) > STREAMS_TOPICS_MAX:
+        raise _invalid(
+            f"The topology has {len(names):,} topics; at most {STREAMS_TOPICS_MAX:,} are allowed:"
+            " split the application."
+        )
+    if owned := [name for name in names if is_internal(name)]:
+        raise _invalid(
+            f"Use of Kafka internal topics {','.join(owned)} in a Kafka Streams topology is"
+            " prohibited."
+        )
+    if wrong := [name for name in names if not is_topic_name(name)]:
+        raise _invalid(f"Topic names {','.join(wrong)} are not valid topic names.")
+    async for name in call.slices.each(names):
+        check_topic(call, Operation.DESCRIBE, name)
+    return topology
 
 
 def _invalid(reason: str) -> ApiError:
@@ -104,29 +119,6 @@ def _internal(given: Sequence[wire.TopicInfo]) -> tuple[InternalTopic, ...]:
         for topic in given
     }
     return tuple(found[name] for name in sorted(found))
-
-
-async def _check_names(call: KafkaCall, topology: TopologyValue) -> None:
-    """Raise ApiError for an invalid name, too many topics or a topic that may not be described."""
-    names = sorted(topic_names(topology))
-    if len(names) > STREAMS_TOPICS_MAX:
-        raise _invalid(
-            f"The topology has {len(names):,} topics; at most {STREAMS_TOPICS_MAX:,} are allowed:"
-            " split the application."
-        )
-    owned = [name for name in names if is_internal(name)]
-    if owned:
-        raise _invalid(
-            f"Use of Kafka internal topics {','.join(owned)} in a Kafka Streams topology is"
-            " prohibited."
-        )
-    wrong = [name for name in names if not is_topic_name(name)]
-    if wrong:
-        raise _invalid(f"Topic names {','.join(wrong)} are not valid topic names.")
-    for name in names:
-        if call.slices.is_over:
-            await call.slices.next()
-        check_topic(call, Operation.DESCRIBE, name)
 
 
 def _request(
@@ -221,7 +213,11 @@ async def _response(
         )
     endpoints = None
     if reply.endpoints is not None:
-        endpoints = [_endpoint(each) async for each in call.slices.each(reply.endpoints)]
+        endpoints = []
+        async for each in call.slices.each(reply.endpoints):
+            at = wire.StreamsGroupHeartbeatResponseEndpoint(each.host, each.port)
+            maps = ([wire.TopicPartition(*one) for one in of.items()] for of in each.partitions())
+            endpoints.append(wire.EndpointToPartitions(at, *maps))
     return wire.Response(
         member_id=request.member_id,
         member_epoch=reply.member_epoch,
@@ -239,11 +235,3 @@ async def _response(
         endpoint_information_epoch=reply.endpoint_epoch,
         partitions_by_user_endpoint=endpoints,
     )
-
-
-def _endpoint(endpoint: Endpoint) -> wire.EndpointToPartitions:
-    active, standby = (
-        [wire.TopicPartition(*each) for each in topics.items()] for topics in endpoint.partitions()
-    )
-    at = wire.StreamsGroupHeartbeatResponseEndpoint(endpoint.host, endpoint.port)
-    return wire.EndpointToPartitions(at, active, standby)

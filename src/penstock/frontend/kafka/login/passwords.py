@@ -175,17 +175,19 @@ class Passwords:
         if self._epoch != self.identities.epoch:
             self._epoch = self.identities.epoch
             self._derived.clear()
-        cached = (key.key_id, mechanism, exchange.iterations)
-        found = self._derived.get(cached) or await self._derive(
-            cached, self.identities.secret(key), account=key.account, user=key.user
+        found = await self._derived_from(
+            self.identities.secret(key), exchange, key.key_id, key.account, key.user
         )
         last = exchange.finish(token, found)
         return self._by_key(key), last
 
-    async def _derive(
-        self, cached: tuple[str, str, int], secret: bytes, *, account: str, user: str
+    async def _derived_from(
+        self, secret: bytes, exchange: ScramExchange, name: str, account: str, user: str
     ) -> ScramCredential:
-        name, mechanism, iterations = cached
+        mechanism, iterations = exchange.mechanism, exchange.iterations
+        cached = (name, mechanism, iterations)
+        if (known := self._derived.get(cached)) is not None:
+            return known
         invented = self._invented(self.own_account, name, mechanism)
         shown = msgspec.structs.replace(invented, iterations=iterations)
         salted = await self._salted(shown, secret, payer=account)
@@ -211,11 +213,8 @@ class Passwords:
         if token is None or self.tokens is None:
             exchange.finish(message, self._invented(self.own_account, name, mechanism))
             raise PasswordRefused("the delegation token is unknown or has expired")
-        cached = (name, mechanism, exchange.iterations)
         secret = base64.b64encode(self.tokens.hmac_of(token.token_id))
-        found = self._derived.get(cached) or await self._derive(
-            cached, secret, account=token.account, user=token.owner
-        )
+        found = await self._derived_from(secret, exchange, name, token.account, token.owner)
         last = exchange.finish(message, found)
         return self._proven(token, token.owner), last
 
