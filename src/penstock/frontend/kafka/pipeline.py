@@ -130,7 +130,11 @@ class KafkaFrontend:
                 self._logins.check(login)
                 caller = login.caller
             account = caller.account
-            context = self._context_of(account)
+            context = self._contexts.get(account)
+            if context is None:
+                if len(self._contexts) >= ACCOUNTS_MAX:
+                    self._contexts.clear()
+                context = self._contexts[account] = self._context.of(account)
             call = KafkaCall(context, header, api, connection, caller, self._turns)
             code, buffers = await self._answer(call, login, frame)
             if account:
@@ -205,14 +209,6 @@ class KafkaFrontend:
                 buffers = await self._encode(call, codec, paused)
         code = getattr(response, "error_code", 0)  # of the whole reply, not of its parts
         return OK if code == 0 else ErrorCode(code).name, buffers
-
-    def _context_of(self, account: str) -> KafkaContext:
-        context = self._contexts.get(account)
-        if context is None:
-            if len(self._contexts) >= ACCOUNTS_MAX:
-                self._contexts.clear()
-            context = self._contexts[account] = self._context.of(account)
-        return context
 
     async def _encode(self, call: KafkaCall, codec: Codec, response: Any) -> Sequence[Piece]:
         if call.is_long:

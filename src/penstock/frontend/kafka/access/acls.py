@@ -212,36 +212,27 @@ async def describe(call: KafkaCall, request: describe_wire.Request) -> describe_
 
 async def delete(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
     """Delete all rules that match a filter, with effect from the next request of every client."""
-    results = [await _deleted(call, each) async for each in call.slices.each(request.filters)]
+    context, kind, results = call.context, delete_wire.DeleteAclsFilterResult, []
+    async for wanted in call.slices.each(request.filters):
+        try:
+            changes = _check_allowed(call, model.Operation.ALTER)
+            _check_filter(wanted)
+            stored = await _stored(call, wanted)
+            if stored:
+                await changes.remove_acls(context.account, stored)
+        except API_ERRORS as error:
+            results.append(kind(**error_fields(error)))
+            continue
+        matching: dict[model.Acl, ApiError | None] = dict.fromkeys(stored)
+        async for user in call.slices.each(list(context.identities.users(context.account))):
+            for rule, failure in (await _delete_of_user(call, changes, user, wanted)).items():
+                matching[rule] = matching.get(rule) or failure  # a rule may also be in a policy
+        deleted = []
+        async for rule, failure in call.slices.each(list(matching.items())):
+            code, message = (0, None) if failure is None else (failure.code, failure.message)
+            deleted.append(delete_wire.DeleteAclsMatchingAcl(code, message, *astuple(rule)))
+        results.append(kind(error_message=None, matching_acls=deleted))
     return delete_wire.Response(filter_results=results)
-
-
-async def _deleted(
-    call: KafkaCall, wanted: delete_wire.DeleteAclsFilter
-) -> delete_wire.DeleteAclsFilterResult:
-    context = call.context
-    try:
-        changes = _check_allowed(call, model.Operation.ALTER)
-        _check_filter(wanted)
-        stored = await _stored(call, wanted)
-        if stored:
-            await changes.remove_acls(context.account, stored)
-    except API_ERRORS as error:
-        return delete_wire.DeleteAclsFilterResult(**error_fields(error))
-    matching: dict[model.Acl, ApiError | None] = dict.fromkeys(stored)
-    async for user in call.slices.each(list(context.identities.users(context.account))):
-        for rule, failure in (await _delete_of_user(call, changes, user, wanted)).items():
-            matching[rule] = matching.get(rule) or failure  # a rule may also be in a policy
-    return delete_wire.DeleteAclsFilterResult(
-        error_message=None,
-        matching_acls=[
-            delete_wire.DeleteAclsMatchingAcl(
-                *((0, None) if failure is None else (failure.code, failure.message)),
-                *astuple(rule),
-            )
-            async for rule, failure in call.slices.each(list(matching.items()))
-        ],
-    )
 
 
 def _check_filter(wanted: Filter) -> None:
@@ -384,17 +375,13 @@ class AclPolicies:
             rest = resource.removeprefix(prefix)
             if rest == model.EVERY:
                 return resource_type, model.EVERY, model.PatternType.LITERAL
-            name = _unescaped(rest.removesuffix("*"))
+            escaped = rest.removesuffix("*")
+            if not _ESCAPED.fullmatch(escaped):
+                return None  # the name is empty or has wildcards
+            name = "".join(token[1] or token[2] for token in _TOKENS.finditer(escaped))
             kind = model.PatternType.PREFIXED if rest.endswith("*") else model.PatternType.LITERAL
-            return None if name is None else (resource_type, name, kind)
+            return resource_type, name, kind
         return None
-
-
-def _unescaped(text: str) -> str | None:
-    """Replace ``${*}`` by a star. Return None if the text is empty or has wildcards."""
-    if not _ESCAPED.fullmatch(text):
-        return None
-    return "".join(token[1] or token[2] for token in _TOKENS.finditer(text))
 
 
 def _host(condition: object) -> str | None:

@@ -174,15 +174,12 @@ def _describer(
     return describe
 
 
-async def _consumers(call: KafkaCall, found: Description) -> dict[str, Any]:
-    def assignment(partitions: Partitions) -> consumer_wire.Assignment:
-        return consumer_wire.Assignment(
-            [
-                consumer_wire.TopicPartitions(id_of(topic), topic.name, indexes)
-                for topic, indexes in _topics(call.context, partitions)
-            ]
-        )
+def _assignment(call: KafkaCall, wire: Any, partitions: Partitions) -> Any:
+    topics, kind = _topics(call.context, partitions), wire.TopicPartitions
+    return wire.Assignment([kind(id_of(topic), topic.name, indexes) for topic, indexes in topics])
 
+
+async def _consumers(call: KafkaCall, found: Description) -> dict[str, Any]:
     members = [
         consumer_wire.Member(
             member_id=member.member_id,
@@ -193,8 +190,8 @@ async def _consumers(call: KafkaCall, found: Description) -> dict[str, Any]:
             client_host=member.subscription.client_host,
             subscribed_topic_names=member.subscription.topic_names,
             subscribed_topic_regex=member.subscription.topic_regex or "",
-            assignment=assignment(member.assigned),
-            target_assignment=assignment(member.target),
+            assignment=_assignment(call, consumer_wire, member.assigned),
+            target_assignment=_assignment(call, consumer_wire, member.target),
             member_type=_MEMBER_TYPE_CONSUMER,
         )
         for member in found.consumer_members
@@ -211,12 +208,7 @@ async def _sharers(call: KafkaCall, found: Description) -> dict[str, Any]:
             client_id=member.client_id,
             client_host=member.client_host,
             subscribed_topic_names=member.topic_names,
-            assignment=share_wire.Assignment(
-                [
-                    share_wire.TopicPartitions(id_of(topic), topic.name, indexes)
-                    for topic, indexes in _topics(call.context, member.assigned)
-                ]
-            ),
+            assignment=_assignment(call, share_wire, member.assigned),
         )
         for member in found.share_members
     ]

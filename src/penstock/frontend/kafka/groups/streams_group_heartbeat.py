@@ -42,9 +42,30 @@ async def run(call: KafkaCall, request: wire.Request) -> wire.Response:
             topology = await _topology(call, request.topology)
     except ApiError as error:
         return wire.Response(error_code=error.code, error_message=error.message, status=())
-    reply = await call.context.groups.call(
-        BeatStreams(request.group_id, _request(call, request, topology))
+    parts = () if request.topology is None else request.topology.subtopologies
+    endpoint, tags = request.user_endpoint, request.client_tags
+    heartbeat = StreamsHeartbeat(
+        member_id=request.member_id,
+        member_epoch=request.member_epoch,
+        endpoint_epoch=request.endpoint_information_epoch,
+        instance_id=request.instance_id,
+        rack_id=request.rack_id,
+        rebalance_ms=request.rebalance_timeout_ms,
+        topology=topology,
+        active=_tasks(request.active_tasks),
+        standby=_tasks(request.standby_tasks),
+        warmup=_tasks(request.warmup_tasks),
+        process_id=request.process_id,
+        endpoint=None if endpoint is None else (endpoint.host, endpoint.port),
+        client_tags=None if tags is None else tuple(sorted((t.key, t.value) for t in tags)),
+        has_patterns=any(part.source_topic_regex for part in parts),
+        has_offsets=request.task_offsets is not None,
+        has_end_offsets=request.task_end_offsets is not None,
+        is_shutdown=request.shutdown_application,
+        client_id=call.client_id,
+        client_host=call.client_host,
     )
+    reply = await call.context.groups.call(BeatStreams(request.group_id, heartbeat))
     if reply.code:
         return wire.Response(error_code=reply.code, error_message=reply.message, status=())
     note = ""
@@ -119,34 +140,6 @@ def _internal(given: Sequence[wire.TopicInfo]) -> tuple[InternalTopic, ...]:
         for topic in given
     }
     return tuple(found[name] for name in sorted(found))
-
-
-def _request(
-    call: KafkaCall, request: wire.Request, topology: TopologyValue | None
-) -> StreamsHeartbeat:
-    parts = () if request.topology is None else request.topology.subtopologies
-    endpoint, tags = request.user_endpoint, request.client_tags
-    return StreamsHeartbeat(
-        member_id=request.member_id,
-        member_epoch=request.member_epoch,
-        endpoint_epoch=request.endpoint_information_epoch,
-        instance_id=request.instance_id,
-        rack_id=request.rack_id,
-        rebalance_ms=request.rebalance_timeout_ms,
-        topology=topology,
-        active=_tasks(request.active_tasks),
-        standby=_tasks(request.standby_tasks),
-        warmup=_tasks(request.warmup_tasks),
-        process_id=request.process_id,
-        endpoint=None if endpoint is None else (endpoint.host, endpoint.port),
-        client_tags=None if tags is None else tuple(sorted((t.key, t.value) for t in tags)),
-        has_patterns=any(part.source_topic_regex for part in parts),
-        has_offsets=request.task_offsets is not None,
-        has_end_offsets=request.task_end_offsets is not None,
-        is_shutdown=request.shutdown_application,
-        client_id=call.client_id,
-        client_host=call.client_host,
-    )
 
 
 def _tasks(given: Sequence[wire.StreamsGroupHeartbeatRequestTaskIds] | None) -> Tasks | None:

@@ -90,44 +90,39 @@ async def open_share(
 
 async def describe(call: KafkaCall, request: describe_wire.Request) -> describe_wire.Response:
     """Return the offset of the first unfinished record and, from version 1 on, the lag."""
-    groups = [await _group(call, each) async for each in call.slices.each(request.groups)]
-    return describe_wire.Response(groups=groups)
-
-
-async def _group(
-    call: KafkaCall, requested: describe_wire.DescribeShareGroupOffsetsRequestGroup
-) -> describe_wire.DescribeShareGroupOffsetsResponseGroup:
-    group_id = requested.group_id
-    try:
-        checks.check_group(call, Operation.DESCRIBE, group_id)
-        await check_share_group(call.context, group_id, may_be_new=True)
-    except API_ERRORS as error:
-        return describe_wire.DescribeShareGroupOffsetsResponseGroup(group_id, **error_fields(error))
-    located: list[tuple[str, Topic | ErrorCode, Sequence[int]]]
-    if requested.topics is None:
-        located = [
-            (topic.name, topic, range(topic.partition_count))
-            async for topic in call.slices.each(shared_topics(call.context, group_id))
-            if on_topic(call, Operation.DESCRIBE, topic.name, topic)
-        ]
-    else:
-        located = [
-            (name, checks.locate_name(call, Operation.DESCRIBE, name), each.partitions)
-            async for each in call.slices.each(requested.topics)
-            for name in (each.topic_name,)
-        ]
-    topics = [
-        describe_wire.DescribeShareGroupOffsetsResponseTopic(
-            name,
-            checks.id_of(topic) if isinstance(topic, Topic) else ZERO_UUID,
-            [
+    groups, kind = [], describe_wire.DescribeShareGroupOffsetsResponseGroup
+    async for requested in call.slices.each(request.groups):
+        group_id = requested.group_id
+        try:
+            checks.check_group(call, Operation.DESCRIBE, group_id)
+            await check_share_group(call.context, group_id, may_be_new=True)
+        except API_ERRORS as error:
+            groups.append(kind(group_id, **error_fields(error)))
+            continue
+        located: list[tuple[str, Topic | ErrorCode, Sequence[int]]]
+        if requested.topics is None:
+            located = [
+                (topic.name, topic, range(topic.partition_count))
+                async for topic in call.slices.each(shared_topics(call.context, group_id))
+                if on_topic(call, Operation.DESCRIBE, topic.name, topic)
+            ]
+        else:
+            located = [
+                (name, checks.locate_name(call, Operation.DESCRIBE, name), each.partitions)
+                async for each in call.slices.each(requested.topics)
+                for name in (each.topic_name,)
+            ]
+        topics = []
+        async for name, topic, indexes in call.slices.each(located):
+            topic_id = checks.id_of(topic) if isinstance(topic, Topic) else ZERO_UUID
+            partitions = [
                 await _partition(call, group_id, topic, index)
                 async for index in call.slices.each(indexes)
-            ],
-        )
-        async for name, topic, indexes in call.slices.each(located)
-    ]
-    return describe_wire.DescribeShareGroupOffsetsResponseGroup(group_id, topics)
+            ]
+            topic_kind = describe_wire.DescribeShareGroupOffsetsResponseTopic
+            topics.append(topic_kind(name, topic_id, partitions))
+        groups.append(kind(group_id, topics))
+    return describe_wire.Response(groups=groups)
 
 
 async def _partition(

@@ -3,6 +3,7 @@ operators end hanging transactions."""
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from msgspec.structs import astuple
@@ -163,40 +164,31 @@ async def write_markers(call: KafkaCall, request: marker_wire.Request) -> marker
     the epoch is raised with each transaction, so a marker with the epoch of an open transaction is
     late: it was meant for the previous transaction, and is rejected too."""
     may_write = on_cluster(call, Operation.ALTER) or on_cluster(call, Operation.CLUSTER_ACTION)
+    kind, results = marker_wire.WritableTxnMarkerTopicResult, []
     # One marker after the other: two may be for the same producer.
-    return marker_wire.Response(
-        [
-            await _write(call, marker, may_write=may_write)
-            async for marker in call.slices.each(request.markers)
-        ]
-    )
+    async for marker in call.slices.each(request.markers):
+        places = {
+            (topic.name, index): checks.find_name(call.context, topic.name)
+            async for topic in call.slices.each(marker.topics if may_write else ())
+            for index in topic.partition_indexes
+        }
+        code_at: dict[tuple[str, int], ErrorCode] = {}
+        async for some in call.slices.each(portions(list(places.items()))):
+            codes = await asyncio.gather(
+                *(_write(call.context, marker, topic, index) for (_, index), topic in some)
+            )
+            code_at.update(zip((place for place, _ in some), codes, strict=True))
+        topics = await call.by_topic(marker.topics, kind, partial(_written, code_at))
+        results.append(marker_wire.WritableTxnMarkerResult(marker.producer_id, topics))
+    return marker_wire.Response(results)
+
+
+async def _written(code_at: Mapping[tuple[str, int], ErrorCode], topic: Any, index: int) -> Any:
+    code = code_at.get((topic.name, index), ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    return marker_wire.WritableTxnMarkerPartitionResult(index, code)
 
 
 async def _write(
-    call: KafkaCall, requested: marker_wire.WritableTxnMarker, *, may_write: bool
-) -> marker_wire.WritableTxnMarkerResult:
-    places = {
-        (topic.name, index): checks.find_name(call.context, topic.name)
-        async for topic in call.slices.each(requested.topics if may_write else ())
-        for index in topic.partition_indexes
-    }
-    code_at: dict[tuple[str, int], ErrorCode] = {}
-    async for some in call.slices.each(portions(list(places.items()))):
-        codes = await asyncio.gather(
-            *(_write_one(call.context, requested, topic, index) for (_, index), topic in some)
-        )
-        code_at.update(zip((place for place, _ in some), codes, strict=True))
-
-    async def reply(topic: Any, index: int) -> marker_wire.WritableTxnMarkerPartitionResult:
-        code = code_at.get((topic.name, index), ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-        return marker_wire.WritableTxnMarkerPartitionResult(index, code)
-
-    kind = marker_wire.WritableTxnMarkerTopicResult
-    topics = await call.by_topic(requested.topics, kind, reply)
-    return marker_wire.WritableTxnMarkerResult(requested.producer_id, topics)
-
-
-async def _write_one(
     context: KafkaContext, requested: marker_wire.WritableTxnMarker, topic: Topic | None, index: int
 ) -> ErrorCode:
     code = transactional_code(topic, index)
