@@ -145,12 +145,10 @@ def features(context: KafkaContext) -> Mapping[str, Feature]:
     return {name: feature for name, feature in _FEATURES.items() if name != _STREAMS}
 
 
-async def update_features(
-    call: KafkaCall, request: features_wire.Request
-) -> features_wire.Response:
+async def update(call: KafkaCall, request: features_wire.Request) -> features_wire.Response:
     """Accept only the current levels, because each version of the server has fixed levels."""
     checks.check_cluster(call, Operation.ALTER)
-    known = features(call.context)
+    known, results = features(call.context), []
     async for update in call.slices.each(request.feature_updates):
         feature, reason = known.get(update.feature), None
         if feature is None:
@@ -163,18 +161,11 @@ async def update_features(
             )
         if reason is not None:
             raise ApiError(ErrorCode.INVALID_UPDATE_VERSION, reason)
-    return features_wire.Response(
-        error_message=None,
-        results=[
-            features_wire.UpdatableFeatureResult(update.feature, error_message=None)
-            async for update in call.slices.each(request.feature_updates)
-        ],
-    )
+        results.append(features_wire.UpdatableFeatureResult(update.feature, error_message=None))
+    return features_wire.Response(error_message=None, results=results)
 
 
-async def describe_log_dirs(
-    call: KafkaCall, request: describe_wire.Request
-) -> describe_wire.Response:
+async def log_dirs(call: KafkaCall, request: describe_wire.Request) -> describe_wire.Response:
     """Return the replicas on this node, their sizes and how far they are behind their leaders."""
     context = call.context
     checks.check_cluster(call, Operation.DESCRIBE)
@@ -258,21 +249,18 @@ async def reassign(call: KafkaCall, request: reassign_wire.Request) -> reassign_
         try:
             topic = checks.check_partition(found, index)
             checks.check_has_replicas(topic)
-            if wanted.replicas is None:
-                await _cancel(context, topic, index)
-            else:
+            if wanted.replicas is not None and is_factor_fixed:
                 # The number of replicas before the current move, if there is one:
                 count = len(context.brokers.place(topic, index).replicas)
-                move = moves.get((topic.topic_id, index))
-                if move is not None:
+                if (move := moves.get((topic.topic_id, index))) is not None:
                     count = len(move.replicas) - len(move.adding)
-                if is_factor_fixed and len(wanted.replicas) != count:
+                if len(wanted.replicas) != count:
                     raise ApiError(
                         ErrorCode.INVALID_REPLICATION_FACTOR,
                         f"The replication factor is changed from {count} to"
                         f" {len(wanted.replicas)}, and the request does not allow that.",
                     )
-                await _move(context, topic, index, wanted.replicas)
+            await _move(context, topic, index, wanted.replicas)
         except API_ERRORS as error:
             fields = error_fields(error)
         return reassign_wire.ReassignablePartitionResponse(index, **fields)
@@ -289,29 +277,24 @@ def _find(call: KafkaCall, named: Any) -> Topic | None:
     return checks.find_name(call.context, named.name)
 
 
-async def _move(context: KafkaContext, topic: Topic, index: int, replicas: Sequence[int]) -> None:
-    holding = context.brokers.place(topic, index).replicas
-    check_replicas(replicas, {*context.cluster.nodes, *holding})
-    try:
-        await context.cluster.move(topic, index, replicas)
-    except InvalidRequest as error:
-        raise invalid(str(error)) from None
-    await _note(context, topic, index, len(replicas), is_assigned=True)
-
-
-async def _cancel(context: KafkaContext, topic: Topic, index: int) -> None:
-    try:
-        count = await context.cluster.cancel_move(topic, index)
-    except NotFound:
-        raise ApiError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS) from None
-    await _note(context, topic, index, count, is_assigned=False)
-
-
-async def _note(
-    context: KafkaContext, topic: Topic, index: int, count: int, *, is_assigned: bool
+async def _move(
+    context: KafkaContext, topic: Topic, index: int, replicas: Sequence[int] | None
 ) -> None:
-    """Store the replication factor and manual placement in the topic, for the manager."""
-    default = context.config.replicas_default
+    """Move a partition, or cancel its move if ``replicas`` is None. Store the replication factor
+    and manual placement in the topic, for the manager."""
+    cluster, default, is_assigned = context.cluster, context.config.replicas_default, True
+    if replicas is None:
+        try:
+            count, is_assigned = await cluster.cancel_move(topic, index), False
+        except NotFound:
+            raise ApiError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS) from None
+    else:
+        holding, count = context.brokers.place(topic, index).replicas, len(replicas)
+        check_replicas(replicas, {*cluster.nodes, *holding})
+        try:
+            await cluster.move(topic, index, replicas)
+        except InvalidRequest as error:
+            raise invalid(str(error)) from None
 
     def change(topic: Topic) -> Topic:
         changed = with_factors(topic, {index: count}, default)

@@ -122,11 +122,9 @@ def _may(
     )
 
 
-def may_by_rules(
-    call: KafkaCall, operation: Operation, resource_type: ResourceType, name: str
-) -> bool:
+def may_by_rules(call: KafkaCall, operation: Operation, kind: ResourceType, name: str) -> bool:
     """Return whether the caller is an operator or an access rule allows the operation."""
-    is_allowed = _by_rules(call, operation, resource_type, name) is Permission.ALLOW
+    is_allowed = _by_rules(call, operation, kind, name) is Permission.ALLOW
     return call.caller.is_operator or is_allowed
 
 

@@ -43,9 +43,7 @@ async def change(call: KafkaCall, request: incremental_wire.Request) -> incremen
     return incremental_wire.Response(responses=await _alter_all(call, request, edit_of, kind))
 
 
-async def _alter_all(
-    call: KafkaCall, request: Any, edits: Edits, kind: Callable[..., Any]
-) -> list[Any]:
+async def _alter_all(call: KafkaCall, request: Any, edits: Edits, kind: Any) -> list[Any]:
     twice = checks.repeated((each.resource_type, each.resource_name) for each in request.resources)
     results = []
     async for resource in call.slices.each(request.resources):

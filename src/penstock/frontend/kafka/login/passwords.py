@@ -76,15 +76,13 @@ class PasswordHashing:
             thread = asyncio.get_running_loop().run_in_executor(None, work)
             thread.add_done_callback(partial(self._end, payer, waiter))
 
-    def _end(
-        self, payer: str, waiter: asyncio.Future[bytes], thread: asyncio.Future[bytes]
-    ) -> None:
+    def _end(self, payer: str, waiter: asyncio.Future[bytes], done: asyncio.Future[bytes]) -> None:
         """Pass the result of a thread to the login that waits for it, and start other work."""
         self._running.discard(payer)
-        error = thread.exception()
+        error = done.exception()
         if not waiter.done():
             if error is None:
-                waiter.set_result(thread.result())
+                waiter.set_result(done.result())
             else:
                 waiter.set_exception(error)
         self._start()
@@ -160,7 +158,7 @@ class Passwords:
     async def finish_scram(self, exchange: ScramExchange, token: bytes) -> tuple[Proven, bytes]:
         """Check the client's proof. Return the caller and the server's last message."""
         if exchange.is_token:
-            return await self._token_finished(exchange, token)
+            return await self._finish_token(exchange, token)
         name, mechanism = exchange.user, exchange.mechanism
         account, user = split_scoped(name, own_account=self.own_account)
         stored = self.identities.scram(account, user, mechanism)
@@ -205,9 +203,7 @@ class Passwords:
             return None
         return token
 
-    async def _token_finished(
-        self, exchange: ScramExchange, message: bytes
-    ) -> tuple[Proven, bytes]:
+    async def _finish_token(self, exchange: ScramExchange, message: bytes) -> tuple[Proven, bytes]:
         token, mechanism = self.live_token(exchange.user), exchange.mechanism
         name = _TOKEN + exchange.user
         if token is None or self.tokens is None:

@@ -115,7 +115,7 @@ async def create_topics(call: KafkaCall, request: wire.Request) -> wire.Response
 async def _create(context: KafkaContext, wanted: wire.CreatableTopic, *, is_dry: bool) -> Topic:
     if wanted.name == OFFSETS_TOPIC and checks.find_name(context, wanted.name) is not None:
         raise TopicExists(wanted.name)
-    places = _places_of_all(context, wanted)
+    places = _assigned(context, wanted)
     count = len(places) or wanted.num_partitions
     if count == DEFAULT:
         count = context.config.partitions_default
@@ -138,9 +138,7 @@ async def _create(context: KafkaContext, wanted: wire.CreatableTopic, *, is_dry:
         return await context.catalog.create(topic)
 
 
-def _places_of_all(
-    context: KafkaContext, wanted: wire.CreatableTopic
-) -> Mapping[int, Sequence[int]]:
+def _assigned(context: KafkaContext, wanted: wire.CreatableTopic) -> Mapping[int, Sequence[int]]:
     """Return the assigned replicas of each partition, or none if the manager chooses them."""
     if not wanted.assignments:
         return {}
