@@ -8,12 +8,12 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
-from penstock.frontend.facts.audit import CANCELLED, AuditTrail
+from penstock.frontend.facts.audit import CANCELLED, AuditTrail, make_entry
 from penstock.frontend.kafka.context import Handler, KafkaCall
 from penstock.frontend.kafka.permissions import arn_of
 from penstock.frontend.kafka.usage import DENIALS
 from penstock.model.acls import ResourceType
-from penstock.wire.facts.audit import DENIED, FAILED, NAME_MAX, OK, UNKNOWN, AuditEntry, redacted
+from penstock.wire.facts.audit import DENIED, AuditEntry
 from penstock.wire.kafka.faults import ErrorCode
 
 # Maximum number of entries for failures of one request. A last entry counts the other failures.
@@ -64,30 +64,22 @@ def _delete_records(request: Any, reply: Any) -> Iterator[Change]:
 
 def _create_acls(request: Any, reply: Any) -> Iterator[Change]:
     for wanted, done in zip(request.creations, reply.results, strict=False):
-        params = {
-            "principal": wanted.principal,
-            "host": wanted.host,
-            "operation": wanted.operation,
-            "permission": wanted.permission_type,
-            "pattern": wanted.resource_pattern_type,
-        }
-        kind = _KINDS.get(wanted.resource_type, CLUSTER)
-        yield Change(kind, wanted.resource_name, done.error_code, params)
+        yield _of_acl(wanted, done.error_code)
 
 
 def _delete_acls(request: Any, reply: Any) -> Iterator[Change]:
     for wanted, done in zip(request.filters, reply.filter_results, strict=False):
-        params = {
-            "principal": wanted.principal_filter,
-            "host": wanted.host_filter,
-            "operation": wanted.operation,
-            "permission": wanted.permission_type,
-            "pattern": wanted.pattern_type_filter,
-            "deleted": sum(not each.error_code for each in done.matching_acls),
-        }
-        kind = _KINDS.get(wanted.resource_type_filter, CLUSTER)
+        deleted = sum(not each.error_code for each in done.matching_acls)
         code = done.error_code or _first_code(done.matching_acls)
-        yield Change(kind, wanted.resource_name_filter or "", code, params)
+        yield _of_acl(wanted, code, deleted=deleted)
+
+
+def _of_acl(wanted: Any, code: int, **more: object) -> Change:
+    """Return the change of a rule or filter, whose fields have the same order."""
+    resource_type, name, pattern, *rest = structs.astuple(wanted)
+    params = dict(zip(("principal", "host", "operation", "permission"), rest, strict=True))
+    kind = _KINDS.get(resource_type, CLUSTER)
+    return Change(kind, name or "", code, {**params, "pattern": pattern, **more})
 
 
 def _alter_configs(request: Any, reply: Any) -> Iterator[Change]:
@@ -249,25 +241,19 @@ def _note_login(trail: AuditTrail, call: KafkaCall, reply: Any) -> None:
 
 
 def _entry(call: KafkaCall, name: str, change: Change, *, gone: str = "") -> AuditEntry:
-    code = ErrorCode(change.code).name if change.code else gone
-    outcome = OK
-    if code:
-        outcome = UNKNOWN if gone else DENIED if code in DENIALS else FAILED
     kind = CLUSTER if change.kind is GROUP and not change.name else change.kind
     account, region = call.context.account, call.context.config.region
     is_named = change.name or kind is not TOPIC
-    resource = arn_of(account, region, kind, change.name) if is_named else ""
-    return AuditEntry(
+    return make_entry(
+        f"kafka:{name}",
         at_ms=call.context.clock.wall_ms(),
-        principal=call.caller.arn if call.account else "",
-        tenant=call.account,
+        caller=call.caller,
+        resource=arn_of(account, region, kind, change.name) if is_named else "",
+        code=ErrorCode(change.code).name if change.code else gone,
+        denials=DENIALS,
         source_ip=call.connection.peer,
-        action=f"kafka:{name}",
-        resource=resource[:NAME_MAX],
-        outcome=outcome,
-        error_code=code,
         request_id=str(call.header.correlation_id),
-        params=redacted(change.params),
+        params=change.params,
     )
 
 

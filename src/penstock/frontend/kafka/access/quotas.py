@@ -132,26 +132,22 @@ class ClientQuotas:
         for entity in entities_of(client.user, client.client_id):
             resource = Resource(client.account, CLIENT_QUOTA, entity_text(entity))
             text = self._stored.get(resource).get(client.key)
-            if text is not None:
-                bucket = self._shared(client, dict(entity), float(text), now_ms)
-                break
+            if text is None:
+                continue
+            kinds, per_s = dict(entity), float(text)
+            # Clients of the same entity share a bucket.
+            place = client._replace(
+                user=client.user if USER in kinds else "",
+                client_id=client.client_id if CLIENT_ID in kinds else "",
+            )
+            bucket = self._buckets.get(place)
+            if bucket is None or bucket.rate.per_s != per_s:
+                if len(self._buckets) >= BUCKETS_MAX:
+                    self._found.clear()  # it may refer to dropped buckets
+                    _drop_idle(self._buckets, now_ms)
+                bucket = self._buckets[place] = LeakyBucket(Rate(per_s, per_s))
+            break
         self._found[client] = bucket
-        return bucket
-
-    def _shared(
-        self, client: _Client, entity: Mapping[str, str | None], per_s: float, now_ms: float
-    ) -> LeakyBucket:
-        """Return the bucket that this client shares with other clients of the same entity."""
-        place = client._replace(
-            user=client.user if USER in entity else "",
-            client_id=client.client_id if CLIENT_ID in entity else "",
-        )
-        bucket = self._buckets.get(place)
-        if bucket is None or bucket.rate.per_s != per_s:
-            if len(self._buckets) >= BUCKETS_MAX:
-                self._found.clear()  # it may refer to dropped buckets
-                _drop_idle(self._buckets, now_ms)
-            bucket = self._buckets[place] = LeakyBucket(Rate(per_s, per_s))
         return bucket
 
 

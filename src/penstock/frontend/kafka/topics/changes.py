@@ -156,26 +156,19 @@ def _assigned(context: KafkaContext, wanted: wire.CreatableTopic) -> Mapping[int
 
 
 def _created(call: KafkaCall, topic: Topic, *, is_dry: bool) -> wire.CreatableTopicResult:
-    made = wire.CreatableTopicResult(
-        name=topic.name, topic_id=ZERO_UUID if is_dry else checks.id_of(topic), error_message=None
-    )
-    if not on_topic(call, Operation.DESCRIBE_CONFIGS, topic.name, topic):
-        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        return msgspec.structs.replace(made, topic_config_error_code=code)
-    return msgspec.structs.replace(
-        made,
-        num_partitions=topic.partition_count,
-        replication_factor=factor_of(topic, None, call.context.config.replicas_default),
-        configs=tuple(
-            wire.CreatableTopicConfigs(
-                name=entry.name,
-                value=entry.value,
-                read_only=entry.is_read_only,
-                config_source=entry.source,
-            )
-            for entry in entries_of(call.context, topic)
-        ),
-    )
+    fields: dict[str, Any]
+    if on_topic(call, Operation.DESCRIBE_CONFIGS, topic.name, topic):
+        configs = [
+            wire.CreatableTopicConfigs(one.name, one.value, one.is_read_only, one.source)
+            for one in entries_of(call.context, topic)
+        ]
+        factor = factor_of(topic, None, call.context.config.replicas_default)
+        fields = {"num_partitions": topic.partition_count, "replication_factor": factor}
+        fields["configs"] = configs
+    else:
+        fields = {"topic_config_error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+    topic_id = ZERO_UUID if is_dry else checks.id_of(topic)
+    return wire.CreatableTopicResult(topic.name, topic_id, error_message=None, **fields)
 
 
 async def add_partitions(call: KafkaCall, request: grow_wire.Request) -> grow_wire.Response:
