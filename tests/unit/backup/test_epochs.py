@@ -9,7 +9,7 @@ from tests.unit.broker.stage import on_stage
 from tests.unit.broker.storage.test_compaction import batch, compacted_topic, partition_of
 from tests.unit.frontend_kafka.rig import Rig
 
-from penstock.frontend.kafka.ports.cluster import SoleBroker
+from penstock.frontend.kafka.ports.cluster import Brokers
 from penstock.model.calls import AppendBatches, BrokerPort
 from penstock.wire.kafka.generated.metadata import MetadataRequest, MetadataRequestTopic
 from penstock.wire.kafka.generated.offset_for_leader_epoch import (
@@ -38,7 +38,7 @@ async def test_a_position_from_an_earlier_epoch_is_still_good(
         context = rig.context
         context.broker = cast(BrokerPort, stage.broker)
         context.catalog = stage.catalog
-        context.brokers = SoleBroker(1, lambda: ("h", 1), stage.broker.partitions.epoch_of)
+        context.brokers = Brokers(1, lambda: ("h", 1), stage.broker.partitions.epoch_of)
         shown = await rig.ask(METADATA, 9, MetadataRequest([MetadataRequestTopic(name="t")]))
         assert shown.topics[0].partitions[0].leader_epoch == 7
         asked = OffsetForLeaderTopic("t", [OffsetForLeaderPartition(0, 7, epoch)])

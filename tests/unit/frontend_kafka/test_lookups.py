@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.unit.frontend_kafka.rig import NOW_MS, Rig, batch
 
-from penstock.frontend.kafka.permissions import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNASKED
+from penstock.frontend.kafka.permissions import OF_CLUSTERS, OF_TOPICS, UNASKED, bits
 from penstock.model.calls import DeleteRecords
 from penstock.model.errors import Overloaded
 from penstock.model.levels import STREAMS_GROUPS
@@ -179,12 +179,12 @@ async def test_operations_are_listed_when_asked_for() -> None:
     asked = MetadataRequest(named("t", "no", "x/y"), False, True, True)
     answer = await rig.ask(METADATA, 9, asked)
     assert [(each.error_code, each.topic_authorized_operations) for each in answer.topics] == [
-        (ErrorCode.NONE, TOPIC_OPERATIONS),
-        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, TOPIC_OPERATIONS),
-        (ErrorCode.INVALID_TOPIC_EXCEPTION, TOPIC_OPERATIONS),
+        (ErrorCode.NONE, bits(OF_TOPICS)),
+        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, bits(OF_TOPICS)),
+        (ErrorCode.INVALID_TOPIC_EXCEPTION, bits(OF_TOPICS)),
     ]
-    assert TOPIC_OPERATIONS == 0xDF8
-    assert answer.cluster_authorized_operations == CLUSTER_OPERATIONS == 0x1FA0
+    assert bits(OF_TOPICS) == 0xDF8
+    assert answer.cluster_authorized_operations == bits(OF_CLUSTERS) == 0x1FA0
 
 
 # ── Offsets ──────────────────────────────────────────────────────────────────────────────────
@@ -368,7 +368,7 @@ async def test_the_cluster_is_described(endpoint_type: int, code: ErrorCode) -> 
     if not code:
         assert (answer.cluster_id, answer.controller_id) == ("c1", 1)
         assert [(node.host, node.port) for node in answer.brokers] == [("broker.test", 9092)]
-        assert answer.cluster_authorized_operations == CLUSTER_OPERATIONS
+        assert answer.cluster_authorized_operations == bits(OF_CLUSTERS)
 
 
 @pytest.mark.parametrize(
@@ -488,7 +488,7 @@ async def test_partitions_are_described_page_by_page() -> None:
             ]
         )
         for each in answer.topics:
-            assert each.topic_authorized_operations == TOPIC_OPERATIONS  # also of unknown topics
+            assert each.topic_authorized_operations == bits(OF_TOPICS)  # also of unknown topics
             for one in each.partitions:
                 assert list(one.eligible_leader_replicas) == list(one.last_known_elr) == []
         if answer.next_cursor is None:

@@ -23,8 +23,7 @@ from tests.unit.frontend_kafka_access.stage import (
 )
 
 from penstock.access.evaluation import Kind, compile_policy
-from penstock.frontend.kafka.access import policy_acls
-from penstock.frontend.kafka.access.policy_acls import AclPolicies
+from penstock.frontend.kafka.access.acls import POLICY, AclPolicies
 from penstock.metadata.security import acl_rules
 from penstock.model import limits
 from penstock.model.acls import Acl, PatternType, ResourceType
@@ -613,21 +612,21 @@ RULES = st.builds(
 
 @given(rules=st.lists(RULES, max_size=6))
 def test_rules_and_statements_are_two_spellings_of_the_same(rules: list[Acl]) -> None:
-    policies = AclPolicies(account=OWN, region=REGION)
+    policies = AclPolicies(OWN, REGION)
     user = policies.with_rules(User(OWN, "ann", 1), rules)
     found = policies.rules_of(user)
     assert set(found) == set(rules)
     assert len(found) == len(set(rules))
     if rules:
-        compile_policy(user.policies[policy_acls.POLICY], Kind.IDENTITY)
+        compile_policy(user.policies[POLICY], Kind.IDENTITY)
     assert policies.without_rules(user, frozenset(rules)).policies == {}
 
 
 @given(made=RULES, name=NAMES)
 def test_a_statement_is_about_what_its_rule_is_about(made: Acl, name: str) -> None:
-    policies = AclPolicies(account=OWN, region=REGION)
+    policies = AclPolicies(OWN, REGION)
     user = policies.with_rules(User(OWN, "ann", 1), [made])
-    (statement,) = compile_policy(user.policies[policy_acls.POLICY], Kind.IDENTITY).statements
+    (statement,) = compile_policy(user.policies[POLICY], Kind.IDENTITY).statements
     prefixes = {
         2: f"arn:aws:sqs:{REGION}:{OWN}:",
         3: f"arn:penstock:kafka:{REGION}:{OWN}:group/",

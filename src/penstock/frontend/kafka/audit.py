@@ -8,25 +8,26 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
-from penstock.frontend.facts.audit import CANCELLED, AuditTrail
+from penstock.frontend.facts.audit import CANCELLED, AuditTrail, make_entry
 from penstock.frontend.kafka.context import Handler, KafkaCall
-from penstock.frontend.kafka.permissions import cluster_arn, group_arn, topic_arn
+from penstock.frontend.kafka.permissions import arn_of
 from penstock.frontend.kafka.usage import DENIALS
-from penstock.wire.facts.audit import DENIED, FAILED, NAME_MAX, OK, UNKNOWN, AuditEntry, redacted
+from penstock.model.acls import ResourceType
+from penstock.wire.facts.audit import DENIED, AuditEntry
 from penstock.wire.kafka.faults import ErrorCode
 
 # Maximum number of entries for failures of one request. A last entry counts the other failures.
 FAILURES_MAX: Final = 1_000
 
-TOPIC: Final = "topic"
-GROUP: Final = "group"
-CLUSTER: Final = "cluster"
-_RESOURCE_TYPES: Final[Mapping[int, str]] = {2: TOPIC, 3: GROUP, 4: CLUSTER, 32: GROUP}
+TOPIC: Final = ResourceType.TOPIC
+GROUP: Final = ResourceType.GROUP
+CLUSTER: Final = ResourceType.CLUSTER
+_KINDS: Final[Mapping[int, ResourceType]] = {2: TOPIC, 3: GROUP, 32: GROUP}  # others: the cluster
 _AUTHENTICATE: Final = 36
 
 
 class Change(NamedTuple):
-    kind: str
+    kind: ResourceType
     name: str
     code: int
     params: Mapping[str, object] = {}
@@ -63,36 +64,28 @@ def _delete_records(request: Any, reply: Any) -> Iterator[Change]:
 
 def _create_acls(request: Any, reply: Any) -> Iterator[Change]:
     for wanted, done in zip(request.creations, reply.results, strict=False):
-        params = {
-            "principal": wanted.principal,
-            "host": wanted.host,
-            "operation": wanted.operation,
-            "permission": wanted.permission_type,
-            "pattern": wanted.resource_pattern_type,
-        }
-        kind = _RESOURCE_TYPES.get(wanted.resource_type, CLUSTER)
-        yield Change(kind, wanted.resource_name, done.error_code, params)
+        yield _of_acl(wanted, done.error_code)
 
 
 def _delete_acls(request: Any, reply: Any) -> Iterator[Change]:
     for wanted, done in zip(request.filters, reply.filter_results, strict=False):
-        params = {
-            "principal": wanted.principal_filter,
-            "host": wanted.host_filter,
-            "operation": wanted.operation,
-            "permission": wanted.permission_type,
-            "pattern": wanted.pattern_type_filter,
-            "deleted": sum(not each.error_code for each in done.matching_acls),
-        }
-        kind = _RESOURCE_TYPES.get(wanted.resource_type_filter, CLUSTER)
+        deleted = sum(not each.error_code for each in done.matching_acls)
         code = done.error_code or _first_code(done.matching_acls)
-        yield Change(kind, wanted.resource_name_filter or "", code, params)
+        yield _of_acl(wanted, code, deleted=deleted)
+
+
+def _of_acl(wanted: Any, code: int, **more: object) -> Change:
+    """Return the change of a rule or filter, whose fields have the same order."""
+    resource_type, name, pattern, *rest = structs.astuple(wanted)
+    params = dict(zip(("principal", "host", "operation", "permission"), rest, strict=True))
+    kind = _KINDS.get(resource_type, CLUSTER)
+    return Change(kind, name or "", code, {**params, "pattern": pattern, **more})
 
 
 def _alter_configs(request: Any, reply: Any) -> Iterator[Change]:
     for wanted, done in zip(request.resources, reply.responses, strict=False):
         configs = {each.name: "" if each.value is None else each.value for each in wanted.configs}
-        kind = _RESOURCE_TYPES.get(wanted.resource_type, CLUSTER)
+        kind = _KINDS.get(wanted.resource_type, CLUSTER)
         params: dict[str, object] = {"configs": configs}
         if kind == CLUSTER:  # values may be secrets
             named = f"{wanted.resource_type}/{wanted.resource_name}"
@@ -216,14 +209,13 @@ async def run_audited(trail: AuditTrail, call: KafkaCall, action: Handler, reque
     if call.api.key == _AUTHENTICATE:
         _note_login(trail, call, reply)
     elif not getattr(request, "validate_only", False):
-        name, changes = _CHANGES[call.api.key]
-        await _note_changes(trail, call, name, changes(request, reply))
+        await _note_changes(trail, call, request, reply)
     return reply
 
 
-async def _note_changes(trail: AuditTrail, call: KafkaCall, name: str, changes: Changes) -> None:
-    failures = 0
-    async for change in call.slices.each(changes):
+async def _note_changes(trail: AuditTrail, call: KafkaCall, request: Any, reply: Any) -> None:
+    failures, (name, changes) = 0, _CHANGES[call.api.key]
+    async for change in call.slices.each(changes(request, reply)):
         failures += change.code != 0
         if change.code and failures > FAILURES_MAX:
             continue
@@ -249,26 +241,19 @@ def _note_login(trail: AuditTrail, call: KafkaCall, reply: Any) -> None:
 
 
 def _entry(call: KafkaCall, name: str, change: Change, *, gone: str = "") -> AuditEntry:
-    code = ErrorCode(change.code).name if change.code else gone
-    outcome = OK
-    if code:
-        outcome = UNKNOWN if gone else DENIED if code in DENIALS else FAILED
-    if change.kind == TOPIC:
-        resource = topic_arn(call.context, change.name) if change.name else ""
-    else:
-        named = change.kind == GROUP and change.name
-        resource = group_arn(call.context, change.name) if named else cluster_arn(call.context)
-    return AuditEntry(
+    kind = CLUSTER if change.kind is GROUP and not change.name else change.kind
+    account, region = call.context.account, call.context.config.region
+    is_named = change.name or kind is not TOPIC
+    return make_entry(
+        f"kafka:{name}",
         at_ms=call.context.clock.wall_ms(),
-        principal=call.caller.arn if call.account else "",
-        tenant=call.account,
+        caller=call.caller,
+        resource=arn_of(account, region, kind, change.name) if is_named else "",
+        code=ErrorCode(change.code).name if change.code else gone,
+        denials=DENIALS,
         source_ip=call.connection.peer,
-        action=f"kafka:{name}",
-        resource=resource[:NAME_MAX],
-        outcome=outcome,
-        error_code=code,
         request_id=str(call.header.correlation_id),
-        params=redacted(change.params),
+        params=change.params,
     )
 
 

@@ -9,7 +9,7 @@ The ``check_`` functions raise ApiError, or another error that a reply can repor
 import re
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import TypeVar
 
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
@@ -55,20 +55,6 @@ def topics_shown(context: KafkaContext) -> list[Topic]:
     if view is not None and is_offsets_view(view):
         insort(topics, view, key=lambda topic: topic.name)
     return topics
-
-
-def topics_chosen(
-    context: KafkaContext, wanted: Iterable[tuple[str, Sequence[int]]] | None
-) -> Iterator[tuple[Topic, Sequence[int]]]:
-    """Yield topics with partition indexes. None means all topics. Unknown names are skipped."""
-    if wanted is None:
-        for topic in list(context.catalog.topics(context.account, context.config.region)):
-            yield topic, range(topic.partition_count)
-        return
-    for name, indexes in wanted:
-        found = find_name(context, name)
-        if found is not None:
-            yield found, indexes
 
 
 def locate_name(call: KafkaCall, operation: Operation, name: str) -> Topic | ErrorCode:
@@ -124,13 +110,6 @@ def topic_named(context: KafkaContext, name: str) -> Topic:
     topic = find_name(context, name)
     if topic is None:
         raise TopicNotFound(name)
-    return topic
-
-
-def topic_with_id(context: KafkaContext, topic_id: bytes) -> Topic:
-    topic = find_id(context, topic_id)
-    if topic is None:
-        raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID)
     return topic
 
 

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 from msgspec.structs import astuple
 
-from penstock.frontend.kafka.cluster.nodes import features
+from penstock.frontend.kafka.cluster import features
 from penstock.frontend.kafka.context import KafkaCall
 from penstock.frontend.kafka.errors import error_response
 from penstock.model.limits import KAFKA_ENTRIES_PER_REQUEST
@@ -18,7 +18,7 @@ from penstock.wire.kafka.apis import APIS, FETCH, PRODUCE, SHARE_FETCH, Api
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import FetchResponse, ShareFetchReply
 from penstock.wire.kafka.generated import api_versions as versions_wire
-from penstock.wire.kafka.generated import sasl_authenticate as authenticate_wire
+from penstock.wire.kafka.generated import sasl_authenticate as login_wire
 from penstock.wire.kafka.generated import sasl_handshake as handshake_wire
 from penstock.wire.kafka.primitives import Message
 
@@ -80,14 +80,12 @@ async def handshake(call: KafkaCall, request: handshake_wire.Request) -> handsha
     return handshake_wire.Response(error_code=code, mechanisms=mechanisms)
 
 
-async def authenticate(
-    call: KafkaCall, request: authenticate_wire.Request
-) -> authenticate_wire.Response:
+async def authenticate(call: KafkaCall, request: login_wire.Request) -> login_wire.Response:
     """Process a token of the client. A rejected login ends the connection after the reply."""
     reply = await call.context.logins.take(call.connection, request.auth_bytes)
     if reply.code:
         call.connection.close_after_reply()
-    return authenticate_wire.Response(*astuple(reply))  # both have the same fields
+    return login_wire.Response(*astuple(reply))  # both have the same fields
 
 
 def requests_in(request: Any, frame_bytes: int) -> int:
@@ -154,16 +152,10 @@ def rejection(api: Api, version: int, message: str) -> Any:
         return ShareFetchReply(error_code=code, error_message=message)
     if api.key == PRODUCE:
         return None
-    if not _carries(api.response_class(), "error_code", version):
-        return None
-    return error_response(api, code, message)
-
-
-def _carries(kind: type[Message], field: str, version: int) -> bool:
-    hint = get_type_hints(kind, include_extras=True).get(field)
+    hint = get_type_hints(api.response_class(), include_extras=True).get("error_code")
     if hint is None:
-        return False
+        return None
     first, _, last = str(hint.__metadata__[1]).partition("-")  # "2", "2-7" or "2+"
-    if first.endswith("+"):
-        return version >= int(first[:-1])
-    return int(first) <= version <= int(last or first)
+    version_max = version if first.endswith("+") else int(last or first)
+    is_carried = int(first.rstrip("+")) <= version <= version_max
+    return error_response(api, code, message) if is_carried else None

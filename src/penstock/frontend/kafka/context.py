@@ -7,10 +7,12 @@ context of that account, where topics, groups and transactions of other accounts
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from msgspec.structs import astuple
 
 from penstock.access.decisions import Decisions
 from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
@@ -19,9 +21,9 @@ from penstock.frontend.facts.audit import AuditTrail
 from penstock.frontend.facts.usage import Meter
 from penstock.frontend.kafka.config import KafkaConfig
 from penstock.frontend.kafka.login.logins import Logins
-from penstock.frontend.kafka.ports.cluster import Brokers, KafkaCluster, SoleBroker, SoleNode
+from penstock.frontend.kafka.login.passwords import Passwords
+from penstock.frontend.kafka.ports.cluster import Brokers, KafkaCluster
 from penstock.frontend.kafka.ports.coordinators import ScopedCoordinators, ScopedGroups
-from penstock.frontend.kafka.ports.identities import IdentityChanges, TokenCalls
 from penstock.frontend.kafka.sessions.by_identity import ByIdentity
 from penstock.frontend.kafka.sessions.fetch_sessions import FetchSessions
 from penstock.frontend.kafka.sessions.share_sessions import ShareSessions
@@ -29,6 +31,8 @@ from penstock.frontend.kafka.sessions.waiting_fetches import WaitingFetches
 from penstock.frontend.kafka.usage import KafkaUsage
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.frontend.limits.throttler import Throttler
+from penstock.metadata.security.acl_rules import DelegationTokens
+from penstock.metadata.security.identities import StoredIdentities
 from penstock.metadata.topics.resource_configs import DynamicConfigs
 from penstock.model.calls import BrokerPort
 from penstock.model.identity import Caller, Circumstances
@@ -38,6 +42,8 @@ from penstock.model.stream import TopicDefaults
 from penstock.net.kafka.listener import KafkaConnection
 from penstock.net.slices import Slices, Turns
 from penstock.wire.kafka.apis import Api, RequestHeader
+
+T = TypeVar("T")
 
 
 class ProducerIds(Protocol):
@@ -59,8 +65,8 @@ class KafkaContext:
     entropy: Callable[[int], bytes]
     sealing: Sealing | None = None  # None: records are not encrypted
     identities: Identities
-    tokens: TokenCalls | None = None  # delegation tokens; None: not served
-    changes: IdentityChanges | None = None  # None: identities cannot be changed
+    tokens: DelegationTokens | None = None  # delegation tokens; None: not served
+    changes: StoredIdentities | None = None  # None: identities cannot be changed
     throttler: Throttler = field(default_factory=Throttler)
     quotas: TenantQuotas | None = None  # None: no tenant has quotas
     usage: KafkaUsage | None = None  # None: usage is not counted
@@ -86,17 +92,17 @@ class KafkaContext:
         self.account = self.account or self.config.account
         self.decisions = Decisions(self.identities)
         self.defaults = self.dynamic.defaults
-        self.brokers = self.nodes or SoleBroker(self.config.node_id, self.config.advertised)
-        self.cluster = self.joined or SoleNode(self.config.node_id, self.broker)
-        self.logins = Logins(
-            self.config,
-            self.identities,
-            clock=self.clock,
+        self.brokers = self.nodes or Brokers(self.config.node_id, self.config.advertised)
+        self.cluster = self.joined or KafkaCluster(self.config.node_id, self.broker)
+        passwords = Passwords(
+            identities=self.identities,
+            own_account=self.config.account,
             entropy=self.entropy,
             seed=self.login_seed,
+            clock=self.clock,
             tokens=self.tokens,
-            quotas=self.quotas,
         )
+        self.logins = Logins(self.config, passwords, self.quotas)
 
     def of(self, account: str) -> KafkaContext:
         """Return the context of a tenant. Call it on the node's own context only."""
@@ -149,6 +155,22 @@ class KafkaCall(ByIdentity):
     def circumstances(self) -> Circumstances:
         connection = self.connection
         return Circumstances(connection.peer, connection.is_tls, self.context.clock.wall_ms())
+
+    async def by_topic(
+        self,
+        topics: Iterable[Any],
+        kind: Callable[..., T],
+        reply: Callable[[Any, Any], Awaitable[object]],
+        find: Callable[[Any], object] = lambda topic: topic,
+    ) -> list[T]:
+        """Return a reply for each topic of a request, with its name and the results of ``reply``
+        for its partitions. ``reply`` gets what ``find`` has returned for the topic."""
+        replies = []
+        async for topic in self.slices.each(topics):
+            (name, partitions, *_), found = astuple(topic), find(topic)
+            results = [await reply(found, one) async for one in self.slices.each(partitions)]
+            replies.append(kind(name, results))
+        return replies
 
 
 # Handles the requests of one API: gets a decoded request and returns the response, or None if the

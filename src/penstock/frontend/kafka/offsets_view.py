@@ -7,6 +7,7 @@ those of ``__groups``. Rows of other kinds and of other tenants' groups are left
 a reader gets a control batch, which clients skip, so that its next fetch begins after these rows.
 ``docs/adr/0038-consumer-offsets-is-a-view.md`` has the reasons."""
 
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Final
 
@@ -33,6 +34,8 @@ from penstock.record.malformed import MalformedBatch
 from penstock.record.record import encode_record, iter_records
 from penstock.wire.kafka.consumer_records import encode_key, encode_value
 
+# Returns key and value of the view's record for a row, or None if the row is hidden.
+Shown = Callable[[bytes, bytes | None], tuple[bytes, bytes | None] | None]
 STEP: Final = 64  # rows between two checks of the time slice
 ID_BYTES: Final = 16
 _OFFSET_ROW: Final = bytes((RowKind.OFFSET,))
@@ -77,13 +80,12 @@ def bytes_to_read(bytes_max: int) -> int:
 
 async def as_offsets(context: KafkaContext, fetched: Fetched, slices: Slices) -> Fetched:
     """Convert fetched batches of ``__groups`` to batches of the view."""
-    rows = _Rows(context)
     batches: list[bytes] = []
-    count = 0
+    shown, count = _shown(context), 0
     hidden: list[BatchHeader] = []  # batches since the last one with a visible row
     for batch in split_batches(fetched.buffers):
         header = parse_header(batch)
-        records = [] if header.is_control else await _visible(rows, batch, header, slices)
+        records = [] if header.is_control else await _visible(shown, batch, header, slices)
         if not records:
             hidden.append(header)
             continue
@@ -99,21 +101,21 @@ async def as_offsets(context: KafkaContext, fetched: Fetched, slices: Slices) ->
     return msgspec.structs.replace(fetched, buffers=batches, record_count=count)
 
 
-async def _visible(rows: "_Rows", batch: bytes, header: BatchHeader, slices: Slices) -> list[bytes]:
+async def _visible(shown: Shown, batch: bytes, header: BatchHeader, slices: Slices) -> list[bytes]:
     """Return the records of the view for a batch of rows. Rows that cannot be read are left out."""
     records: list[bytes] = []
     try:
         for number, row in enumerate(iter_records(batch), 1):
             if not number % STEP and slices.is_over:
                 await slices.next()
-            shown = rows.shown(row.key or b"", row.value)
-            if shown is not None:
+            found = shown(row.key or b"", row.value)
+            if found is not None:
                 records.append(
                     encode_record(
                         offset_delta=row.offset - header.base_offset,
                         timestamp_delta=row.timestamp - header.base_timestamp,
-                        key=shown[0],
-                        value=shown[1],
+                        key=found[0],
+                        value=found[1],
                     )
                 )
     except MalformedBatch:
@@ -121,24 +123,29 @@ async def _visible(rows: "_Rows", batch: bytes, header: BatchHeader, slices: Sli
     return records
 
 
-class _Rows:
-    def __init__(self, context: KafkaContext) -> None:
-        self._catalog = context.catalog
-        self._account = context.account
-        self._own_account = context.config.account
-        self._view = offsets_view(context)
-        self._names: dict[str, str | None] = {}
+def _shown(context: KafkaContext) -> Shown:
+    own_account, catalog, view = context.config.account, context.catalog, offsets_view(context)
+    names: dict[str, str | None] = {}
 
-    def shown(self, key: bytes, value: bytes | None) -> tuple[bytes, bytes | None] | None:
-        """Return key and value of the view's record for a row, or None if the row is hidden."""
+    def name_of(topic_id: str) -> str | None:
+        """Return the name of a topic, or None if its id is unknown. A deleted topic keeps its name
+        for some minutes, so that readers get the tombstones of its offsets."""
+        if topic_id not in names:
+            topic = catalog.find_id(topic_id) or catalog.tombstone(topic_id)
+            if view is not None and view.topic_id == topic_id:
+                topic = view
+            names[topic_id] = None if topic is None else topic.name
+        return names[topic_id]
+
+    def shown(key: bytes, value: bytes | None) -> tuple[bytes, bytes | None] | None:
         if not key.startswith(_OFFSET_ROW):
             return None
         try:
             _, (scoped_group, topic_id, partition), committed = CODEC.decode(key, value)
         except ValueError:
             return None
-        account, group_id = split_scoped(scoped_group, own_account=self._own_account)
-        name = self._name(topic_id) if account == self._account else None
+        account, group_id = split_scoped(scoped_group, own_account=own_account)
+        name = name_of(topic_id) if account == context.account else None
         if name is None:
             return None
         shown_key = encode_key(group_id, name, partition)
@@ -152,14 +159,4 @@ class _Rows:
             topic_id=bytes.fromhex(topic_id),
         )
 
-    def _name(self, topic_id: str) -> str | None:
-        """Return the name of a topic, or None if its id is unknown. A deleted topic keeps its name
-        for some minutes, so that readers get the tombstones of its offsets."""
-        if topic_id not in self._names:
-            view, catalog = self._view, self._catalog
-            if view is not None and view.topic_id == topic_id:
-                topic: Topic | None = view
-            else:
-                topic = catalog.find_id(topic_id) or catalog.tombstone(topic_id)
-            self._names[topic_id] = None if topic is None else topic.name
-        return self._names[topic_id]
+    return shown

@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.access.conditions import MalformedPolicy
 from penstock.access.evaluation import Decision, Kind, compile_policy
-from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.context import KafkaCall
 from penstock.model import acls
 from penstock.model.acls import CLUSTER_NAME, IMPLYING, Permission, ResourceType, host_of
 from penstock.model.names import OFFSETS_TOPIC, is_for_operators, queue_arn
@@ -30,7 +30,6 @@ ACTIONS: Final[Mapping[Operation, str]] = {
     for each in Operation
 }
 UNASKED: Final = -(2**31)  # in replies to clients that did not request their operations
-NOTHING: Final = 0
 
 
 def on_topic(call: KafkaCall, operation: Operation, name: str, topic: Topic | None = None) -> bool:
@@ -46,26 +45,30 @@ def on_topic(call: KafkaCall, operation: Operation, name: str, topic: Topic | No
     if is_for_operators_only and not call.caller.is_operator:
         return False
     if topic is None:
-        arn, policy = topic_arn(call.context, name), None
+        context, policy = call.context, None
+        arn = queue_arn(context.account, context.config.region, name)
     else:
         arn, policy = topic.arn, topic.settings.policy
     return _may(call, operation, ResourceType.TOPIC, name, arn, policy)
 
 
 def on_group(call: KafkaCall, operation: Operation, group_id: str) -> bool:
-    return call.caller.is_trusted or _may(
-        call, operation, ResourceType.GROUP, group_id, group_arn(call.context, group_id)
-    )
+    return _on(call, operation, ResourceType.GROUP, group_id)
 
 
 def on_transaction(call: KafkaCall, operation: Operation, transactional_id: str) -> bool:
-    kind, arn = ResourceType.TRANSACTIONAL_ID, transaction_arn(call.context, transactional_id)
-    return call.caller.is_trusted or _may(call, operation, kind, transactional_id, arn)
+    return _on(call, operation, ResourceType.TRANSACTIONAL_ID, transactional_id)
 
 
 def on_cluster(call: KafkaCall, operation: Operation) -> bool:
-    kind, arn = ResourceType.CLUSTER, cluster_arn(call.context)
-    return call.caller.is_trusted or _may(call, operation, kind, CLUSTER_NAME, arn)
+    return _on(call, operation, ResourceType.CLUSTER, CLUSTER_NAME)
+
+
+def _on(call: KafkaCall, operation: Operation, kind: ResourceType, name: str) -> bool:
+    if call.caller.is_trusted:
+        return True
+    arn = arn_of(call.context.account, call.context.config.region, kind, name)
+    return _may(call, operation, kind, name, arn)
 
 
 def reaches_topic(call: KafkaCall, operation: Operation, topic: Topic) -> bool:
@@ -81,14 +84,9 @@ def may_write_somewhere(call: KafkaCall) -> bool:
     user = call.context.identities.user(call.account, call.caller.user)
     if user is None:
         return False
-    rules = None if call.caller.is_operator else call.context.identities.acls(call.context.account)
-    if rules is not None:
-        principal, host = f"User:{call.caller.user}", host_of(call.connection.peer)
-        decided = rules.decide_somewhere(
-            Operation.WRITE, ResourceType.TOPIC, principal=principal, host=host
-        )
-        if decided is not None:
-            return decided is Permission.ALLOW
+    decided = _by_rules(call, Operation.WRITE, ResourceType.TOPIC, None)
+    if decided is not None:
+        return decided is Permission.ALLOW
     action = ACTIONS[Operation.WRITE].lower()
     for text in user.policies.values():
         try:
@@ -124,22 +122,23 @@ def _may(
     )
 
 
-def may_by_rules(
-    call: KafkaCall, operation: Operation, resource_type: ResourceType, name: str
-) -> bool:
+def may_by_rules(call: KafkaCall, operation: Operation, kind: ResourceType, name: str) -> bool:
     """Return whether the caller is an operator or an access rule allows the operation."""
-    is_allowed = _by_rules(call, operation, resource_type, name) is Permission.ALLOW
+    is_allowed = _by_rules(call, operation, kind, name) is Permission.ALLOW
     return call.caller.is_operator or is_allowed
 
 
 def _by_rules(
-    call: KafkaCall, operation: Operation, resource_type: ResourceType, name: str
+    call: KafkaCall, operation: Operation, resource_type: ResourceType, name: str | None
 ) -> Permission | None:
-    """Return what access rules decide. They do not bind operators, because tenants make them."""
+    """Return what access rules decide, about some resource of the type if ``name`` is None. They do
+    not bind operators, because tenants make them."""
     rules = None if call.caller.is_operator else call.context.identities.acls(call.context.account)
     if rules is None:
         return None
     principal, host = f"User:{call.caller.user}", host_of(call.connection.peer)
+    if name is None:
+        return rules.decide_somewhere(operation, resource_type, principal=principal, host=host)
     return rules.decide(operation, resource_type, name=name, principal=principal, host=host)
 
 
@@ -154,24 +153,13 @@ def _by_policies(call: KafkaCall, operation: Operation, arn: str, policy: str | 
     )
 
 
-def topic_arn(context: KafkaContext, name: str) -> str:
-    return queue_arn(context.account, context.config.region, name)
-
-
-def group_arn(context: KafkaContext, group_id: str) -> str:
-    return f"{_prefix(context)}group/{group_id}"
-
-
-def transaction_arn(context: KafkaContext, transactional_id: str) -> str:
-    return f"{_prefix(context)}txn/{transactional_id}"
-
-
-def cluster_arn(context: KafkaContext) -> str:
-    return f"{_prefix(context)}cluster"
-
-
-def _prefix(context: KafkaContext) -> str:
-    return f"arn:penstock:kafka:{context.config.region}:{context.account}:"
+def arn_of(account: str, region: str, kind: int, name: str) -> str:
+    if kind == ResourceType.TOPIC:
+        return queue_arn(account, region, name)
+    path = "cluster"
+    if kind != ResourceType.CLUSTER:
+        path = f"{'group' if kind == ResourceType.GROUP else 'txn'}/{name}"
+    return f"arn:penstock:kafka:{region}:{account}:{path}"
 
 
 def bits(operations: Iterable[Operation]) -> int:
@@ -190,27 +178,17 @@ OF_CLUSTERS: Final = _operations(
     "CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE"
 )
 OF_GROUPS: Final = _operations("READ DELETE DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS")
-TOPIC_OPERATIONS: Final = bits(OF_TOPICS)
-CLUSTER_OPERATIONS: Final = bits(OF_CLUSTERS)
-GROUP_OPERATIONS: Final = bits(OF_GROUPS)
 
 
 def topic_operations(call: KafkaCall, name: str, topic: Topic | None) -> int:
-    if call.caller.is_trusted:
-        return TOPIC_OPERATIONS
     return bits(each for each in OF_TOPICS if on_topic(call, each, name, topic))
 
 
 def group_operations(call: KafkaCall, group_id: str) -> int:
-    if call.caller.is_trusted:
-        return GROUP_OPERATIONS
     return bits(each for each in OF_GROUPS if on_group(call, each, group_id))
 
 
 def cluster_operations(call: KafkaCall) -> int:
     """Return the caller's operations on the cluster, none without the right to describe it."""
-    if call.caller.is_trusted:
-        return CLUSTER_OPERATIONS
-    if not on_cluster(call, Operation.DESCRIBE):
-        return NOTHING
-    return bits(each for each in OF_CLUSTERS if on_cluster(call, each))
+    may_describe = on_cluster(call, Operation.DESCRIBE)
+    return bits(each for each in OF_CLUSTERS if may_describe and on_cluster(call, each))

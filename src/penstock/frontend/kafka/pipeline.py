@@ -32,7 +32,7 @@ from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.login.logins import Login, user_shown
 from penstock.model.errors import PenstockError
 from penstock.model.file_slice import Piece
-from penstock.model.identity import Caller, Tenant
+from penstock.model.identity import Caller
 from penstock.model.limits import CLIENT_NAME_CHARS_MAX, REQUEST_BYTES_MAX
 from penstock.net.kafka.listener import Buffer, HangUp, KafkaConnection, Reply
 from penstock.net.slices import Turns
@@ -130,7 +130,11 @@ class KafkaFrontend:
                 self._logins.check(login)
                 caller = login.caller
             account = caller.account
-            context = self._context_of(account)
+            context = self._contexts.get(account)
+            if context is None:
+                if len(self._contexts) >= ACCOUNTS_MAX:
+                    self._contexts.clear()
+                context = self._contexts[account] = self._context.of(account)
             call = KafkaCall(context, header, api, connection, caller, self._turns)
             code, buffers = await self._answer(call, login, frame)
             if account:
@@ -160,7 +164,6 @@ class KafkaFrontend:
         if codec is None:
             codec = self._codecs[call.api.key] = call.api.codec()
         is_produce = call.api.key == PRODUCE
-        received_bytes = len(frame) if is_produce else 0
         body_at, version = call.header.body_at, call.version
         request: Message
         try:
@@ -185,12 +188,20 @@ class KafkaFrontend:
         else:
             response = await action(call, request)
         buffers = None if response is None else await self._encode(call, codec, response)
-        pause_ms = 0
-        if login.payer is not None and call.caller.account:
-            requests = requests_in(request, len(frame))
-            pause_ms = self._charge(call, login.payer, received_bytes, buffers, requests)
-        if quotas.is_any:
-            pause_ms = max(pause_ms, self._charge_client(call, received_bytes, buffers))
+        pause_ms, payer = 0, login.payer if call.caller.account else None
+        if payer is not None or quotas.is_any:
+            has_records = buffers is not None and call.api.key in _RECORD_APIS
+            size_bytes = len(frame) if is_produce else 0
+            if has_records:
+                size_bytes = sum(map(len, buffers or ()))
+            if payer is not None:
+                charged, now_ms = f"kafka:{call.api.name}", self._context.clock.mono_ms()
+                requests = requests_in(request, len(frame))
+                pause_ms = self._context.throttler.charge(
+                    payer, call.caller, charged, size_bytes, now_ms=now_ms, requests=requests
+                )
+            if quotas.is_any and (is_produce or has_records):
+                pause_ms = max(pause_ms, self._charge_client(call, size_bytes))
         if pause_ms:
             call.connection.hold_back(pause_ms / 1_000)
             if getattr(response, "throttle_time_ms", pause_ms) < pause_ms:
@@ -198,14 +209,6 @@ class KafkaFrontend:
                 buffers = await self._encode(call, codec, paused)
         code = getattr(response, "error_code", 0)  # of the whole reply, not of its parts
         return OK if code == 0 else ErrorCode(code).name, buffers
-
-    def _context_of(self, account: str) -> KafkaContext:
-        context = self._contexts.get(account)
-        if context is None:
-            if len(self._contexts) >= ACCOUNTS_MAX:
-                self._contexts.clear()
-            context = self._contexts[account] = self._context.of(account)
-        return context
 
     async def _encode(self, call: KafkaCall, codec: Codec, response: Any) -> Sequence[Piece]:
         if call.is_long:
@@ -217,26 +220,9 @@ class KafkaFrontend:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(None, function, *arguments)
 
-    def _charge(
-        self, call: KafkaCall, payer: Tenant, received_bytes: int, buffers: Reply, requests: int
-    ) -> int:
-        """Charge a request to its tenant. Return the pause of the client in milliseconds."""
-        size_bytes = received_bytes
-        if buffers is not None and call.api.key in _RECORD_APIS:
-            size_bytes += sum(map(len, buffers))
-        action, now_ms = f"kafka:{call.api.name}", self._context.clock.mono_ms()
-        return self._context.throttler.charge(
-            payer, call.caller, action, size_bytes, now_ms=now_ms, requests=requests
-        )
-
-    def _charge_client(self, call: KafkaCall, received_bytes: int, buffers: Reply) -> int:
-        """Charge a request to its user and client id. Return the pause in milliseconds."""
-        if call.api.key == PRODUCE:
-            key, size_bytes = PRODUCED, received_bytes
-        elif call.api.key in _RECORD_APIS and buffers is not None:
-            key, size_bytes = FETCHED, sum(map(len, buffers))
-        else:
-            return 0
+    def _charge_client(self, call: KafkaCall, size_bytes: int) -> int:
+        """Charge records to their user and client id. Return the pause in milliseconds."""
+        key = PRODUCED if call.api.key == PRODUCE else FETCHED
         now_ms = self._context.clock.mono_ms()
         pause_ms = self._quotas.charge(*_client(call), key, size_bytes, now_ms=now_ms)
         if pause_ms:

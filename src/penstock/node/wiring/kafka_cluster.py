@@ -10,7 +10,9 @@ from typing import Final
 from penstock.frontend.kafka.ports.cluster import (
     NO_LEADER,
     BrokerAt,
+    Brokers,
     Election,
+    KafkaCluster,
     Place,
     Quorum,
     Reassigned,
@@ -45,9 +47,7 @@ _OUTCOMES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterBrokers:
-    """Implements ``frontend.kafka.ports.cluster.Brokers``."""
-
+class ClusterBrokers(Brokers):
     _cluster: ClusterRole
     _catalog: Catalog
     _namespace: tuple[str, str]  # account and region
@@ -98,9 +98,7 @@ def broker_of(entry: cluster_entries.NodeEntry) -> BrokerAt | None:
     return BrokerAt(entry.node, host, port, entry.rack or None)
 
 
-class ClusterChanges:
-    """Implements ``frontend.kafka.ports.cluster.KafkaCluster``."""
-
+class ClusterChanges(KafkaCluster):
     def __init__(self, cluster: ClusterRole) -> None:
         self._cluster = cluster
         self._store = cluster.store

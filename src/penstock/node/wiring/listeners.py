@@ -17,7 +17,7 @@ from penstock.frontend.kafka.config import KafkaConfig as KafkaFrontendConfig
 from penstock.frontend.kafka.configs import broker_configs
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.pipeline import KafkaFrontend, is_produce
-from penstock.frontend.kafka.ports.cluster import Brokers, SoleBroker
+from penstock.frontend.kafka.ports.cluster import Brokers
 from penstock.frontend.kafka.ports.coordinators import GuardedCoordinators, GuardedGroups
 from penstock.frontend.kafka.sessions.fetch_sessions import FetchSessions
 from penstock.frontend.kafka.sessions.share_sessions import ShareSessions
@@ -259,10 +259,9 @@ class Listeners:
         setup, calls, security = self._setup, self._calls, self._security
         node = setup.config.node
         table, config = facts.usage, self._kafka_config()
-        nodes: Brokers
         if self._cluster is None:
             epoch_of = role.broker.partitions.epoch_of
-            nodes = SoleBroker(config.node_id, config.advertised, epoch_of)
+            nodes = Brokers(config.node_id, config.advertised, epoch_of)
         else:
             namespace = (node.account, node.region)
             nodes = ClusterBrokers(self._cluster, calls.stream_catalog, namespace)

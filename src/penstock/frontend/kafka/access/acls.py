@@ -2,16 +2,26 @@
 
 A rule may name any principal and any resource, whether or not they exist. With authentication off
 the reply is SECURITY_DISABLED, because no rules are checked. ``model/acls.py`` evaluates rules.
-Below feature level 6 a new rule is stored as a statement of a user's policy (``policy_acls.py``).
-Such rules are shown and deleted like others, but only operators may change an operator's policy."""
 
-from collections.abc import Mapping
-from typing import Final
+Below feature level 6 a new rule is one statement of the policy ``kafka-acls`` of a user, because
+older nodes cannot read other rules. It must name an existing user, and an IP address or ``*`` as
+host. Such rules are shown and deleted like others, but only operators may change an operator's
+policy. Other statements that people wrote there stay unchanged and are not shown.
 
+    User:ann may read topics orders-*, from anywhere
+        {"Effect": "Allow", "Action": "kafka:Read",
+         "Resource": "arn:aws:sqs:us-east-1:000000000000:orders-*"}
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
 from msgspec.structs import astuple
 
-from penstock.frontend.kafka.access import policy_acls
 from penstock.frontend.kafka.checks import check_cluster
+from penstock.frontend.kafka.configs.rows import is_address
 from penstock.frontend.kafka.context import KafkaCall
 from penstock.frontend.kafka.errors import (
     API_ERRORS,
@@ -20,10 +30,11 @@ from penstock.frontend.kafka.errors import (
     error_fields,
     invalid_request,
 )
-from penstock.frontend.kafka.ports.identities import IdentityChanges
+from penstock.frontend.kafka.permissions import ACTIONS, OF_CLUSTERS, OF_GROUPS, OF_TOPICS, arn_of
+from penstock.metadata.security.identities import StoredIdentities
 from penstock.model import acls as model
-from penstock.model.errors import NotFound
-from penstock.model.identity import User
+from penstock.model.errors import AccessDenied, NotFound
+from penstock.model.identity import Caller, User
 from penstock.model.levels import ACLS_STORED
 from penstock.model.limits import ACL_TEXT_CHARS_MAX
 from penstock.wire.kafka.faults import ErrorCode
@@ -37,18 +48,31 @@ _TYPES: Final = frozenset(model.ResourceType)
 _OPERATIONS: Final = frozenset((model.ALL, *model.Operation))
 _PATTERNS: Final = frozenset(model.PatternType)
 _PERMISSIONS: Final = frozenset(model.Permission)
+POLICY: Final = "kafka-acls"
+VERSION: Final = "2012-10-17"  # has ${*} for a literal star
+PRINCIPAL: Final = "User:"
+_ALL_ACTIONS: Final = "kafka:*"
+_OF_RESOURCES: Final[Mapping[int, frozenset[model.Operation]]] = {
+    model.ResourceType.TOPIC: frozenset(OF_TOPICS),
+    model.ResourceType.GROUP: frozenset(OF_GROUPS),
+    model.ResourceType.CLUSTER: frozenset(OF_CLUSTERS),
+    model.ResourceType.TRANSACTIONAL_ID: frozenset(
+        (model.Operation.WRITE, model.Operation.DESCRIBE)
+    ),
+}
+_OF_ACTIONS: Final = {action: each for each, action in ACTIONS.items()}
+_FIELDS: Final = frozenset(("Effect", "Action", "Resource", "Condition"))
+_SPECIAL: Final = re.compile(r"[*?$]")
+_TOKENS: Final = re.compile(r"\$\{([*?$])\}|([^*?$])", re.DOTALL)
+_ESCAPED: Final = re.compile(rf"(?:{_TOKENS.pattern})+", re.DOTALL)
 
 
-def _check_allowed(call: KafkaCall, operation: model.Operation) -> IdentityChanges:
+def _check_allowed(call: KafkaCall, operation: model.Operation) -> StoredIdentities:
     changes = call.context.changes
     if not call.context.config.is_auth_on or changes is None:
         raise ApiError(ErrorCode.SECURITY_DISABLED)
     check_cluster(call, operation)
     return changes
-
-
-def _policies(call: KafkaCall) -> policy_acls.AclPolicies:
-    return policy_acls.AclPolicies(account=call.context.account, region=call.context.config.region)
 
 
 async def create(call: KafkaCall, request: create_wire.Request) -> create_wire.Response:
@@ -115,29 +139,27 @@ def _check_rule(acl: model.Acl) -> None:
 
 
 async def _add_to_policies(
-    call: KafkaCall, changes: IdentityChanges, rules: Mapping[int, model.Acl]
+    call: KafkaCall, changes: StoredIdentities, rules: Mapping[int, model.Acl]
 ) -> Mapping[int, ApiError]:
     """Store rules in the policies of users, where older nodes find them. Return the errors."""
     errors: dict[int, ApiError] = {}
     by_user: dict[str, dict[int, model.Acl]] = {}
     for position, rule in rules.items():
         try:
-            by_user.setdefault(policy_acls.user_of(rule), {})[position] = rule
+            by_user.setdefault(user_of(rule), {})[position] = rule
         except ApiError as error:
             errors[position] = api_error(error)
-    policies = _policies(call)
+    policies = AclPolicies(call.context.account, call.context.config.region)
     async for user, added in call.slices.each(by_user.items()):
 
         def change(before: User, added: Mapping[int, model.Acl] = added) -> User:
-            policy_acls.check_may_change(call.caller, before)
+            check_may_change(call.caller, before)
             return policies.with_rules(before, list(added.values()))
 
         try:
             await changes.change_user(call.context.account, user, change)
         except NotFound:
-            unknown = policy_acls.needs_level(
-                f"A rule for the user {user[:100]}, who does not exist,"
-            )
+            unknown = needs_level(f"A rule for the user {user[:100]}, who does not exist,")
             errors |= dict.fromkeys(added, unknown)
         except API_ERRORS as error:
             errors |= dict.fromkeys(added, api_error(error))
@@ -176,7 +198,7 @@ def _is_name_match(rule: model.Acl, wanted: Filter) -> bool:
 async def describe(call: KafkaCall, request: describe_wire.Request) -> describe_wire.Response:
     _check_allowed(call, model.Operation.DESCRIBE)
     rules = await _stored(call, request)
-    policies = _policies(call)
+    policies = AclPolicies(call.context.account, call.context.config.region)
     async for user in call.slices.each(list(call.context.identities.users(call.context.account))):
         rules += [rule for rule in policies.rules_of(user) if is_match(rule, request)]
     found: dict[tuple[int, str, int], list[describe_wire.AclDescription]] = {}
@@ -190,36 +212,27 @@ async def describe(call: KafkaCall, request: describe_wire.Request) -> describe_
 
 async def delete(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
     """Delete all rules that match a filter, with effect from the next request of every client."""
-    results = [await _deleted(call, each) async for each in call.slices.each(request.filters)]
+    context, kind, results = call.context, delete_wire.DeleteAclsFilterResult, []
+    async for wanted in call.slices.each(request.filters):
+        try:
+            changes = _check_allowed(call, model.Operation.ALTER)
+            _check_filter(wanted)
+            stored = await _stored(call, wanted)
+            if stored:
+                await changes.remove_acls(context.account, stored)
+        except API_ERRORS as error:
+            results.append(kind(**error_fields(error)))
+            continue
+        matching: dict[model.Acl, ApiError | None] = dict.fromkeys(stored)
+        async for user in call.slices.each(list(context.identities.users(context.account))):
+            for rule, failure in (await _delete_of_user(call, changes, user, wanted)).items():
+                matching[rule] = matching.get(rule) or failure  # a rule may also be in a policy
+        deleted = []
+        async for rule, failure in call.slices.each(list(matching.items())):
+            code, message = (0, None) if failure is None else (failure.code, failure.message)
+            deleted.append(delete_wire.DeleteAclsMatchingAcl(code, message, *astuple(rule)))
+        results.append(kind(error_message=None, matching_acls=deleted))
     return delete_wire.Response(filter_results=results)
-
-
-async def _deleted(
-    call: KafkaCall, wanted: delete_wire.DeleteAclsFilter
-) -> delete_wire.DeleteAclsFilterResult:
-    context = call.context
-    try:
-        changes = _check_allowed(call, model.Operation.ALTER)
-        _check_filter(wanted)
-        stored = await _stored(call, wanted)
-        if stored:
-            await changes.remove_acls(context.account, stored)
-    except API_ERRORS as error:
-        return delete_wire.DeleteAclsFilterResult(**error_fields(error))
-    matching: dict[model.Acl, ApiError | None] = dict.fromkeys(stored)
-    async for user in call.slices.each(list(context.identities.users(context.account))):
-        for rule, failure in (await _delete_of_user(call, changes, user, wanted)).items():
-            matching[rule] = matching.get(rule) or failure  # a rule may also be in a policy
-    return delete_wire.DeleteAclsFilterResult(
-        error_message=None,
-        matching_acls=[
-            delete_wire.DeleteAclsMatchingAcl(
-                *((0, None) if failure is None else (failure.code, failure.message)),
-                *astuple(rule),
-            )
-            async for rule, failure in call.slices.each(list(matching.items()))
-        ],
-    )
 
 
 def _check_filter(wanted: Filter) -> None:
@@ -237,15 +250,15 @@ def _check_filter(wanted: Filter) -> None:
 
 
 async def _delete_of_user(
-    call: KafkaCall, changes: IdentityChanges, user: User, wanted: Filter
+    call: KafkaCall, changes: StoredIdentities, user: User, wanted: Filter
 ) -> Mapping[model.Acl, ApiError | None]:
-    policies = _policies(call)
+    policies = AclPolicies(call.context.account, call.context.config.region)
     found = [rule for rule in policies.rules_of(user) if is_match(rule, wanted)]
     if not found:
         return {}
 
     def change(before: User) -> User:
-        policy_acls.check_may_change(call.caller, before)
+        check_may_change(call.caller, before)
         return policies.without_rules(before, frozenset(found))
 
     try:
@@ -255,3 +268,134 @@ async def _delete_of_user(
     except API_ERRORS as error:
         return dict.fromkeys(found, api_error(error))
     return dict.fromkeys(found)
+
+
+def user_of(rule: model.Acl) -> str:
+    """Return the user whose policy stores the rule. Raises ApiError if a policy cannot store it."""
+    name = rule.principal.removeprefix(PRINCIPAL)
+    operations = _OF_RESOURCES.get(rule.resource_type, frozenset())
+    is_written = (
+        rule.principal.startswith(PRINCIPAL)
+        and name not in ("", model.EVERY)
+        and (rule.operation == model.ALL or rule.operation in operations)
+        and (
+            rule.resource_type != model.ResourceType.CLUSTER
+            or rule.pattern_type == model.PatternType.LITERAL
+        )
+        and (rule.host == model.EVERY or is_address(rule.host))
+    )
+    if not is_written:
+        raise needs_level("This rule")
+    return name
+
+
+def needs_level(what: str) -> ApiError:
+    return invalid_request(
+        f"{what} needs feature level {ACLS_STORED}: upgrade all nodes, then run penstock cluster"
+        " upgrade."
+    )
+
+
+def check_may_change(caller: Caller, user: User) -> None:
+    if user.is_operator and not caller.is_operator:
+        raise AccessDenied(f"{user.name} is an operator: only an operator may change these rules.")
+
+
+class AclPolicies:
+    def __init__(self, account: str, region: str) -> None:
+        self._prefixes = {kind: arn_of(account, region, kind, "") for kind in _OF_RESOURCES}
+
+    def rules_of(self, user: User) -> list[model.Acl]:
+        return [rule for _, rule in self._read(user) if rule is not None]
+
+    def with_rules(self, user: User, added: Sequence[model.Acl]) -> User:
+        """Return the user with these rules added to its policy, unless it has them already."""
+        found = self._read(user)
+        known = {rule for _, rule in found}
+        fresh = [rule for rule in dict.fromkeys(added) if rule not in known]
+        if not fresh:
+            return user
+        blocks = [block for block, _ in found] + [self._statement(rule) for rule in fresh]
+        return _with_statements(user, blocks)
+
+    def without_rules(self, user: User, removed: frozenset[model.Acl]) -> User:
+        found = self._read(user)
+        kept = [block for block, rule in found if rule not in removed]
+        return user if len(kept) == len(found) else _with_statements(user, kept)
+
+    def _read(self, user: User) -> list[tuple[Any, model.Acl | None]]:
+        text = user.policies.get(POLICY)
+        if text is None:
+            return []
+        given = msgspec.json.decode(text)["Statement"]
+        blocks = given if isinstance(given, list) else [given]
+        return [(block, self._rule(block, user.name)) for block in blocks]
+
+    def _statement(self, rule: model.Acl) -> dict[str, Any]:
+        resource = self._prefixes[rule.resource_type]
+        if rule.resource_type != model.ResourceType.CLUSTER:
+            is_literal, name = rule.pattern_type == model.PatternType.LITERAL, rule.resource_name
+            if not is_literal or name != model.EVERY:
+                name = _SPECIAL.sub(lambda found: f"${{{found[0]}}}", name)
+            resource += name if is_literal else f"{name}*"
+        action = _ALL_ACTIONS
+        if rule.operation != model.ALL:
+            action = ACTIONS[model.Operation(rule.operation)]
+        is_allow = rule.permission_type == model.Permission.ALLOW
+        block: dict[str, Any] = {"Effect": "Allow" if is_allow else "Deny"}
+        block |= {"Action": action, "Resource": resource}
+        if rule.host != model.EVERY:
+            block["Condition"] = {"IpAddress": {"aws:SourceIp": rule.host}}
+        return block
+
+    def _rule(self, block: Any, user: str) -> model.Acl | None:
+        """Return the rule that a policy statement expresses, or None if it is another statement."""
+        if not isinstance(block, dict) or block.keys() - _FIELDS:
+            return None
+        found = self._pattern(block.get("Resource"))
+        host = _host(block.get("Condition"))
+        action = block.get("Action")
+        if found is None or host is None or not isinstance(action, str):
+            return None
+        operation = model.ALL if action == _ALL_ACTIONS else _OF_ACTIONS.get(action)
+        if operation is None:
+            return None
+        is_allow = block.get("Effect") == "Allow"
+        permission = model.Permission.ALLOW if is_allow else model.Permission.DENY
+        return model.Acl(*found, PRINCIPAL + user, host, int(operation), permission)
+
+    def _pattern(self, resource: object) -> tuple[int, str, int] | None:
+        if not isinstance(resource, str):
+            return None
+        if resource == self._prefixes[model.ResourceType.CLUSTER]:
+            return model.ResourceType.CLUSTER, model.CLUSTER_NAME, model.PatternType.LITERAL
+        for resource_type, prefix in self._prefixes.items():
+            if resource_type == model.ResourceType.CLUSTER or not resource.startswith(prefix):
+                continue
+            rest = resource.removeprefix(prefix)
+            if rest == model.EVERY:
+                return resource_type, model.EVERY, model.PatternType.LITERAL
+            escaped = rest.removesuffix("*")
+            if not _ESCAPED.fullmatch(escaped):
+                return None  # the name is empty or has wildcards
+            name = "".join(token[1] or token[2] for token in _TOKENS.finditer(escaped))
+            kind = model.PatternType.PREFIXED if rest.endswith("*") else model.PatternType.LITERAL
+            return resource_type, name, kind
+        return None
+
+
+def _host(condition: object) -> str | None:
+    match condition:
+        case None:
+            return model.EVERY
+        case {"IpAddress": {"aws:SourceIp": str(address), **inner}, **rest}:
+            return None if inner or rest or "/" in address else address
+    return None
+
+
+def _with_statements(user: User, blocks: Sequence[Any]) -> User:
+    policies = {name: text for name, text in user.policies.items() if name != POLICY}
+    if blocks:
+        document = {"Version": VERSION, "Statement": blocks}
+        policies[POLICY] = msgspec.json.encode(document).decode()
+    return msgspec.structs.replace(user, policies=policies)

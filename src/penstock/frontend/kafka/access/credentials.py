@@ -11,7 +11,7 @@ token contain its secret."""
 import base64
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -21,7 +21,7 @@ from penstock.frontend.kafka.errors import API_ERRORS, ApiError, api_error, erro
 from penstock.frontend.kafka.login.logins import user_shown
 from penstock.frontend.kafka.login.passwords import is_live
 from penstock.frontend.kafka.permissions import may_by_rules
-from penstock.frontend.kafka.ports.identities import TokenCalls
+from penstock.metadata.security.acl_rules import DelegationTokens
 from penstock.model.acls import Operation, ResourceType
 from penstock.model.errors import Conflict, InvalidRequest, NotFound
 from penstock.model.identity import Caller, DelegationToken, User
@@ -163,7 +163,7 @@ async def describe_scram(call: KafkaCall, request: describe_wire.Request) -> des
     return describe_wire.Response(error_message="", results=results)
 
 
-def _check_tokens(call: KafkaCall) -> TokenCalls:
+def _check_tokens(call: KafkaCall) -> DelegationTokens:
     """Return the store of tokens. Raises ApiError if authentication is off, the client is logged in
     with a token itself, or a node of the cluster may be too old to support tokens."""
     context = call.context
@@ -180,29 +180,21 @@ def _may_renew(caller: Caller, token: DelegationToken) -> bool:
 
 
 async def create_token(call: KafkaCall, request: create_wire.Request) -> create_wire.Response:
-    reply = create_wire.Response(
-        principal_type=(request.owner_principal_name and request.owner_principal_type) or USER,
-        principal_name=request.owner_principal_name or user_shown(call.caller),
-        token_requester_principal_type=USER,
-        token_requester_principal_name=user_shown(call.caller),
-        issue_timestamp_ms=_NO_TIME,
-        expiry_timestamp_ms=_NO_TIME,
-        max_timestamp_ms=_NO_TIME,
-    )
+    requester = user_shown(call.caller)
+    owner_type = (request.owner_principal_name and request.owner_principal_type) or USER
+    names = (owner_type, request.owner_principal_name or requester, USER, requester)
     try:
         tokens = _check_tokens(call)
         token = _new_token(call, request)
         await tokens.create(token)
     except API_ERRORS as error:
-        return msgspec.structs.replace(reply, error_code=api_error(error).code)
-    return msgspec.structs.replace(
-        reply,
-        issue_timestamp_ms=token.issued_at_ms,
-        expiry_timestamp_ms=token.expires_at_ms,
-        max_timestamp_ms=token.max_at_ms,
-        token_id=token.token_id,
-        hmac=tokens.hmac_of(token.token_id),
-    )
+        return create_wire.Response(api_error(error).code, *names, _NO_TIME, _NO_TIME, _NO_TIME)
+    return create_wire.Response(0, *names, *_shown(tokens, token))
+
+
+def _shown(tokens: DelegationTokens, token: DelegationToken) -> tuple[Any, ...]:
+    times = (token.issued_at_ms, token.expires_at_ms, token.max_at_ms)
+    return *times, token.token_id, tokens.hmac_of(token.token_id)
 
 
 def _new_token(call: KafkaCall, request: create_wire.Request) -> DelegationToken:
@@ -296,20 +288,9 @@ async def describe_tokens(call: KafkaCall, request: tokens_wire.Request) -> toke
         renewers = [
             tokens_wire.DescribedDelegationTokenRenewer(USER, each) for each in token.renewers
         ]
-        found.append(
-            tokens_wire.DescribedDelegationToken(
-                principal_type=USER,
-                principal_name=token.owner,
-                token_requester_principal_type=USER,
-                token_requester_principal_name=token.requester,
-                issue_timestamp=token.issued_at_ms,
-                expiry_timestamp=token.expires_at_ms,
-                max_timestamp=token.max_at_ms,
-                token_id=token.token_id,
-                hmac=tokens.hmac_of(token.token_id),
-                renewers=renewers,
-            )
-        )
+        names = (USER, token.owner, USER, token.requester)
+        fields = (*names, *_shown(tokens, token), renewers)
+        found.append(tokens_wire.DescribedDelegationToken(*fields))
     return tokens_wire.Response(tokens=found)
 
 

@@ -132,26 +132,22 @@ class ClientQuotas:
         for entity in entities_of(client.user, client.client_id):
             resource = Resource(client.account, CLIENT_QUOTA, entity_text(entity))
             text = self._stored.get(resource).get(client.key)
-            if text is not None:
-                bucket = self._shared(client, dict(entity), float(text), now_ms)
-                break
+            if text is None:
+                continue
+            kinds, per_s = dict(entity), float(text)
+            # Clients of the same entity share a bucket.
+            place = client._replace(
+                user=client.user if USER in kinds else "",
+                client_id=client.client_id if CLIENT_ID in kinds else "",
+            )
+            bucket = self._buckets.get(place)
+            if bucket is None or bucket.rate.per_s != per_s:
+                if len(self._buckets) >= BUCKETS_MAX:
+                    self._found.clear()  # it may refer to dropped buckets
+                    _drop_idle(self._buckets, now_ms)
+                bucket = self._buckets[place] = LeakyBucket(Rate(per_s, per_s))
+            break
         self._found[client] = bucket
-        return bucket
-
-    def _shared(
-        self, client: _Client, entity: Mapping[str, str | None], per_s: float, now_ms: float
-    ) -> LeakyBucket:
-        """Return the bucket that this client shares with other clients of the same entity."""
-        place = client._replace(
-            user=client.user if USER in entity else "",
-            client_id=client.client_id if CLIENT_ID in entity else "",
-        )
-        bucket = self._buckets.get(place)
-        if bucket is None or bucket.rate.per_s != per_s:
-            if len(self._buckets) >= BUCKETS_MAX:
-                self._found.clear()  # it may refer to dropped buckets
-                _drop_idle(self._buckets, now_ms)
-            bucket = self._buckets[place] = LeakyBucket(Rate(per_s, per_s))
         return bucket
 
 
@@ -227,7 +223,7 @@ def _plain(address: str) -> str:
     return str(mapped or found)
 
 
-async def alter_quotas(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
+async def alter(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
     named = [
         (sorted_entity([(part.entity_type, part.entity_name) for part in entry.entity]), entry)
         for entry in request.entries
@@ -326,9 +322,7 @@ class Match(IntEnum):
     ANY = 2
 
 
-async def describe_quotas(
-    call: KafkaCall, request: describe_wire.Request
-) -> describe_wire.Response:
+async def describe(call: KafkaCall, request: describe_wire.Request) -> describe_wire.Response:
     try:
         check_cluster(call, Operation.DESCRIBE_CONFIGS)
         filters = _filters(request.components)

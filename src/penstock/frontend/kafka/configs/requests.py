@@ -29,29 +29,21 @@ _TYPES_FROM: Final = 1
 Edits = Callable[[Any, Table, Mapping[str, str]], Edit]
 
 
-async def replace_configs(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
+async def replace(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
     def edits(resource: Any, _: Table, current: Mapping[str, str]) -> Edit:
         given = {config.name: config.value for config in resource.configs}
         return Edit(given, frozenset(current.keys() - given.keys()))
 
-    return alter_wire.Response(
-        responses=await _alter_all(call, request, edits, alter_wire.AlterConfigsResourceResponse)
-    )
+    kind = alter_wire.AlterConfigsResourceResponse
+    return alter_wire.Response(responses=await _alter_all(call, request, edits, kind))
 
 
-async def change_configs(
-    call: KafkaCall, request: incremental_wire.Request
-) -> incremental_wire.Response:
-    def edits(resource: Any, rows: Table, current: Mapping[str, str]) -> Edit:
-        return edit_of(resource.configs, rows, current)
-
+async def change(call: KafkaCall, request: incremental_wire.Request) -> incremental_wire.Response:
     kind = incremental_wire.AlterConfigsResourceResponse
-    return incremental_wire.Response(responses=await _alter_all(call, request, edits, kind))
+    return incremental_wire.Response(responses=await _alter_all(call, request, edit_of, kind))
 
 
-async def _alter_all(
-    call: KafkaCall, request: Any, edits: Edits, kind: Callable[..., Any]
-) -> list[Any]:
+async def _alter_all(call: KafkaCall, request: Any, edits: Edits, kind: Any) -> list[Any]:
     twice = checks.repeated((each.resource_type, each.resource_name) for each in request.resources)
     results = []
     async for resource in call.slices.each(request.resources):
@@ -116,27 +108,21 @@ def _set_on(topic: Topic) -> dict[str, str]:
     return configs if topic.fsync is None else configs | {topics.FSYNC: topic.fsync.value}
 
 
-async def describe_configs(
-    call: KafkaCall, request: describe_wire.Request
-) -> describe_wire.Response:
+async def describe(call: KafkaCall, request: describe_wire.Request) -> describe_wire.Response:
     results = []
     async for resource in call.slices.each(dict.fromkeys(request.resources)):
         fields: dict[str, Any] = {"error_message": ""}  # not null, as in Kafka
-        shown = []
+        resource_type, name, shown = resource.resource_type, resource.resource_name, []
         keys = frozenset(resource.configuration_keys or ())
         try:
-            entries = await _entries(call, resource.resource_type, resource.resource_name)
+            entries = await _entries(call, resource_type, name)
             shown = [_shown(one, request) for one in entries if not keys or one.name in keys]
         except API_ERRORS as error:
             fields = error_fields(error)
-        results.append(
-            describe_wire.DescribeConfigsResult(
-                **fields,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-                configs=shown,
-            )
+        result = describe_wire.DescribeConfigsResult(
+            **fields, resource_type=resource_type, resource_name=name, configs=shown
         )
+        results.append(result)
     return describe_wire.Response(results=results)
 
 

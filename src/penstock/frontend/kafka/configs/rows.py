@@ -5,7 +5,7 @@ a text such as "the value must be true or false"."""
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -17,7 +17,10 @@ from penstock.frontend.kafka.errors import ApiError, invalid_request
 from penstock.model.levels import BROKER_CONFIGS_STORED
 from penstock.model.stream import LONG_MAX
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.generated.incremental_alter_configs import AlterableConfig
+from penstock.wire.kafka.generated.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+)
 
 INT_MAX: Final = 2**31 - 1
 DIGITS_MAX: Final = 20  # of a 64-bit number with its sign
@@ -212,26 +215,24 @@ class Edit(NamedTuple):
     removed: frozenset[str] = frozenset()  # names of configs that get their defaults
 
 
-def edit_of(configs: Iterable[AlterableConfig], rows: Table, current: Mapping[str, str]) -> Edit:
+def edit_of(resource: AlterConfigsResource, rows: Table, current: Mapping[str, str]) -> Edit:
     given: dict[str, str | None] = {}
     removed: list[str] = []
-    for config in configs:
+    for config in resource.configs:
         operation = config.config_operation
         if operation == ListOperation.DELETE:
             removed.append(config.name)
         elif operation == ListOperation.SET:
             given[config.name] = config.value
         elif operation in (ListOperation.APPEND, ListOperation.SUBTRACT):
-            given[config.name] = _changed_list(config, rows.get(config.name), current)
+            given[config.name] = _changed_list(config, rows, current)
         else:
             raise invalid_request(f"Unknown operation {operation}: use 0 to 3.")
     return Edit(given, frozenset(removed))
 
 
-def _changed_list(
-    config: AlterableConfig, row: ConfigRow | None, current: Mapping[str, str]
-) -> str:
-    name = config.name
+def _changed_list(config: AlterableConfig, rows: Table, current: Mapping[str, str]) -> str:
+    name, row = config.name, rows.get(config.name)
     if row is None or row.type is not ValueType.LIST:
         raise invalid_config(f"The config {name} is not a list.")
     if config.value is None:

@@ -2,8 +2,8 @@
 the four describes groups of one kind and does not find other groups. A group that reads topics that
 the caller may not describe is not described, unless it is a classic group."""
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import astuple
 
@@ -11,13 +11,13 @@ from penstock.cursor.coordinator_calls import DeleteGroup, DescribeGroup, ListGr
 from penstock.cursor.groups.assignors import Partitions, to_map
 from penstock.cursor.groups.classic.classic_state import State
 from penstock.cursor.groups.decision import Description, MemberDescription
-from penstock.cursor.groups.records import InternalTopic, StreamsMemberValue, TopologyValue
+from penstock.cursor.groups.records import InternalTopic, StreamsMemberValue
 from penstock.cursor.groups.streams.streams_requests import topic_names
 from penstock.cursor.groups.streams.task_assignor import maps_by_role
 from penstock.frontend.kafka import permissions
 from penstock.frontend.kafka.checks import check_group, find_id, id_of
-from penstock.frontend.kafka.context import KafkaCall, KafkaContext
-from penstock.frontend.kafka.errors import API_ERRORS, ApiError, api_error
+from penstock.frontend.kafka.context import Handler, KafkaCall, KafkaContext
+from penstock.frontend.kafka.errors import API_ERRORS, api_error
 from penstock.frontend.kafka.shares.share_groups import check_share_group, shared_topics
 from penstock.model.calls import CloseShare
 from penstock.model.topic import Topic
@@ -30,7 +30,6 @@ from penstock.wire.kafka.generated import share_group_describe as share_wire
 from penstock.wire.kafka.generated import streams_group_describe as streams_wire
 
 _MISSING_IS_ERROR_FROM = 6  # version of DescribeGroups
-G = TypeVar("G")
 _MEMBER_TYPE_CONSUMER = 1  # as opposed to a classic member that is being converted
 
 
@@ -64,7 +63,8 @@ async def _look_up(call: KafkaCall, request: Any, kind: str) -> list[_Lookup]:
     group_ids = request.groups if kind == "classic" else request.group_ids
     async for group_id in call.slices.each(dict.fromkeys(group_ids)):
         if not permissions.on_group(call, permissions.Operation.DESCRIBE, group_id):
-            lookups.append(_denied(ErrorCode.GROUP_AUTHORIZATION_FAILED, group_id))
+            denied = ErrorCode.GROUP_AUTHORIZATION_FAILED
+            lookups.append(_Lookup(group_id, code=denied, message=denied.message))
             continue
         operations = permissions.UNASKED
         if request.include_authorized_operations:
@@ -79,12 +79,9 @@ async def _look_up(call: KafkaCall, request: Any, kind: str) -> list[_Lookup]:
         elif await _may_describe_topics(call, found):
             lookups.append(_Lookup(group_id, found, operations))
         else:
-            lookups.append(_denied(ErrorCode.TOPIC_AUTHORIZATION_FAILED, group_id))
+            denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            lookups.append(_Lookup(group_id, code=denied, message=denied.message))
     return lookups
-
-
-def _denied(code: ErrorCode, group_id: str) -> _Lookup:
-    return _Lookup(group_id, code=code, message=code.message)
 
 
 async def _may_describe_topics(call: KafkaCall, group: Description) -> bool:
@@ -117,82 +114,69 @@ def _topics(context: KafkaContext, partitions: Partitions) -> Iterator[tuple[Top
 
 async def classic(call: KafkaCall, request: classic_wire.Request) -> classic_wire.Response:
     """Describe classic groups. An unknown group is Dead, and has an error from version 6 on."""
-    is_missing_error = call.version >= _MISSING_IS_ERROR_FROM
-    return classic_wire.Response(
-        groups=[
-            _classic(lookup, is_missing_error=is_missing_error)
-            for lookup in await _look_up(call, request, "classic")
-        ]
-    )
-
-
-def _classic(lookup: _Lookup, *, is_missing_error: bool) -> classic_wire.DescribedGroup:
-    found, group_id = lookup.found, lookup.group_id
-    if found is not None:
-        return classic_wire.DescribedGroup(
-            group_id=group_id,
-            group_state=found.state,
-            protocol_type=found.protocol_type,
-            protocol_data=found.protocol,
-            members=[
-                classic_wire.DescribedGroupMember(*astuple(each)) for each in found.classic_members
-            ],
-            authorized_operations=lookup.operations,
-        )
-    if lookup.code != ErrorCode.GROUP_ID_NOT_FOUND:
-        return classic_wire.DescribedGroup(lookup.code, lookup.message, group_id)
-    return classic_wire.DescribedGroup(
-        error_code=lookup.code if is_missing_error else ErrorCode.NONE,
-        error_message=f"There is no classic group {group_id}." if is_missing_error else None,
-        group_id=group_id,
-        group_state=State.DEAD,
-        authorized_operations=lookup.operations,
-    )
-
-
-async def _described(
-    call: KafkaCall,
-    request: Any,
-    kind: str,
-    group: Callable[..., G],
-    members: Callable[[KafkaCall, Description], Awaitable[Mapping[str, Any]]],
-) -> list[G]:
-    """Describe groups of a kind other than classic. ``members`` returns the fields of this kind."""
     groups = []
-    async for lookup in call.slices.each(await _look_up(call, request, kind)):
-        found = lookup.found
-        if found is None:
-            groups.append(group(lookup.code, lookup.message, lookup.group_id))
-            continue
-        groups.append(
-            group(
-                group_id=found.group_id,
+    for group_id, found, operations, code, message in await _look_up(call, request, "classic"):
+        if found is not None:
+            group = classic_wire.DescribedGroup(
+                group_id=group_id,
                 group_state=found.state,
-                group_epoch=found.epoch,
-                assignment_epoch=found.target_epoch,
-                authorized_operations=lookup.operations,
-                **await members(call, found),
+                protocol_type=found.protocol_type,
+                protocol_data=found.protocol,
+                members=[
+                    classic_wire.DescribedGroupMember(*astuple(each))
+                    for each in found.classic_members
+                ],
+                authorized_operations=operations,
             )
-        )
-    return groups
+        elif code != ErrorCode.GROUP_ID_NOT_FOUND:
+            group = classic_wire.DescribedGroup(code, message, group_id)
+        else:
+            is_error = call.version >= _MISSING_IS_ERROR_FROM
+            group = classic_wire.DescribedGroup(
+                error_code=code if is_error else ErrorCode.NONE,
+                error_message=f"There is no classic group {group_id}." if is_error else None,
+                group_id=group_id,
+                group_state=State.DEAD,
+                authorized_operations=operations,
+            )
+        groups.append(group)
+    return classic_wire.Response(groups=groups)
 
 
-async def consumer(call: KafkaCall, request: consumer_wire.Request) -> consumer_wire.Response:
-    kind = consumer_wire.DescribedGroup
-    return consumer_wire.Response(
-        groups=await _described(call, request, "consumer", kind, _consumers)
-    )
+def _describer(
+    kind: str, wire: Any, members: Callable[[KafkaCall, Description], Awaitable[dict[str, Any]]]
+) -> Handler:
+    """Return the handler that describes groups of a kind other than classic. ``members`` returns
+    the fields that only groups of this kind have."""
+
+    async def describe(call: KafkaCall, request: Any) -> Any:
+        groups = []
+        async for lookup in call.slices.each(await _look_up(call, request, kind)):
+            found = lookup.found
+            if found is None:
+                groups.append(wire.DescribedGroup(lookup.code, lookup.message, lookup.group_id))
+                continue
+            groups.append(
+                wire.DescribedGroup(
+                    group_id=found.group_id,
+                    group_state=found.state,
+                    group_epoch=found.epoch,
+                    assignment_epoch=found.target_epoch,
+                    authorized_operations=lookup.operations,
+                    **await members(call, found),
+                )
+            )
+        return wire.Response(groups=groups)
+
+    return describe
+
+
+def _assignment(call: KafkaCall, wire: Any, partitions: Partitions) -> Any:
+    topics, kind = _topics(call.context, partitions), wire.TopicPartitions
+    return wire.Assignment([kind(id_of(topic), topic.name, indexes) for topic, indexes in topics])
 
 
 async def _consumers(call: KafkaCall, found: Description) -> dict[str, Any]:
-    def assignment(partitions: Partitions) -> consumer_wire.Assignment:
-        return consumer_wire.Assignment(
-            [
-                consumer_wire.TopicPartitions(id_of(topic), topic.name, indexes)
-                for topic, indexes in _topics(call.context, partitions)
-            ]
-        )
-
     members = [
         consumer_wire.Member(
             member_id=member.member_id,
@@ -203,18 +187,13 @@ async def _consumers(call: KafkaCall, found: Description) -> dict[str, Any]:
             client_host=member.metadata.client_host,
             subscribed_topic_names=member.metadata.topic_names,
             subscribed_topic_regex=member.metadata.topic_regex or "",
-            assignment=assignment(member.assigned),
-            target_assignment=assignment(member.target),
+            assignment=_assignment(call, consumer_wire, member.assigned),
+            target_assignment=_assignment(call, consumer_wire, member.target),
             member_type=_MEMBER_TYPE_CONSUMER,
         )
         for member in found.consumer_members
     ]
     return {"assignor_name": found.assignor, "members": members}
-
-
-async def share(call: KafkaCall, request: share_wire.Request) -> share_wire.Response:
-    kind = share_wire.DescribedGroup
-    return share_wire.Response(groups=await _described(call, request, "share", kind, _sharers))
 
 
 async def _sharers(call: KafkaCall, found: Description) -> dict[str, Any]:
@@ -226,49 +205,28 @@ async def _sharers(call: KafkaCall, found: Description) -> dict[str, Any]:
             client_id=member.metadata.client_id,
             client_host=member.metadata.client_host,
             subscribed_topic_names=member.metadata.topic_names,
-            assignment=share_wire.Assignment(
-                [
-                    share_wire.TopicPartitions(id_of(topic), topic.name, indexes)
-                    for topic, indexes in _topics(call.context, member.assigned)
-                ]
-            ),
+            assignment=_assignment(call, share_wire, member.assigned),
         )
         for member in found.share_members
     ]
     return {"assignor_name": found.assignor, "members": members}
 
 
-async def streams(call: KafkaCall, request: streams_wire.Request) -> streams_wire.Response:
-    kind = streams_wire.DescribedGroup
-    return streams_wire.Response(groups=await _described(call, request, "streams", kind, _streams))
-
-
 async def _streams(call: KafkaCall, found: Description) -> dict[str, Any]:
-    topology, counts = found.topology, found.partition_counts
-    members = [_streams_member(each) async for each in call.slices.each(found.streams_members)]
-    return {
-        "topology": None if topology is None else await _topology(call, topology, counts),
-        "members": members,
-    }
-
-
-async def _topology(
-    call: KafkaCall, topology: TopologyValue, counts: Mapping[str, int]
-) -> streams_wire.Topology:
     def infos(topics: Sequence[InternalTopic]) -> list[streams_wire.TopicInfo]:
         return [
             streams_wire.TopicInfo(
                 topic.name,
-                counts.get(topic.name, topic.partition_count),
+                found.partition_counts.get(topic.name, topic.partition_count),
                 topic.replicas,
                 [streams_wire.KeyValue(*config) for config in topic.configs],
             )
             for topic in topics
         ]
 
-    return streams_wire.Topology(
-        topology.epoch,
-        [
+    topology = None
+    if found.topology is not None:
+        parts = [
             streams_wire.Subtopology(
                 part.subtopology_id,
                 part.sources,
@@ -276,9 +234,11 @@ async def _topology(
                 infos(part.changelogs),
                 infos(part.repartition_sources),
             )
-            async for part in call.slices.each(topology.subtopologies)
-        ],
-    )
+            async for part in call.slices.each(found.topology.subtopologies)
+        ]
+        topology = streams_wire.Topology(found.topology.epoch, parts)
+    members = [_streams_member(each) async for each in call.slices.each(found.streams_members)]
+    return {"topology": topology, "members": members}
 
 
 def _streams_member(member: MemberDescription[StreamsMemberValue]) -> streams_wire.Member:
@@ -305,27 +265,25 @@ def _tasks(tasks: Partitions) -> streams_wire.Assignment:
     return streams_wire.Assignment(active, standby)
 
 
+consumer: Final = _describer("consumer", consumer_wire, _consumers)
+share: Final = _describer("share", share_wire, _sharers)
+streams: Final = _describer("streams", streams_wire, _streams)
+
+
 async def delete_groups(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
     """Delete groups without members, with their offsets or, for share groups, their shares."""
     results = []
     async for group_id in call.slices.each(dict.fromkeys(request.groups_names)):
         try:
             check_group(call, permissions.Operation.DELETE, group_id)
-            await _close_shares(call.context, group_id)
+            # Shares (lease cursors) are closed, so that a later group does not find them.
+            if await check_share_group(
+                call.context, group_id, must_be_empty=True, may_be_other=True
+            ):
+                for topic in shared_topics(call.context, group_id):
+                    await call.context.anywhere.call(CloseShare(topic, group_id))
             code = (await call.context.groups.call(DeleteGroup(group_id))).code
         except API_ERRORS as error:
             code = api_error(error).code
         results.append(delete_wire.DeletableGroupResult(group_id, code))
     return delete_wire.Response(results=results)
-
-
-async def _close_shares(context: KafkaContext, group_id: str) -> None:
-    """Close the group's shares (its lease cursors), so that a later group does not find them."""
-    try:
-        await check_share_group(context, group_id, must_be_empty=True)
-    except ApiError as error:
-        if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
-            return  # the group may be of another kind
-        raise
-    for topic in shared_topics(context, group_id):
-        await context.anywhere.call(CloseShare(topic, group_id))

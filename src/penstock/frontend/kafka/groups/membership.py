@@ -6,6 +6,8 @@ assignment."""
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import asdict
+
 from penstock.cursor.coordinator_calls import BeatConsumer, BeatShare, Heartbeat, Join, Leave, Sync
 from penstock.cursor.groups.assigned import JOIN, LEAVE
 from penstock.cursor.groups.assignors import Partitions, to_map
@@ -57,14 +59,9 @@ async def find_coordinator(call: KafkaCall, request: find_wire.Request) -> find_
                 dict.fromkeys(request.coordinator_keys),
             )
         )
-    found = _coordinator(call, request.key_type, request.key)
-    return find_wire.Response(
-        error_code=found.error_code,
-        error_message=found.error_message,
-        node_id=found.node_id,
-        host=found.host,
-        port=found.port,
-    )
+    fields = asdict(_coordinator(call, request.key_type, request.key))
+    del fields["key"]
+    return find_wire.Response(**fields)
 
 
 def _coordinator(call: KafkaCall, key_type: int, key: str) -> find_wire.Coordinator:
@@ -191,14 +188,30 @@ async def check_heartbeat(call: KafkaCall, group_id: str, names: Sequence[str] |
         checks.check_topic(call, Operation.DESCRIBE, name)
 
 
-async def consumer_heartbeat(
-    call: KafkaCall, request: consumer_wire.Request
-) -> consumer_wire.Response:
+async def consumer_beat(call: KafkaCall, request: consumer_wire.Request) -> consumer_wire.Response:
+    names, owned = request.subscribed_topic_names, request.topic_partitions
     try:
-        await check_heartbeat(call, request.group_id, request.subscribed_topic_names)
+        await check_heartbeat(call, request.group_id, names)
     except ApiError as error:
         return consumer_wire.Response(**error_fields(error), member_id=request.member_id or None)
-    heartbeat, visibility = _consumer_heartbeat(call, request), None
+    member_id, visibility = request.member_id, None
+    if not member_id and request.member_epoch == JOIN and call.version < _OWN_ID_FROM:
+        member_id = uuid_text(call.context.entropy(16))
+    heartbeat = ConsumerHeartbeat(
+        member_id=member_id,
+        member_epoch=request.member_epoch,
+        instance_id=request.instance_id,
+        rack_id=request.rack_id,
+        rebalance_ms=request.rebalance_timeout_ms,
+        topic_names=None if names is None else tuple(names),
+        topic_regex=request.subscribed_topic_regex,
+        assignor=request.server_assignor,
+        owned=None
+        if owned is None
+        else frozenset((each.topic_id.hex(), index) for each in owned for index in each.partitions),
+        client_id=call.client_id,
+        client_host=call.client_host,
+    )
     if not call.caller.is_trusted:
         # A pattern of the member must match only topics that the caller may read.
         visibility = TopicVisibility(
@@ -214,67 +227,45 @@ async def consumer_heartbeat(
     return consumer_wire.Response(
         error_code=reply.code,
         error_message=reply.message,
-        member_id=reply.member_id or heartbeat.member_id or None,
+        member_id=reply.member_id or member_id or None,
         member_epoch=reply.member_epoch,
         heartbeat_interval_ms=reply.heartbeat_ms,
         assignment=assignment,
     )
 
 
-def _consumer_heartbeat(call: KafkaCall, request: consumer_wire.Request) -> ConsumerHeartbeat:
-    member_id = request.member_id
-    if not member_id and request.member_epoch == JOIN and call.version < _OWN_ID_FROM:
-        member_id = uuid_text(call.context.entropy(16))
-    names, owned = request.subscribed_topic_names, request.topic_partitions
-    return ConsumerHeartbeat(
-        member_id=member_id,
-        member_epoch=request.member_epoch,
-        instance_id=request.instance_id,
-        rack_id=request.rack_id,
-        rebalance_ms=request.rebalance_timeout_ms,
-        topic_names=None if names is None else tuple(names),
-        topic_regex=request.subscribed_topic_regex,
-        assignor=request.server_assignor,
-        owned=None
-        if owned is None
-        else frozenset((each.topic_id.hex(), index) for each in owned for index in each.partitions),
-        client_id=call.client_id,
-        client_host=call.client_host,
-    )
-
-
-async def share_heartbeat(call: KafkaCall, request: share_wire.Request) -> share_wire.Response:
+async def share_beat(call: KafkaCall, request: share_wire.Request) -> share_wire.Response:
+    group_id, names = request.group_id, request.subscribed_topic_names
+    is_leaving = request.member_epoch == LEAVE
     try:
-        reply = await _share_reply(call, request)
+        await check_heartbeat(call, group_id, names)
+        heartbeat = ShareHeartbeat(
+            member_id=request.member_id,
+            member_epoch=request.member_epoch,
+            rack_id=request.rack_id,
+            topic_names=None if names is None else tuple(names),
+            client_id=call.client_id,
+            client_host=call.client_host,
+        )
+        reply = await call.context.groups.call(BeatShare(group_id, heartbeat))
+        if reply.code:
+            raise ApiError(reply.code, reply.message)
+        if not is_leaving:
+            await _open_shares(call, group_id, reply)
     except ApiError as error:
         return share_wire.Response(**error_fields(error), member_id=request.member_id or None)
     assignment = [share_wire.TopicPartitions(*each) for each in _by_topic(reply.assignment)]
     return share_wire.Response(
         member_id=request.member_id,
         member_epoch=reply.member_epoch,
-        heartbeat_interval_ms=0 if request.member_epoch == LEAVE else reply.settings.heartbeat_ms,
+        heartbeat_interval_ms=0 if is_leaving else reply.settings.heartbeat_ms,
         assignment=share_wire.Assignment(assignment) if reply.is_news else None,
     )
 
 
-async def _share_reply(call: KafkaCall, request: share_wire.Request) -> ShareReply:
-    group_id, names = request.group_id, request.subscribed_topic_names
-    await check_heartbeat(call, group_id, names)
-    heartbeat = ShareHeartbeat(
-        member_id=request.member_id,
-        member_epoch=request.member_epoch,
-        rack_id=request.rack_id,
-        topic_names=None if names is None else tuple(names),
-        client_id=call.client_id,
-        client_host=call.client_host,
-    )
-    reply = await call.context.groups.call(BeatShare(group_id, heartbeat))
-    if reply.code:
-        raise ApiError(reply.code, reply.message)
-    if request.member_epoch == LEAVE:
-        return reply
-    # The group's share (lease cursor) of each assigned topic is opened before the member gets its
-    # assignment, so that records produced before its first fetch are not missed.
+async def _open_shares(call: KafkaCall, group_id: str, reply: ShareReply) -> None:
+    """Open the group's share (lease cursor) of each assigned topic before the member gets its
+    assignment, so that records produced before its first fetch are not missed."""
     is_earliest = reply.settings.is_earliest
     try:
         for topic_id in {topic_id for topic_id, _ in reply.assignment}:
@@ -286,7 +277,6 @@ async def _share_reply(call: KafkaCall, request: share_wire.Request) -> ShareRep
     except PenstockError as error:
         # The client retries upon this code, so the share is opened later.
         raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, client_text(error)) from None
-    return reply
 
 
 def _by_topic(partitions: Partitions) -> Any:

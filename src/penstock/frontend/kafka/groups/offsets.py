@@ -5,9 +5,7 @@ Offsets are stored by topic id: a topic that is deleted and created again starts
 The retention time in versions 2 to 4 of OffsetCommit is ignored; that of the node applies."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any, TypeVar, cast
 
 from penstock.cursor.coordinator_calls import Commit, CommitOffsets, DeleteOffsets, FetchOffsets
 from penstock.cursor.groups.offsets import (
@@ -188,18 +186,17 @@ async def fetch(call: KafkaCall, request: fetch_wire.Request) -> fetch_wire.Resp
     if found.error_code and call.version < _GROUP_ERROR_FROM:
         code = ErrorCode(found.error_code)
         failed = [await _topic(call.slices, each, code, {}) for each in topics or ()]
-        return fetch_wire.Response(topics=await _of_one_group(call, failed))
-    replies = await _of_one_group(call, found.topics)
-    return fetch_wire.Response(error_code=found.error_code, topics=replies)
+        return fetch_wire.Response(topics=cast(Any, failed))
+    # Replies with one group have other classes for topics and partitions, with the same fields.
+    return fetch_wire.Response(error_code=found.error_code, topics=cast(Any, found.topics))
 
 
 async def _of_group(
     call: KafkaCall, requested: fetch_wire.OffsetFetchRequestGroup, requires_stable: bool
 ) -> fetch_wire.OffsetFetchResponseGroup:
-    if not on_group(call, Operation.DESCRIBE, requested.group_id):
-        code = ErrorCode.GROUP_AUTHORIZATION_FAILED
-        return fetch_wire.OffsetFetchResponseGroup(requested.group_id, error_code=code)
-    slices = call.slices
+    slices, group_id, kind = call.slices, requested.group_id, fetch_wire.OffsetFetchResponseGroup
+    if not on_group(call, Operation.DESCRIBE, group_id):
+        return kind(group_id, error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     located: list[tuple[fetch_wire.OffsetFetchRequestTopics, Topic | ErrorCode]] = []
     wanted: list[tuple[str, int]] = []
     for each in requested.topics or ():
@@ -220,7 +217,7 @@ async def _of_group(
             await slices.next()
         reply = await call.context.groups.call(
             FetchOffsets(
-                requested.group_id,
+                group_id,
                 some,
                 requires_stable=requires_stable,
                 member_id=requested.member_id,
@@ -228,15 +225,13 @@ async def _of_group(
             )
         )
         if reply.code:
-            return fetch_wire.OffsetFetchResponseGroup(requested.group_id, error_code=reply.code)
+            return kind(group_id, error_code=reply.code)
         found += reply.partitions
     if requested.topics is None:
-        return fetch_wire.OffsetFetchResponseGroup(
-            requested.group_id, await _everything(call, found)
-        )
+        return kind(group_id, await _everything(call, found))
     offsets = {(each.topic_id, each.partition): each for each in found}
     topics = [await _topic(slices, each, topic, offsets) for each, topic in located]
-    return fetch_wire.OffsetFetchResponseGroup(requested.group_id, topics)
+    return kind(group_id, topics)
 
 
 async def _everything(
@@ -278,22 +273,6 @@ def _row(offset: FetchedOffset) -> fetch_wire.OffsetFetchResponsePartitions:
     )
 
 
-async def _of_one_group(
-    call: KafkaCall, topics: Sequence[fetch_wire.OffsetFetchResponseTopics]
-) -> list[fetch_wire.OffsetFetchResponseTopic]:
-    """Convert topics to the reply classes of versions with one group, which have equal fields."""
-
-    def row(
-        one: fetch_wire.OffsetFetchResponsePartitions,
-    ) -> fetch_wire.OffsetFetchResponsePartition:
-        return fetch_wire.OffsetFetchResponsePartition(*msgspec.structs.astuple(one))
-
-    return [
-        fetch_wire.OffsetFetchResponseTopic(each.name, await call.slices.map(row, each.partitions))
-        for each in topics
-    ]
-
-
 async def delete(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
     """Delete committed offsets of a group, except for topics that its members read."""
     checks.check_group(call, Operation.DELETE, request.group_id)
@@ -314,12 +293,12 @@ async def delete(call: KafkaCall, request: delete_wire.Request) -> delete_wire.R
         if reply.code:
             return delete_wire.Response(error_code=reply.code)
         codes |= {(topic_id, index): int(code) for topic_id, index, code in reply.partitions}
-    topics = []
+    kind, topics = delete_wire.OffsetDeleteResponsePartition, []
     async for each in call.slices.each(request.topics):
-        topic, partitions = located[each.name], []
-        for one in each.partitions:
-            index = one.partition_index
-            code = codes[topic.topic_id, index] if isinstance(topic, Topic) else topic
-            partitions.append(delete_wire.OffsetDeleteResponsePartition(index, code))
+        topic, indexes = located[each.name], [one.partition_index for one in each.partitions]
+        partitions = [
+            kind(index, codes[topic.topic_id, index] if isinstance(topic, Topic) else topic)
+            for index in indexes
+        ]
         topics.append(delete_wire.OffsetDeleteResponseTopic(each.name, partitions))
     return delete_wire.Response(topics=topics)

@@ -10,7 +10,6 @@ from penstock.cursor.coordinator_calls import BeatStreams
 from penstock.cursor.groups.assigned import LEAVE
 from penstock.cursor.groups.records import InternalTopic, Subtopology, TopologyValue
 from penstock.cursor.groups.streams.streams_requests import (
-    Endpoint,
     StatusCode,
     StreamsHeartbeat,
     StreamsReply,
@@ -22,7 +21,7 @@ from penstock.frontend.kafka.checks import check_group, check_topic, is_topic_na
 from penstock.frontend.kafka.context import KafkaCall
 from penstock.frontend.kafka.errors import API_ERRORS, ApiError, api_error, invalid_request
 from penstock.frontend.kafka.permissions import Operation, on_cluster, on_topic
-from penstock.frontend.kafka.topics.changes import check_replicas, new_stream, with_replicas
+from penstock.frontend.kafka.topics.changes import new_stream, with_replicas
 from penstock.model.errors import TopicExists
 from penstock.model.limits import STREAMS_TOPICS_MAX
 from penstock.model.names import is_internal
@@ -41,12 +40,32 @@ async def run(call: KafkaCall, request: wire.Request) -> wire.Response:
         topology = None
         if request.topology is not None:
             topology = await _topology(call, request.topology)
-            await _check_names(call, topology)
     except ApiError as error:
         return wire.Response(error_code=error.code, error_message=error.message, status=())
-    reply = await call.context.groups.call(
-        BeatStreams(request.group_id, _request(call, request, topology))
+    parts = () if request.topology is None else request.topology.subtopologies
+    endpoint, tags = request.user_endpoint, request.client_tags
+    heartbeat = StreamsHeartbeat(
+        member_id=request.member_id,
+        member_epoch=request.member_epoch,
+        endpoint_epoch=request.endpoint_information_epoch,
+        instance_id=request.instance_id,
+        rack_id=request.rack_id,
+        rebalance_ms=request.rebalance_timeout_ms,
+        topology=topology,
+        active=_tasks(request.active_tasks),
+        standby=_tasks(request.standby_tasks),
+        warmup=_tasks(request.warmup_tasks),
+        process_id=request.process_id,
+        endpoint=None if endpoint is None else (endpoint.host, endpoint.port),
+        client_tags=None if tags is None else tuple(sorted((t.key, t.value) for t in tags)),
+        has_patterns=any(part.source_topic_regex for part in parts),
+        has_offsets=request.task_offsets is not None,
+        has_end_offsets=request.task_end_offsets is not None,
+        is_shutdown=request.shutdown_application,
+        client_id=call.client_id,
+        client_host=call.client_host,
     )
+    reply = await call.context.groups.call(BeatStreams(request.group_id, heartbeat))
     if reply.code:
         return wire.Response(error_code=reply.code, error_message=reply.message, status=())
     note = ""
@@ -56,12 +75,29 @@ async def run(call: KafkaCall, request: wire.Request) -> wire.Response:
 
 
 async def _topology(call: KafkaCall, given: wire.Topology) -> TopologyValue:
-    """Return the topology in sorted order, so that equal topologies compare equal."""
+    """Return the topology in sorted order, so that equal topologies compare equal. Raises ApiError
+    for an invalid name, too many topics or a topic that may not be described."""
     parts = [_part(each) async for each in call.slices.each(given.subtopologies)]
     parts.sort(key=lambda part: part.subtopology_id)
     if len({part.subtopology_id for part in parts}) < len(parts):
         raise _invalid("Two subtopologies have the same id.")
-    return TopologyValue(given.epoch, tuple(parts))
+    topology = TopologyValue(given.epoch, tuple(parts))
+    names = sorted(topic_names(topology))
+    if len(names) > STREAMS_TOPICS_MAX:
+        raise _invalid(
+            f"The topology has {len(names):,} topics; at most {STREAMS_TOPICS_MAX:,} are allowed:"
+            " split the application."
+        )
+    if owned := [name for name in names if is_internal(name)]:
+        raise _invalid(
+            f"Use of Kafka internal topics {','.join(owned)} in a Kafka Streams topology is"
+            " prohibited."
+        )
+    if wrong := [name for name in names if not is_topic_name(name)]:
+        raise _invalid(f"Topic names {','.join(wrong)} are not valid topic names.")
+    async for name in call.slices.each(names):
+        check_topic(call, Operation.DESCRIBE, name)
+    return topology
 
 
 def _invalid(reason: str) -> ApiError:
@@ -106,57 +142,6 @@ def _internal(given: Sequence[wire.TopicInfo]) -> tuple[InternalTopic, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
-async def _check_names(call: KafkaCall, topology: TopologyValue) -> None:
-    """Raise ApiError for an invalid name, too many topics or a topic that may not be described."""
-    names = sorted(topic_names(topology))
-    if len(names) > STREAMS_TOPICS_MAX:
-        raise _invalid(
-            f"The topology has {len(names):,} topics; at most {STREAMS_TOPICS_MAX:,} are allowed:"
-            " split the application."
-        )
-    owned = [name for name in names if is_internal(name)]
-    if owned:
-        raise _invalid(
-            f"Use of Kafka internal topics {','.join(owned)} in a Kafka Streams topology is"
-            " prohibited."
-        )
-    wrong = [name for name in names if not is_topic_name(name)]
-    if wrong:
-        raise _invalid(f"Topic names {','.join(wrong)} are not valid topic names.")
-    for name in names:
-        if call.slices.is_over:
-            await call.slices.next()
-        check_topic(call, Operation.DESCRIBE, name)
-
-
-def _request(
-    call: KafkaCall, request: wire.Request, topology: TopologyValue | None
-) -> StreamsHeartbeat:
-    parts = () if request.topology is None else request.topology.subtopologies
-    endpoint, tags = request.user_endpoint, request.client_tags
-    return StreamsHeartbeat(
-        member_id=request.member_id,
-        member_epoch=request.member_epoch,
-        endpoint_epoch=request.endpoint_information_epoch,
-        instance_id=request.instance_id,
-        rack_id=request.rack_id,
-        rebalance_ms=request.rebalance_timeout_ms,
-        topology=topology,
-        active=_tasks(request.active_tasks),
-        standby=_tasks(request.standby_tasks),
-        warmup=_tasks(request.warmup_tasks),
-        process_id=request.process_id,
-        endpoint=None if endpoint is None else (endpoint.host, endpoint.port),
-        client_tags=None if tags is None else tuple(sorted((t.key, t.value) for t in tags)),
-        has_patterns=any(part.source_topic_regex for part in parts),
-        has_offsets=request.task_offsets is not None,
-        has_end_offsets=request.task_end_offsets is not None,
-        is_shutdown=request.shutdown_application,
-        client_id=call.client_id,
-        client_host=call.client_host,
-    )
-
-
 def _tasks(given: Sequence[wire.StreamsGroupHeartbeatRequestTaskIds] | None) -> Tasks | None:
     if given is None:
         return None
@@ -198,7 +183,6 @@ async def _create_each(
         try:
             made = new_stream(call.context, topic.name, topic.partition_count, dict(topic.configs))
             if topic.replicas:
-                check_replicas(call.context, topic.replicas)
                 made = with_replicas(call.context, made, topic.replicas)
             await call.context.catalog.create(made)
             codes[topic.name] = ErrorCode.NONE
@@ -222,7 +206,11 @@ async def _response(
         )
     endpoints = None
     if reply.endpoints is not None:
-        endpoints = [_endpoint(each) async for each in call.slices.each(reply.endpoints)]
+        endpoints = []
+        async for each in call.slices.each(reply.endpoints):
+            at = wire.StreamsGroupHeartbeatResponseEndpoint(each.host, each.port)
+            maps = ([wire.TopicPartition(*one) for one in of.items()] for of in each.partitions())
+            endpoints.append(wire.EndpointToPartitions(at, *maps))
     return wire.Response(
         member_id=request.member_id,
         member_epoch=reply.member_epoch,
@@ -240,11 +228,3 @@ async def _response(
         endpoint_information_epoch=reply.endpoint_epoch,
         partitions_by_user_endpoint=endpoints,
     )
-
-
-def _endpoint(endpoint: Endpoint) -> wire.EndpointToPartitions:
-    active, standby = (
-        [wire.TopicPartition(*each) for each in topics.items()] for topics in endpoint.partitions()
-    )
-    at = wire.StreamsGroupHeartbeatResponseEndpoint(endpoint.host, endpoint.port)
-    return wire.EndpointToPartitions(at, active, standby)

@@ -18,7 +18,7 @@ password, so it works only for users who have a password on the server."""
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +26,6 @@ import msgspec
 
 from penstock.frontend.kafka.config import KafkaConfig
 from penstock.frontend.kafka.login.passwords import PasswordRefused, Passwords, Proven, read_plain
-from penstock.frontend.kafka.ports.identities import TokenCalls
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.model.errors import PenstockError, Throttled
 from penstock.model.identity import (
@@ -39,7 +38,6 @@ from penstock.model.identity import (
     Tenant,
 )
 from penstock.model.names import is_account
-from penstock.model.ports import Clock, Identities
 from penstock.net.kafka.listener import HangUp, KafkaConnection
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.scram import DIGESTS, ScramExchange, ScramRefused
@@ -92,28 +90,13 @@ class TokenReply(msgspec.Struct, frozen=True):
 
 class Logins:
     def __init__(
-        self,
-        config: KafkaConfig,
-        identities: Identities,
-        *,
-        clock: Clock,
-        entropy: Callable[[int], bytes],
-        seed: bytes = b"",  # secret from which salts of unknown users are derived
-        tokens: TokenCalls | None = None,
-        quotas: TenantQuotas | None = None,
+        self, config: KafkaConfig, passwords: Passwords, quotas: TenantQuotas | None
     ) -> None:
         self._config = config
-        self._identities = identities
-        self._clock = clock
+        self._passwords = passwords
+        self._identities = passwords.identities
+        self._clock = passwords.clock
         self._quotas = quotas
-        self._passwords = Passwords(
-            identities=identities,
-            own_account=config.account,
-            entropy=entropy,
-            seed=seed,
-            clock=clock,
-            tokens=tokens,
-        )
         self._anonymous = Caller(config.account, ANONYMOUS, is_trusted=True)
 
     def of(self, connection: KafkaConnection) -> Login:

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.frontend.kafka.ports.identities import TokenCalls
+from penstock.metadata.security.acl_rules import DelegationTokens
 from penstock.model.identity import AccessKey, Caller, DelegationToken, KeyStatus, ScramCredential
 from penstock.model.limits import DERIVATIONS_MAX
 from penstock.model.names import scoped_id, split_scoped
@@ -76,15 +76,13 @@ class PasswordHashing:
             thread = asyncio.get_running_loop().run_in_executor(None, work)
             thread.add_done_callback(partial(self._end, payer, waiter))
 
-    def _end(
-        self, payer: str, waiter: asyncio.Future[bytes], thread: asyncio.Future[bytes]
-    ) -> None:
+    def _end(self, payer: str, waiter: asyncio.Future[bytes], done: asyncio.Future[bytes]) -> None:
         """Pass the result of a thread to the login that waits for it, and start other work."""
         self._running.discard(payer)
-        error = thread.exception()
+        error = done.exception()
         if not waiter.done():
             if error is None:
-                waiter.set_result(thread.result())
+                waiter.set_result(done.result())
             else:
                 waiter.set_exception(error)
         self._start()
@@ -108,9 +106,9 @@ class Passwords:
     identities: Identities
     own_account: str
     entropy: Callable[[int], bytes]
-    seed: bytes
+    seed: bytes  # secret from which salts of unknown users are derived
     clock: Clock
-    tokens: TokenCalls | None = None
+    tokens: DelegationTokens | None = None
 
     def __post_init__(self) -> None:
         self._epoch = self.identities.epoch
@@ -160,7 +158,7 @@ class Passwords:
     async def finish_scram(self, exchange: ScramExchange, token: bytes) -> tuple[Proven, bytes]:
         """Check the client's proof. Return the caller and the server's last message."""
         if exchange.is_token:
-            return await self._token_finished(exchange, token)
+            return await self._finish_token(exchange, token)
         name, mechanism = exchange.user, exchange.mechanism
         account, user = split_scoped(name, own_account=self.own_account)
         stored = self.identities.scram(account, user, mechanism)
@@ -175,17 +173,19 @@ class Passwords:
         if self._epoch != self.identities.epoch:
             self._epoch = self.identities.epoch
             self._derived.clear()
-        cached = (key.key_id, mechanism, exchange.iterations)
-        found = self._derived.get(cached) or await self._derive(
-            cached, self.identities.secret(key), account=key.account, user=key.user
+        found = await self._derived_from(
+            self.identities.secret(key), exchange, key.key_id, key.account, key.user
         )
         last = exchange.finish(token, found)
         return self._by_key(key), last
 
-    async def _derive(
-        self, cached: tuple[str, str, int], secret: bytes, *, account: str, user: str
+    async def _derived_from(
+        self, secret: bytes, exchange: ScramExchange, name: str, account: str, user: str
     ) -> ScramCredential:
-        name, mechanism, iterations = cached
+        mechanism, iterations = exchange.mechanism, exchange.iterations
+        cached = (name, mechanism, iterations)
+        if (known := self._derived.get(cached)) is not None:
+            return known
         invented = self._invented(self.own_account, name, mechanism)
         shown = msgspec.structs.replace(invented, iterations=iterations)
         salted = await self._salted(shown, secret, payer=account)
@@ -203,19 +203,14 @@ class Passwords:
             return None
         return token
 
-    async def _token_finished(
-        self, exchange: ScramExchange, message: bytes
-    ) -> tuple[Proven, bytes]:
+    async def _finish_token(self, exchange: ScramExchange, message: bytes) -> tuple[Proven, bytes]:
         token, mechanism = self.live_token(exchange.user), exchange.mechanism
         name = _TOKEN + exchange.user
         if token is None or self.tokens is None:
             exchange.finish(message, self._invented(self.own_account, name, mechanism))
             raise PasswordRefused("the delegation token is unknown or has expired")
-        cached = (name, mechanism, exchange.iterations)
         secret = base64.b64encode(self.tokens.hmac_of(token.token_id))
-        found = self._derived.get(cached) or await self._derive(
-            cached, secret, account=token.account, user=token.owner
-        )
+        found = await self._derived_from(secret, exchange, name, token.account, token.owner)
         last = exchange.finish(message, found)
         return self._proven(token, token.owner), last
 

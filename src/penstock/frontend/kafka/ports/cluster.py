@@ -1,11 +1,11 @@
-"""Interfaces through which handlers find nodes, leaders and coordinators for clients, and through
-which admin requests read and change the cluster. ``SoleBroker`` and ``SoleNode`` implement them for
-a single node, which leads everything."""
+"""``Brokers``, with which handlers find nodes, leaders and coordinators for clients, and
+``KafkaCluster``, with which admin requests read and change the cluster. Both are for a single node,
+which leads everything; ``node/wiring/kafka_cluster.py`` overrides them for a cluster."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from penstock.model.calls import BrokerPort, LogBytes
 from penstock.model.errors import Conflict, InvalidRequest, NotFound, PenstockError
@@ -34,50 +34,36 @@ class Place(NamedTuple):
     offline: Sequence[int] = ()
 
 
-class Brokers(Protocol):
-    def all(self) -> Sequence[BrokerAt]: ...
-
-    @property
-    def controller(self) -> int: ...
-
-    def place(self, topic: Topic, index: int) -> Place: ...
-
-    def epoch_end(self, topic: Topic, index: int, epoch: int) -> tuple[int, int] | None:
-        """Return the largest leader epoch up to ``epoch`` in a log that this node leads, and its
-        end offset, or None if the log has only one epoch."""
-
-    def coordinator(self, internal_topic: str, key: str) -> BrokerAt | None:
-        """Return the coordinator of a group or transaction, or None if it has none at present."""
-
-
-class SoleBroker:
+class Brokers:
     def __init__(
         self,
         node_id: int,
         advertised: Callable[[], tuple[str, int]],
         epoch_of: Callable[[Topic, int], int] = lambda _topic, _index: 0,
     ) -> None:
-        self.controller = node_id
         self._advertised = advertised
         self._epoch_of = epoch_of  # above 0 for logs from the backup of a cluster
         self._place = Place(node_id, 0, (node_id,), (node_id,))
 
     def all(self) -> Sequence[BrokerAt]:
-        return (self._at(),)
+        return (BrokerAt(self._place.leader, *self._advertised()),)
+
+    @property
+    def controller(self) -> int:
+        return self._place.leader
 
     def place(self, topic: Topic, index: int) -> Place:
         epoch = self._epoch_of(topic, index)
         return self._place._replace(epoch=epoch) if epoch else self._place
 
     def epoch_end(self, topic: Topic, index: int, epoch: int) -> tuple[int, int] | None:  # noqa: ARG002
+        """Return the largest leader epoch up to ``epoch`` in a log that this node leads, and its
+        end offset, or None if the log has only one epoch."""
         return None
 
     def coordinator(self, internal_topic: str, key: str) -> BrokerAt | None:  # noqa: ARG002
-        return self._at()
-
-    def _at(self) -> BrokerAt:
-        host, port = self._advertised()
-        return BrokerAt(self.controller, host, port)
+        """Return the coordinator of a group or transaction, or None if it has none at present."""
+        return self.all()[0]
 
 
 class Reassigned(NamedTuple):
@@ -106,48 +92,15 @@ class Quorum(NamedTuple):
     nodes: Sequence[int]
 
 
-class KafkaCluster(Protocol):
-    @property
-    def nodes(self) -> Collection[int]:
-        """Return the nodes that are alive."""
-
-    def placed(
-        self, topic: Topic, places: Mapping[int, Sequence[int]]
-    ) -> AbstractAsyncContextManager[None]:
-        """Create partitions on given nodes. The body of the ``async with`` stores the topic; if
-        that fails, the partitions are removed. Raises InvalidRequest for a dead node."""
-
-    async def moves(self) -> Mapping[tuple[str, int], Reassigned]:
-        """Return every partition that is moving, by topic id and index."""
-
-    async def move(self, topic: Topic, index: int, replicas: Sequence[int]) -> None:
-        """Start to move a partition. Raises InvalidRequest if it cannot be on these nodes."""
-
-    async def cancel_move(self, topic: Topic, index: int) -> int:
-        """Cancel a move. Return the number of replicas. Raises NotFound if there is no move."""
-
-    async def elect(self, topic: Topic, index: int, *, is_unclean: bool) -> Election:
-        """Elect a leader. Raises NotFound if the partition is still being created."""
-
-    async def replica(self, topic: Topic, index: int) -> ReplicaHere | None:
-        """Return this node's replica of a partition, or None if the node has no replica."""
-
-    async def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:
-        """Return the producers of a partition, or None if this node is not a follower."""
-
-    async def stopped(self) -> Sequence[BrokerAt]: ...
-
-    async def unregister(self, node: int) -> None:
-        """Remove a stopped node. Raises Conflict if the node is alive or has replicas."""
-
-    def quorum(self) -> Quorum: ...
-
-
-class SoleNode:
+class KafkaCluster:
     def __init__(self, node: int, broker: BrokerPort) -> None:
         self._node = node
         self._broker = broker
-        self.nodes: Collection[int] = (node,)
+
+    @property
+    def nodes(self) -> Collection[int]:
+        """Return the nodes that are alive."""
+        return (self._node,)
 
     @asynccontextmanager
     async def placed(
@@ -155,6 +108,8 @@ class SoleNode:
         topic: Topic,  # noqa: ARG002
         places: Mapping[int, Sequence[int]],
     ) -> AsyncIterator[None]:
+        """Create partitions on given nodes. The body of the ``async with`` stores the topic; if
+        that fails, the partitions are removed. Raises InvalidRequest for a dead node."""
         for replicas in places.values():
             self._check(replicas)
         yield
@@ -165,18 +120,23 @@ class SoleNode:
                 raise InvalidRequest(f"Node {node} does not exist. Nodes: [{self._node}].")
 
     async def moves(self) -> Mapping[tuple[str, int], Reassigned]:
+        """Return every partition that is moving, by topic id and index."""
         return {}
 
     async def move(self, topic: Topic, index: int, replicas: Sequence[int]) -> None:  # noqa: ARG002
+        """Start to move a partition. Raises InvalidRequest if it cannot be on these nodes."""
         self._check(replicas)
 
     async def cancel_move(self, topic: Topic, index: int) -> int:
+        """Cancel a move. Return the number of replicas. Raises NotFound if there is no move."""
         raise NotFound(f"{topic.name}/{index} is not moving.")
 
     async def elect(self, topic: Topic, index: int, *, is_unclean: bool) -> Election:  # noqa: ARG002
+        """Elect a leader. Raises NotFound if the partition is still being created."""
         return Election.NOT_NEEDED
 
     async def replica(self, topic: Topic, index: int) -> ReplicaHere | None:
+        """Return this node's replica of a partition, or None if the node has no replica."""
         try:
             return ReplicaHere(await self._broker.call(LogBytes(topic, index)))
         except PenstockError:
@@ -187,12 +147,14 @@ class SoleNode:
         topic: Topic,  # noqa: ARG002
         index: int,  # noqa: ARG002
     ) -> Sequence[ProducerSeen] | None:
+        """Return the producers of a partition, or None if this node is not a follower."""
         return None
 
     async def stopped(self) -> Sequence[BrokerAt]:
         return ()
 
     async def unregister(self, node: int) -> None:
+        """Remove a stopped node. Raises Conflict if the node is alive or has replicas."""
         if node == self._node:
             raise Conflict(f"Node {node} is alive. Stop it first.")
         raise NotFound(f"There is no node {node}.")

@@ -8,6 +8,7 @@ Negative timestamps of ListOffsets have special meanings, each from some version
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from penstock.frontend.kafka import checks
@@ -120,22 +121,17 @@ async def epoch_ends(call: KafkaCall, request: epoch_wire.Request) -> epoch_wire
     """Return the end offsets of leader epochs. After a change of leader, readers check with them
     whether records that they have read were truncated."""
     is_node = on_cluster(call, Operation.CLUSTER_ACTION)
-    topics = []
-    async for each in call.slices.each(request.topics):
+
+    def find(each: epoch_wire.OffsetForLeaderTopic) -> Topic | ErrorCode:
         found = checks.find_name(call.context, each.topic) if is_node else None
-        topic: Topic | ErrorCode
         if found is not None and reaches_topic(call, Operation.DESCRIBE, found):
-            topic = found
-        elif is_node and found is None:
-            topic = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        else:
-            topic = checks.locate_name(call, Operation.DESCRIBE, each.topic)
-        partitions = [
-            await _epoch_end(call.context, topic, one)
-            async for one in call.slices.each(each.partitions)
-        ]
-        topics.append(epoch_wire.OffsetForLeaderTopicResult(each.topic, partitions))
-    return epoch_wire.Response(topics=topics)
+            return found
+        if is_node and found is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return checks.locate_name(call, Operation.DESCRIBE, each.topic)
+
+    kind, reply = epoch_wire.OffsetForLeaderTopicResult, partial(_epoch_end, call.context)
+    return epoch_wire.Response(topics=await call.by_topic(request.topics, kind, reply, find))
 
 
 async def _epoch_end(

@@ -235,17 +235,15 @@ def next_epoch(epoch: int) -> int:
     return 1 if epoch == EPOCH_MAX else epoch + 1
 
 
-def _victim(
-    among: Sequence[FetchSession], new: FetchSession, *, now_ms: int
-) -> FetchSession | None:
-    """Return the session to drop for a new one. ``among`` begins with the least recently used."""
-    oldest = next(iter(among), None)
+def _victim(some: Sequence[FetchSession], new: FetchSession, *, now_ms: int) -> FetchSession | None:
+    """Return the session to drop for a new one. ``some`` begins with the least recently used."""
+    oldest = next(iter(some), None)
     if oldest is None or now_ms - oldest.used_at_ms > IDLE_MS_MAX:
         return oldest
     lowest = min(
         (
             each
-            for each in among
+            for each in some
             if now_ms - each.begun_at_ms > IDLE_MS_MAX or new.is_of_replica > each.is_of_replica
         ),
         key=lambda each: each.rank,

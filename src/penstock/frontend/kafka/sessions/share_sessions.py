@@ -5,7 +5,7 @@ A member sends its list of partitions once, and later only changes. Each request
 the session, so a lost request or reply is noticed at once. Clients acknowledge offsets; the session
 finds the lease for each offset. An acknowledgement of an earlier lease has no effect.
 
-``shares/share_leases.py`` carries out what is planned here."""
+``shares/share_groups.py`` carries out what is planned here."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum

@@ -28,7 +28,7 @@ from penstock.frontend.kafka.sessions.share_sessions import (
     ShareSession,
 )
 from penstock.frontend.kafka.sessions.waiting_fetches import Waker
-from penstock.frontend.kafka.shares.share_leases import (
+from penstock.frontend.kafka.shares.share_groups import (
     acknowledge,
     close_session,
     open_session,

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.frontend.kafka import checks
-from penstock.frontend.kafka.cluster.replicas import check_lists, invalid
+from penstock.frontend.kafka.cluster import check_lists, invalid
 from penstock.frontend.kafka.config import PARTITIONS_MAX
 from penstock.frontend.kafka.configs.rows import Edit, invalid_config
 from penstock.frontend.kafka.configs.topic_configs import entries_of, reconfigure, with_configs
@@ -26,7 +26,7 @@ from penstock.model.names import OFFSETS_TOPIC, OPERATOR_NAMES
 from penstock.model.replication import MANUAL, PLACEMENT, REPLICATION_FACTOR, factor_of
 from penstock.model.topic import Kind, Topic
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.generated import create_partitions as partitions_wire
+from penstock.wire.kafka.generated import create_partitions as grow_wire
 from penstock.wire.kafka.generated import create_topics as wire
 from penstock.wire.kafka.generated import delete_topics as delete_wire
 from penstock.wire.kafka.primitives import ZERO_UUID
@@ -71,7 +71,8 @@ def new_stream(
     return with_configs(topic, Edit(configs or {}), now_ms=now_ms, defaults=defaults)
 
 
-def check_replicas(context: KafkaContext, replicas: int) -> None:
+def with_replicas(context: KafkaContext, topic: Topic, replicas: int) -> Topic:
+    """Return the topic with this replication factor, or unchanged on a single node."""
     nodes = len(context.cluster.nodes)
     if not 1 <= replicas <= nodes:
         allowed = "1, as there is one node" if nodes == 1 else f"1 to {nodes}, the number of nodes"
@@ -79,15 +80,11 @@ def check_replicas(context: KafkaContext, replicas: int) -> None:
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"The replication factor must be {allowed}; it is {replicas}.",
         )
+    return topic if context.joined is None else _with(topic, REPLICATION_FACTOR, str(replicas))
 
 
-def with_replicas(context: KafkaContext, topic: Topic, replicas: int) -> Topic:
-    """Return the topic with this replication factor, or unchanged on a single node."""
-    if context.joined is None:
-        return topic
-    return msgspec.structs.replace(
-        topic, configs={**topic.configs, REPLICATION_FACTOR: str(replicas)}
-    )
+def _with(topic: Topic, config: str, value: str) -> Topic:
+    return msgspec.structs.replace(topic, configs={**topic.configs, config: value})
 
 
 async def create_topics(call: KafkaCall, request: wire.Request) -> wire.Response:
@@ -118,7 +115,7 @@ async def create_topics(call: KafkaCall, request: wire.Request) -> wire.Response
 async def _create(context: KafkaContext, wanted: wire.CreatableTopic, *, is_dry: bool) -> Topic:
     if wanted.name == OFFSETS_TOPIC and checks.find_name(context, wanted.name) is not None:
         raise TopicExists(wanted.name)
-    places = _places_of_all(context, wanted)
+    places = _assigned(context, wanted)
     count = len(places) or wanted.num_partitions
     if count == DEFAULT:
         count = context.config.partitions_default
@@ -126,13 +123,11 @@ async def _create(context: KafkaContext, wanted: wire.CreatableTopic, *, is_dry:
         raise invalid_config(f"The config {name} is set more than once.")
     configs = {config.name: config.value for config in wanted.configs}
     topic = new_stream(context, wanted.name, count, configs)
-    if places:
-        topic = with_replicas(context, topic, len(places[0]))
-    elif wanted.replication_factor != DEFAULT:
-        check_replicas(context, wanted.replication_factor)
-        topic = with_replicas(context, topic, wanted.replication_factor)
+    replicas = len(places[0]) if places else wanted.replication_factor
+    if replicas != DEFAULT:
+        topic = with_replicas(context, topic, replicas)
     if places and context.joined is not None:
-        topic = msgspec.structs.replace(topic, configs={**topic.configs, PLACEMENT: MANUAL})
+        topic = _with(topic, PLACEMENT, MANUAL)
     if context.catalog.find(topic.account, topic.region, topic.name) is not None:
         raise TopicExists(wanted.name)
     if is_dry:
@@ -143,9 +138,7 @@ async def _create(context: KafkaContext, wanted: wire.CreatableTopic, *, is_dry:
         return await context.catalog.create(topic)
 
 
-def _places_of_all(
-    context: KafkaContext, wanted: wire.CreatableTopic
-) -> Mapping[int, Sequence[int]]:
+def _assigned(context: KafkaContext, wanted: wire.CreatableTopic) -> Mapping[int, Sequence[int]]:
     """Return the assigned replicas of each partition, or none if the manager chooses them."""
     if not wanted.assignments:
         return {}
@@ -163,35 +156,26 @@ def _places_of_all(
 
 
 def _created(call: KafkaCall, topic: Topic, *, is_dry: bool) -> wire.CreatableTopicResult:
-    made = wire.CreatableTopicResult(
-        name=topic.name, topic_id=ZERO_UUID if is_dry else checks.id_of(topic), error_message=None
-    )
-    if not on_topic(call, Operation.DESCRIBE_CONFIGS, topic.name, topic):
-        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        return msgspec.structs.replace(made, topic_config_error_code=code)
-    return msgspec.structs.replace(
-        made,
-        num_partitions=topic.partition_count,
-        replication_factor=factor_of(topic, None, call.context.config.replicas_default),
-        configs=tuple(
-            wire.CreatableTopicConfigs(
-                name=entry.name,
-                value=entry.value,
-                read_only=entry.is_read_only,
-                config_source=entry.source,
-            )
-            for entry in entries_of(call.context, topic)
-        ),
-    )
+    fields: dict[str, Any]
+    if on_topic(call, Operation.DESCRIBE_CONFIGS, topic.name, topic):
+        configs = [
+            wire.CreatableTopicConfigs(one.name, one.value, one.is_read_only, one.source)
+            for one in entries_of(call.context, topic)
+        ]
+        factor = factor_of(topic, None, call.context.config.replicas_default)
+        fields = {"num_partitions": topic.partition_count, "replication_factor": factor}
+        fields["configs"] = configs
+    else:
+        fields = {"topic_config_error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+    topic_id = ZERO_UUID if is_dry else checks.id_of(topic)
+    return wire.CreatableTopicResult(topic.name, topic_id, error_message=None, **fields)
 
 
-async def create_partitions(
-    call: KafkaCall, request: partitions_wire.Request
-) -> partitions_wire.Response:
+async def add_partitions(call: KafkaCall, request: grow_wire.Request) -> grow_wire.Response:
     """Add partitions to topics. Existing records stay where they are, so a key may be in two
     partitions, as in Kafka. A FIFO queue is rejected, because it guarantees order by group."""
     twice = checks.repeated(topic.name for topic in request.topics)
-    results: dict[str, partitions_wire.CreatePartitionsTopicResult] = {}
+    results: dict[str, grow_wire.CreatePartitionsTopicResult] = {}
     async for wanted in call.slices.each(request.topics):
         if wanted.name in results:
             continue  # one error for all entries of the name
@@ -202,13 +186,12 @@ async def create_partitions(
             await _grow(call.context, wanted, is_dry=request.validate_only)
         except API_ERRORS as error:
             fields = error_fields(error)
-        result = partitions_wire.CreatePartitionsTopicResult(name=wanted.name, **fields)
-        results[wanted.name] = result
-    return partitions_wire.Response(results=tuple(results.values()))
+        results[wanted.name] = grow_wire.CreatePartitionsTopicResult(wanted.name, **fields)
+    return grow_wire.Response(results=tuple(results.values()))
 
 
 async def _grow(
-    context: KafkaContext, wanted: partitions_wire.CreatePartitionsTopic, *, is_dry: bool
+    context: KafkaContext, wanted: grow_wire.CreatePartitionsTopic, *, is_dry: bool
 ) -> None:
     topic = checks.topic_named(context, wanted.name)
     count, now_ms = topic.partition_count, context.clock.wall_ms()
@@ -219,10 +202,8 @@ async def _grow(
         _check_growth(topic, wanted.count)
         if places and topic.partition_count != count:
             raise invalid(f"{topic.name} now has {topic.partition_count} partitions: try again.")
-        configs = {**topic.configs, PLACEMENT: MANUAL} if is_assigned else topic.configs
-        return msgspec.structs.replace(
-            topic, partition_count=wanted.count, configs=configs, modified_at_ms=now_ms
-        )
+        changed = _with(topic, PLACEMENT, MANUAL) if is_assigned else topic
+        return msgspec.structs.replace(changed, partition_count=wanted.count, modified_at_ms=now_ms)
 
     await reconfigure(context, wanted.name, change, is_dry=is_dry or bool(places))
     if places and not is_dry:
@@ -248,7 +229,7 @@ def _check_growth(topic: Topic, count: int) -> None:
 
 
 def _places_of_added(
-    context: KafkaContext, topic: Topic, wanted: partitions_wire.CreatePartitionsTopic
+    context: KafkaContext, topic: Topic, wanted: grow_wire.CreatePartitionsTopic
 ) -> Mapping[int, Sequence[int]]:
     """Return the assigned replicas of each new partition, or none if the manager chooses them."""
     _check_growth(topic, wanted.count)
@@ -269,41 +250,31 @@ async def delete_topics(call: KafkaCall, request: delete_wire.Request) -> delete
     states = request.topics
     if call.version < STATES_SINCE:
         states = tuple(delete_wire.DeleteTopicState(name=name) for name in request.topic_names)
-    twice = checks.repeated(states)
-    return delete_wire.Response(
-        responses=[
-            await _delete(call, state, twice)
-            async for state in call.slices.each(dict.fromkeys(states))
-        ]
-    )
-
-
-async def _delete(
-    call: KafkaCall,
-    state: delete_wire.DeleteTopicState,
-    twice: frozenset[delete_wire.DeleteTopicState],
-) -> delete_wire.DeletableTopicResult:
-    try:
-        checks.check_not_repeated(state, twice)
-        topic = _find_to_delete(call, state)
-        checks.check_topic(call, Operation.DELETE, topic.name)
-        checks.check_not_internal(topic.name)
-        await call.context.catalog.delete(
-            topic.account, topic.region, topic.name, now_ms=call.context.clock.wall_ms()
-        )
-        return delete_wire.DeletableTopicResult(name=topic.name, topic_id=checks.id_of(topic))
-    except API_ERRORS as error:
-        return delete_wire.DeletableTopicResult(
-            name=state.name, topic_id=state.topic_id, **error_fields(error)
-        )
+    twice, results = checks.repeated(states), []
+    async for state in call.slices.each(dict.fromkeys(states)):
+        try:
+            checks.check_not_repeated(state, twice)
+            topic = _find_to_delete(call, state)
+            checks.check_topic(call, Operation.DELETE, topic.name)
+            checks.check_not_internal(topic.name)
+            now_ms = call.context.clock.wall_ms()
+            await call.context.catalog.delete(
+                topic.account, topic.region, topic.name, now_ms=now_ms
+            )
+            result = delete_wire.DeletableTopicResult(topic.name, checks.id_of(topic))
+        except API_ERRORS as error:
+            fields = error_fields(error)
+            result = delete_wire.DeletableTopicResult(state.name, state.topic_id, **fields)
+        results.append(result)
+    return delete_wire.Response(responses=results)
 
 
 def _find_to_delete(call: KafkaCall, state: delete_wire.DeleteTopicState) -> Topic:
     if (state.name is None) == (state.topic_id == ZERO_UUID):
         raise invalid_request("Give either the name or the id of a topic to delete.")
     if state.name is None:
-        topic = checks.topic_with_id(call.context, state.topic_id)
-        if not on_topic(call, Operation.DESCRIBE, topic.name, topic):
+        topic = checks.find_id(call.context, state.topic_id)
+        if topic is None or not on_topic(call, Operation.DESCRIBE, topic.name, topic):
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID)  # an id must not reveal that a topic exists
         return topic
     checks.check_topic(call, Operation.DELETE, state.name)

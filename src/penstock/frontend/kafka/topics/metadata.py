@@ -4,7 +4,8 @@ With auto-creation on, Metadata creates a requested topic that does not exist. P
 it may be the last request of a producer whose topic was deleted. Topics that the caller may not
 describe are not in the list of all topics, and are not found by name or id."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -34,6 +35,12 @@ _NULL_IS_ALL_FROM = 1  # before this version, an empty list requests all topics
 _BY_ID_FROM = 12
 # Errors whose reply still has the operations that the caller may perform.
 _OPERATIONS_OF = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
+_METADATA = (wire.MetadataResponseTopic, wire.MetadataResponsePartition)
+_PAGE = (
+    partitions_wire.DescribeTopicPartitionsResponseTopic,
+    partitions_wire.DescribeTopicPartitionsResponsePartition,
+)
+T = TypeVar("T")
 PAGE_PARTITIONS_MAX = 2_000  # whatever the request allows
 
 
@@ -43,7 +50,8 @@ async def metadata(call: KafkaCall, request: wire.Request) -> wire.Response:
 
     def shown(topic: Topic) -> wire.MetadataResponseTopic:
         operations = topic_operations(call, topic.name, topic) if wants_operations else UNASKED
-        return _described(call.context, topic, operations)
+        indexes = range(topic.partition_count)
+        return _described(call.context, topic, indexes, operations, _METADATA)
 
     if request.topics is None or (call.version < _NULL_IS_ALL_FROM and not request.topics):
         topics = [
@@ -118,27 +126,27 @@ async def _find_or_create(
         return wire.MetadataResponseTopic(api_error(error).code, name)
 
 
-def _described(context: KafkaContext, topic: Topic, operations: int) -> wire.MetadataResponseTopic:
-    log = log_of(context, topic)
-    partitions = []
-    for index in range(topic.partition_count):
+def _described(
+    context: KafkaContext,
+    topic: Topic,
+    indexes: range,
+    operations: int,
+    kinds: tuple[Callable[..., T], Callable[..., Any]],  # of the topic and of its partitions
+    more: tuple[object, ...] = (),  # fields that only one of the replies has
+) -> T:
+    kind, partition_kind = kinds
+    log, partitions, is_internal = log_of(context, topic), [], checks.is_internal_topic(topic)
+    for index in indexes:
         at = context.brokers.place(log, index)
         code = ErrorCode.LEADER_NOT_AVAILABLE if at.leader == NO_LEADER else ErrorCode.NONE
-        partitions.append(
-            wire.MetadataResponsePartition(
-                code, index, at.leader, at.epoch, at.replicas, at.in_sync, at.offline
-            )
-        )
-    return wire.MetadataResponseTopic(
-        0, topic.name, checks.id_of(topic), checks.is_internal_topic(topic), partitions, operations
-    )
+        fields = (at.leader, at.epoch, at.replicas, at.in_sync, *more, at.offline)
+        partitions.append(partition_kind(code, index, *fields))
+    return kind(0, topic.name, checks.id_of(topic), is_internal, partitions, operations)
 
 
-async def describe_partitions(
-    call: KafkaCall, request: partitions_wire.Request
-) -> partitions_wire.Response:
+async def describe(call: KafkaCall, request: partitions_wire.Request) -> partitions_wire.Response:
     """Return a page of partitions, with a cursor that points to the start of the next page."""
-    reply = partitions_wire.DescribeTopicPartitionsResponseTopic
+    reply, _ = _PAGE
     cursor, after = request.cursor, partitions_wire.DescribeTopicPartitionsResponseCursor
     room = max(1, min(request.response_partition_limit, PAGE_PARTITIONS_MAX))
     topics: list[partitions_wire.DescribeTopicPartitionsResponseTopic] = []
@@ -159,7 +167,9 @@ async def describe_partitions(
             topics.append(reply(code, name, topic_authorized_operations=operations))
             continue
         stop = min(topic.partition_count, first + room)
-        topics.append(_described_in_page(call.context, topic, range(first, stop), operations))
+        indexes = range(first, stop)
+        # The Java client fails upon null for the eligible leaders.
+        topics.append(_described(call.context, topic, indexes, operations, _PAGE, ((), ())))
         room -= max(0, stop - first)
         if stop < topic.partition_count:
             return partitions_wire.Response(topics=topics, next_cursor=after(name, stop))
@@ -177,22 +187,3 @@ async def _names(call: KafkaCall, request: partitions_wire.Request) -> Sequence[
         ]
     cursor = request.cursor
     return names if cursor is None else [name for name in names if name >= cursor.topic_name]
-
-
-def _described_in_page(
-    context: KafkaContext, topic: Topic, indexes: range, operations: int
-) -> partitions_wire.DescribeTopicPartitionsResponseTopic:
-    log = log_of(context, topic)
-    partitions = []
-    for index in indexes:
-        at = context.brokers.place(log, index)
-        code = ErrorCode.LEADER_NOT_AVAILABLE if at.leader == NO_LEADER else ErrorCode.NONE
-        # The Java client fails upon null for the eligible leaders.
-        partitions.append(
-            partitions_wire.DescribeTopicPartitionsResponsePartition(
-                code, index, at.leader, at.epoch, at.replicas, at.in_sync, (), (), at.offline
-            )
-        )
-    return partitions_wire.DescribeTopicPartitionsResponseTopic(
-        0, topic.name, checks.id_of(topic), checks.is_internal_topic(topic), partitions, operations
-    )

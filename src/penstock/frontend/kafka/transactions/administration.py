@@ -3,7 +3,8 @@ operators end hanging transactions."""
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from msgspec.structs import astuple
 
@@ -36,29 +37,26 @@ OTHER_NAMES: Final = frozenset(("Dead", "PrepareEpochFence"))
 _EPOCH_RAISED_FROM: Final = 2  # transaction version
 
 
-async def describe_producers(
-    call: KafkaCall, request: producers_wire.Request
-) -> producers_wire.Response:
+async def producers(call: KafkaCall, request: producers_wire.Request) -> producers_wire.Response:
     """Return the producer ids that write to a partition, and the first offsets of their open
     transactions. The timestamp is the last time that the partition got a batch of the producer;
     after a restart without a snapshot it is the time of the restart."""
     # A partition may have very many producers, so a request must not name it more than once.
     described: set[tuple[str, int]] = set()
-    topics = []
-    async for named in call.slices.each(request.topics):
-        partitions = []
-        async for index in call.slices.each(named.partition_indexes):
-            try:
-                if (named.name, index) in described:
-                    raise invalid_request("The request names this partition more than once.")
-                described.add((named.name, index))
-                checks.check_topic(call, Operation.READ, named.name)
-                topic = checks.check_partition(checks.find_name(call.context, named.name), index)
-                producers = await _producers(call.context, log_of(call.context, topic), index)
-                partitions.append(producers_wire.PartitionResponse(index, 0, None, producers))
-            except API_ERRORS as error:
-                partitions.append(producers_wire.PartitionResponse(index, **error_fields(error)))
-        topics.append(producers_wire.TopicResponse(named.name, partitions))
+
+    async def reply(named: Any, index: int) -> producers_wire.PartitionResponse:
+        try:
+            if (named.name, index) in described:
+                raise invalid_request("The request names this partition more than once.")
+            described.add((named.name, index))
+            checks.check_topic(call, Operation.READ, named.name)
+            topic = checks.check_partition(checks.find_name(call.context, named.name), index)
+            found = await _producers(call.context, log_of(call.context, topic), index)
+            return producers_wire.PartitionResponse(index, 0, None, found)
+        except API_ERRORS as error:
+            return producers_wire.PartitionResponse(index, **error_fields(error))
+
+    topics = await call.by_topic(request.topics, producers_wire.TopicResponse, reply)
     return producers_wire.Response(topics=topics)
 
 
@@ -76,36 +74,23 @@ async def _producers(
     return [producers_wire.ProducerState(*astuple(seen)) for seen in found]  # fields are the same
 
 
-async def describe_transactions(
-    call: KafkaCall, request: describe_wire.Request
-) -> describe_wire.Response:
-    states = [
-        await _state(call, each)
-        async for each in call.slices.each(dict.fromkeys(request.transactional_ids))
-    ]
+async def describe(call: KafkaCall, request: describe_wire.Request) -> describe_wire.Response:
+    kind, states = describe_wire.TransactionState, []
+    async for each in call.slices.each(dict.fromkeys(request.transactional_ids)):
+        if not on_transaction(call, Operation.DESCRIBE, each):
+            states.append(kind(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, each))
+            continue
+        if not each:
+            states.append(kind(ErrorCode.INVALID_REQUEST))
+            continue
+        code, found = await call.context.transactions.call(DescribeTransaction(each))
+        if found is None:
+            states.append(kind(code, each))
+            continue
+        state, topics = STATE_NAMES[found.state], await _topics(call, found)
+        times = (found.timeout_ms, found.started_at_ms)
+        states.append(kind(code, each, state, *times, found.producer_id, found.epoch, topics))
     return describe_wire.Response(transaction_states=states)
-
-
-async def _state(call: KafkaCall, transactional_id: str) -> describe_wire.TransactionState:
-    if not on_transaction(call, Operation.DESCRIBE, transactional_id):
-        return describe_wire.TransactionState(
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, transactional_id
-        )
-    if not transactional_id:
-        return describe_wire.TransactionState(ErrorCode.INVALID_REQUEST)
-    code, found = await call.context.transactions.call(DescribeTransaction(transactional_id))
-    if found is None:
-        return describe_wire.TransactionState(code, transactional_id)
-    return describe_wire.TransactionState(
-        code,
-        transactional_id,
-        STATE_NAMES[found.state],
-        found.timeout_ms,
-        found.started_at_ms,
-        found.producer_id,
-        found.epoch,
-        await _topics(call, found),
-    )
 
 
 async def _topics(call: KafkaCall, found: TxnValue) -> list[describe_wire.TopicData]:
@@ -178,48 +163,31 @@ async def write_markers(call: KafkaCall, request: marker_wire.Request) -> marker
     the epoch is raised with each transaction, so a marker with the epoch of an open transaction is
     late: it was meant for the previous transaction, and is rejected too."""
     may_write = on_cluster(call, Operation.ALTER) or on_cluster(call, Operation.CLUSTER_ACTION)
+    kind, results = marker_wire.WritableTxnMarkerTopicResult, []
     # One marker after the other: two may be for the same producer.
-    return marker_wire.Response(
-        [
-            await _write(call, marker, may_write=may_write)
-            async for marker in call.slices.each(request.markers)
-        ]
-    )
+    async for marker in call.slices.each(request.markers):
+        places = {
+            (topic.name, index): checks.find_name(call.context, topic.name)
+            async for topic in call.slices.each(marker.topics if may_write else ())
+            for index in topic.partition_indexes
+        }
+        code_at: dict[tuple[str, int], ErrorCode] = {}
+        async for some in call.slices.each(portions(list(places.items()))):
+            codes = await asyncio.gather(
+                *(_write(call.context, marker, topic, index) for (_, index), topic in some)
+            )
+            code_at.update(zip((place for place, _ in some), codes, strict=True))
+        topics = await call.by_topic(marker.topics, kind, partial(_written, code_at))
+        results.append(marker_wire.WritableTxnMarkerResult(marker.producer_id, topics))
+    return marker_wire.Response(results)
+
+
+async def _written(code_at: Mapping[tuple[str, int], ErrorCode], topic: Any, index: int) -> Any:
+    code = code_at.get((topic.name, index), ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    return marker_wire.WritableTxnMarkerPartitionResult(index, code)
 
 
 async def _write(
-    call: KafkaCall, requested: marker_wire.WritableTxnMarker, *, may_write: bool
-) -> marker_wire.WritableTxnMarkerResult:
-    places = {
-        (topic.name, index): checks.find_name(call.context, topic.name)
-        async for topic in call.slices.each(requested.topics if may_write else ())
-        for index in topic.partition_indexes
-    }
-    code_at: dict[tuple[str, int], ErrorCode] = {}
-    async for some in call.slices.each(portions(list(places.items()))):
-        codes = await asyncio.gather(
-            *(_write_one(call.context, requested, topic, index) for (_, index), topic in some)
-        )
-        code_at.update(zip((place for place, _ in some), codes, strict=True))
-    denied = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-    return marker_wire.WritableTxnMarkerResult(
-        requested.producer_id,
-        [
-            marker_wire.WritableTxnMarkerTopicResult(
-                topic.name,
-                [
-                    marker_wire.WritableTxnMarkerPartitionResult(
-                        index, code_at.get((topic.name, index), denied)
-                    )
-                    async for index in call.slices.each(topic.partition_indexes)
-                ],
-            )
-            async for topic in call.slices.each(requested.topics)
-        ],
-    )
-
-
-async def _write_one(
     context: KafkaContext, requested: marker_wire.WritableTxnMarker, topic: Topic | None, index: int
 ) -> ErrorCode:
     code = transactional_code(topic, index)

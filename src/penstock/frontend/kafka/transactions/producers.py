@@ -2,11 +2,13 @@
 check before a transactional batch is appended."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.cursor import coordinator_calls as calls
 from penstock.frontend.kafka import checks, permissions
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import ApiError, invalid_request
+from penstock.frontend.kafka.permissions import Operation
 from penstock.model.calls import IsInTransaction
 from penstock.model.errors import PenstockError
 from penstock.model.topic import Topic
@@ -14,7 +16,7 @@ from penstock.net.slices import portions
 from penstock.record.batch import BatchHeader
 from penstock.wire.kafka.faults import ErrorCode, code_of
 from penstock.wire.kafka.generated import add_offsets_to_txn as add_wire
-from penstock.wire.kafka.generated import add_partitions_to_txn as partitions_wire
+from penstock.wire.kafka.generated import add_partitions_to_txn as txn_wire
 from penstock.wire.kafka.generated import end_txn as end_wire
 from penstock.wire.kafka.generated import init_producer_id as init_wire
 
@@ -94,13 +96,13 @@ async def init_producer_id(call: KafkaCall, request: init_wire.Request) -> init_
     transactional_id = request.transactional_id
     try:
         if transactional_id is not None:
-            checks.check_transactional_id(call, permissions.Operation.WRITE, transactional_id)
+            checks.check_transactional_id(call, Operation.WRITE, transactional_id)
         elif not permissions.may_write_somewhere(call):
             raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         if (request.producer_id == _NO_ID) != (request.producer_epoch == _NO_EPOCH):
             raise ApiError(ErrorCode.INVALID_REQUEST)
         if transactional_id is None:
-            return init_wire.Response(producer_id=await _new_producer_id(call))
+            return init_wire.Response(producer_id=await call.context.producer_ids.next_id())
         reply = await call.context.transactions.call(
             calls.InitProducer(
                 transactional_id,
@@ -113,24 +115,19 @@ async def init_producer_id(call: KafkaCall, request: init_wire.Request) -> init_
             raise ApiError(code_for_version(reply.code, call.version, 4, 5))
     except ApiError as error:
         return init_wire.Response(error_code=error.code, producer_epoch=_NO_EPOCH)
-    return init_wire.Response(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
-
-
-async def _new_producer_id(call: KafkaCall) -> int:
-    try:
-        return await call.context.producer_ids.next_id()
     except PenstockError as error:
         code = code_of(error)
         if code is ErrorCode.THROTTLING_QUOTA_EXCEEDED:
             # Producers give up upon codes that they do not expect here; they retry upon this one.
             code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        raise ApiError(code) from None
+        return init_wire.Response(error_code=code, producer_epoch=_NO_EPOCH)
+    return init_wire.Response(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
 
 
 async def add_offsets(call: KafkaCall, request: add_wire.Request) -> add_wire.Response:
     """Add a group to a transaction, in which the producer will commit offsets of the group."""
-    checks.check_transactional_id(call, permissions.Operation.WRITE, request.transactional_id)
-    checks.check_group(call, permissions.Operation.READ, request.group_id)
+    checks.check_transactional_id(call, Operation.WRITE, request.transactional_id)
+    checks.check_group(call, Operation.READ, request.group_id)
     code = await call.context.transactions.call(
         calls.AddGroup(
             request.transactional_id,
@@ -146,7 +143,7 @@ async def end_transaction(call: KafkaCall, request: end_wire.Request) -> end_wir
     """Commit or abort a transaction. The reply is sent when the decision is durable; markers are
     written to the partitions afterwards. From version 5 on the producer gets a new epoch with each
     end, so that nothing it sent before can become part of its next transaction."""
-    checks.check_transactional_id(call, permissions.Operation.WRITE, request.transactional_id)
+    checks.check_transactional_id(call, Operation.WRITE, request.transactional_id)
     reply = await call.context.transactions.call(
         calls.EndTransaction(
             request.transactional_id,
@@ -163,48 +160,44 @@ async def end_transaction(call: KafkaCall, request: end_wire.Request) -> end_wir
     )
 
 
-async def add_partitions(
-    call: KafkaCall, request: partitions_wire.Request
-) -> partitions_wire.Response:
+async def add_partitions(call: KafkaCall, request: txn_wire.Request) -> txn_wire.Response:
     """Add partitions to a transaction before the producer writes to them. If one cannot be added,
     none is, and the others get OPERATION_NOT_ATTEMPTED. Versions 4 and later are for nodes: they
     have several transactions, may only verify partitions, and need rights on the cluster."""
     if call.version >= _BATCHED_FROM:
-        checks.check_cluster(call, permissions.Operation.CLUSTER_ACTION)
+        checks.check_cluster(call, Operation.CLUSTER_ACTION)
+        kind = txn_wire.AddPartitionsToTxnResult
         results = [
-            partitions_wire.AddPartitionsToTxnResult(
-                each.transactional_id, await _transaction(call, each)
-            )
+            kind(each.transactional_id, await _transaction(call, each))
             async for each in call.slices.each(request.transactions)
         ]
-        return partitions_wire.Response(results_by_transaction=results)
-    alone = partitions_wire.AddPartitionsToTxnTransaction(
+        return txn_wire.Response(results_by_transaction=results)
+    alone = txn_wire.AddPartitionsToTxnTransaction(
         request.v3_and_below_transactional_id,
         request.v3_and_below_producer_id,
         request.v3_and_below_producer_epoch,
         False,
         request.v3_and_below_topics,
     )
-    if permissions.on_transaction(call, permissions.Operation.WRITE, alone.transactional_id):
+    if permissions.on_transaction(call, Operation.WRITE, alone.transactional_id):
         topics = await _transaction(call, alone)
     else:
         code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         topics = await _results(call, alone.topics, {}, code)
-    return partitions_wire.Response(results_by_topic_v3_and_below=topics)
+    return txn_wire.Response(results_by_topic_v3_and_below=topics)
 
 
 async def _transaction(
-    call: KafkaCall, requested: partitions_wire.AddPartitionsToTxnTransaction
-) -> Sequence[partitions_wire.AddPartitionsToTxnTopicResult]:
+    call: KafkaCall, requested: txn_wire.AddPartitionsToTxnTransaction
+) -> Sequence[txn_wire.AddPartitionsToTxnTopicResult]:
     version, make = call.version, call.context.transactions.call
     transactional_id = requested.transactional_id
-    producer_id, epoch = requested.producer_id, requested.producer_epoch
     codes: Codes = {}
     places: dict[tuple[str, int], tuple[str, int]] = {}  # by name → by id
     async for each in call.slices.each(requested.topics):
         topic = checks.find_name(call.context, each.name)
         may_write = version >= _BATCHED_FROM or permissions.on_topic(
-            call, permissions.Operation.WRITE, each.name, topic
+            call, Operation.WRITE, each.name, topic
         )
         async for index in call.slices.each(each.partitions):
             code = transactional_code(topic, index)
@@ -216,26 +209,17 @@ async def _transaction(
                 places[each.name, index] = (topic.topic_id, index)
     if codes:
         return await _results(call, requested.topics, codes, ErrorCode.OPERATION_NOT_ATTEMPTED)
-    code = ErrorCode.NONE
+    code, epoch = ErrorCode.NONE, requested.producer_epoch
+    producer = {"producer_id": requested.producer_id, "producer_epoch": epoch}
     if requested.verify_only:
         async for name, place in call.slices.each(places.items()):
-            verified = await make(
-                calls.VerifyPartition(
-                    transactional_id,
-                    producer_id=producer_id,
-                    producer_epoch=epoch,
-                    partition=place,
-                )
-            )
-            codes[name] = code_for_version(verified, version, _FENCED_FROM, _ABORTABLE_FROM)
-        return await _results(call, requested.topics, codes, code)
+            verify = calls.VerifyPartition(transactional_id, **producer, partition=place)
+            code = code_for_version(await make(verify), version, _FENCED_FROM, _ABORTABLE_FROM)
+            codes[name] = code
+        return await _results(call, requested.topics, codes, ErrorCode.NONE)
     async for some in call.slices.each(portions(list(places.values())) or ((),)):
-        added = await make(
-            calls.AddPartitions(
-                transactional_id, producer_id=producer_id, producer_epoch=epoch, partitions=some
-            )
-        )
-        code = code_for_version(added, version, _FENCED_FROM, _ABORTABLE_FROM)
+        add = calls.AddPartitions(transactional_id, **producer, partitions=some)
+        code = code_for_version(await make(add), version, _FENCED_FROM, _ABORTABLE_FROM)
         if code:
             break
     return await _results(call, requested.topics, {}, code)
@@ -251,20 +235,10 @@ def transactional_code(topic: Topic | None, index: int) -> ErrorCode:
 
 
 async def _results(
-    call: KafkaCall,
-    topics: Sequence[partitions_wire.AddPartitionsToTxnTopic],
-    codes: Codes,
-    default: ErrorCode,
-) -> Sequence[partitions_wire.AddPartitionsToTxnTopicResult]:
-    return [
-        partitions_wire.AddPartitionsToTxnTopicResult(
-            each.name,
-            [
-                partitions_wire.AddPartitionsToTxnPartitionResult(
-                    index, codes.get((each.name, index), default)
-                )
-                async for index in call.slices.each(each.partitions)
-            ],
-        )
-        async for each in call.slices.each(topics)
-    ]
+    call: KafkaCall, topics: Sequence[Any], codes: Codes, default: ErrorCode
+) -> Sequence[txn_wire.AddPartitionsToTxnTopicResult]:
+    async def result(topic: Any, index: int) -> txn_wire.AddPartitionsToTxnPartitionResult:
+        code = codes.get((topic.name, index), default)
+        return txn_wire.AddPartitionsToTxnPartitionResult(index, code)
+
+    return await call.by_topic(topics, txn_wire.AddPartitionsToTxnTopicResult, result)
