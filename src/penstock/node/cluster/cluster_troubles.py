@@ -77,7 +77,7 @@ class ClusterTroubles:
         # There is briefly no manager while one hands over to another.
         self._unmanaged_looks = self._unmanaged_looks + 1 if self._manager() == NO_NODE else 0
         if self._unmanaged_looks > 1:
-            yield troubles.no_manager()
+            yield troubles.NO_MANAGER
         for node, partitions in sorted(self._counts.away.items()):
             entry = self._seen.get(node, _UNKNOWN)
             yield troubles.node_dead(node, entry.name, partitions, was_stopped=entry.is_leaving)
