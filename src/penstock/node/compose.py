@@ -46,8 +46,7 @@ from penstock.node.wiring.listeners import FrontendCalls, Listeners
 from penstock.node.wiring.security import NodeSecurity
 from penstock.node.worker_plan import check_not_of_workers
 from penstock.telemetry import families
-from penstock.telemetry.exposition import Sample
-from penstock.telemetry.families import Family
+from penstock.telemetry.families import Family, Sample
 
 CLUSTER_TOMBSTONE_MS = 7 * 24 * 3_600_000
 TOMB_SWEEP_SECONDS = 60.0

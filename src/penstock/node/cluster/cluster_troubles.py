@@ -20,8 +20,7 @@ from penstock.model.troubles import CLOCK_SKEW_MS_MAX, Trouble
 from penstock.replication.replica import Role
 from penstock.replication.row import NO_NODE, View
 from penstock.telemetry import families
-from penstock.telemetry.exposition import Sample
-from penstock.telemetry.families import Family
+from penstock.telemetry.families import Family, Sample
 
 PAUSE_FACTOR: Final = 50
 SEEN_MIN: Final = 2  # batches from the future; a single one may be caused by setting a clock

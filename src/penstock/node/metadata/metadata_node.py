@@ -27,8 +27,8 @@ from penstock.node.listening import open_admin, open_internal
 from penstock.node.metadata import metadata_link as link
 from penstock.node.process.node_setup import NodeSetup
 from penstock.telemetry import families
-from penstock.telemetry.exposition import CONTENT_TYPE, Sample
-from penstock.telemetry.families import Family
+from penstock.telemetry.families import Family, Sample
+from penstock.telemetry.metrics import CONTENT_TYPE
 from penstock.wire.internal.calls import CallHandlers
 
 log_ = logging.getLogger(__name__)
