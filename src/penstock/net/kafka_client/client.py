@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from penstock.net.kafka_client.errors import (
-    STALE_LEADER_CODES,
-    HungUp,
-    KafkaRefused,
-    KafkaTrouble,
-    NotKafka,
-    TimedOut,
-    Unreachable,
-)
-from penstock.net.kafka_client.login import Security, SecurityInvalid, security_from
+from penstock.net.kafka_client.errors import STALE_LEADER_CODES
+from penstock.net.kafka_client.errors import HungUp as HungUp
+from penstock.net.kafka_client.errors import KafkaRefused as KafkaRefused
+from penstock.net.kafka_client.errors import KafkaTrouble as KafkaTrouble
+from penstock.net.kafka_client.errors import NotKafka as NotKafka
+from penstock.net.kafka_client.errors import TimedOut as TimedOut
+from penstock.net.kafka_client.errors import Unreachable as Unreachable
 from penstock.net.kafka_client.node import Dialling, KafkaNode
+from penstock.net.kafka_client.node import Security as Security
+from penstock.net.kafka_client.node import SecurityInvalid as SecurityInvalid
+from penstock.net.kafka_client.node import security_from as security_from
 from penstock.wire.kafka.apis import FETCH, PRODUCE
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import (
@@ -37,25 +37,6 @@ from penstock.wire.kafka.produce import (
     ProduceRequest,
     ProduceTopic,
 )
-
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "Fetched",
-    "HungUp",
-    "KafkaClient",
-    "KafkaRefused",
-    "KafkaTrouble",
-    "NotKafka",
-    "Place",
-    "Security",
-    "SecurityInvalid",
-    "TimedOut",
-    "Unreachable",
-    "by_topic",
-    "parse_addresses",
-    "security_from",
-]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
