@@ -19,8 +19,7 @@ from penstock.model.errors import Damaged, LeaderMoved, ProducerRefused
 from penstock.model.levels import LOW_WATERMARK_FILES
 from penstock.model.limits import READ_BYTES_MAX
 from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, StreamEnds
-from penstock.net.slices import in_slices
-from penstock.net.unpacking import unpacked
+from penstock.net.slices import in_slices, unpacked
 from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader, parse_header
 from penstock.record.control import TYPE_ABORT, TYPE_COMMIT, encode_marker_batch, iter_control
 from penstock.record.opened import first_at

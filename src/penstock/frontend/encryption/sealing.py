@@ -34,7 +34,7 @@ from penstock.model.limits import BATCH_BYTES_MAX, OPENED_BATCH_BYTES_MAX
 from penstock.model.message import Delivery, Message
 from penstock.model.ports import Acquired, Clock, Fetched
 from penstock.model.topic import Topic
-from penstock.net.unpacking import unpacked
+from penstock.net.slices import unpacked
 from penstock.record.batch import BatchHeader, parse_header, repacked
 from penstock.record.compression import TooLarge
 from penstock.record.malformed import MalformedBatch

@@ -33,7 +33,7 @@ from penstock.wire.kafka.apis import (
     parse_response_header,
 )
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.malformed import Malformed
+from penstock.wire.kafka.primitives import Malformed
 from penstock.wire.kafka.scram import DIGESTS, SHA_512, ScramClient, ScramRefused
 
 REPLY_BYTES_MAX: Final = 256 * 1_048_576
@@ -45,10 +45,17 @@ PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 _NONCE_BYTES: Final = 24
 _KEYS: Final = (
-    "sasl.jaas.config sasl.mechanism sasl.mechanisms sasl.password sasl.username security.protocol"
-    " ssl.ca.location ssl.certificate.location ssl.endpoint.identification.algorithm"
-    " ssl.key.location"
-).split()
+    "sasl.jaas.config",
+    "sasl.mechanism",
+    "sasl.mechanisms",
+    "sasl.password",
+    "sasl.username",
+    "security.protocol",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.endpoint.identification.algorithm",
+    "ssl.key.location",
+)
 _FAMILIES: Final = ("security.", "sasl.", "ssl.")
 _JAAS: Final = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 

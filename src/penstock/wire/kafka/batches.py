@@ -19,7 +19,7 @@ from penstock.record import batch
 from penstock.record.compression import Codec
 from penstock.record.crc32c import crc32c
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.malformed import Malformed
+from penstock.wire.kafka.primitives import Malformed
 
 _MAGIC_AT = 16  # position of the magic byte, in the old formats as well
 _PREFIX_BYTES = _MAGIC_AT + 1

@@ -15,7 +15,7 @@ import linecache
 import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from penstock.model.file_slice import Piece
 from penstock.model.limits import KAFKA_PARTITIONS_MAX
@@ -31,7 +31,6 @@ from penstock.wire.kafka.fields import (
     struct_of,
     tagged,
 )
-from penstock.wire.kafka.malformed import Malformed, TooManyEntries, Unencodable, UnsupportedVersion
 from penstock.wire.kafka.primitives import BROKEN, UNFIT, Buffer, Message, malformed
 
 _TABLES = {"int8": "INT8S", "int16": "INT16S", "int32": "INT32S", "int64": "INT64S"}
@@ -419,7 +418,6 @@ def _differs(each: Field, expression: str) -> str:
 T = TypeVar("T", bound=Message)
 Buffers = list[Piece]
 Write = Callable[[T, list[bytes | memoryview], Buffers | None], None]
-_NAMES: Final = {**vars(primitives), "Malformed": Malformed, "TooManyEntries": TooManyEntries}
 
 
 def codec(
@@ -435,7 +433,7 @@ def codec(
 
     def is_flexible(version: int) -> bool:
         if not first <= version <= last:
-            raise UnsupportedVersion(name, version)
+            raise primitives.UnsupportedVersion(name, version)
         return flexible_from is not None and version >= flexible_from
 
     def decode(buffer: Buffer, position: int, version: int, most: int = KAFKA_PARTITIONS_MAX) -> T:
@@ -455,7 +453,7 @@ def codec(
         try:
             write(value, parts, buffers)
         except UNFIT as error:
-            raise Unencodable(f"{name} version {version}: {error}") from error
+            raise primitives.Unencodable(f"{name} version {version}: {error}") from error
         return b"".join(parts)
 
     return decode, encode
@@ -487,6 +485,6 @@ def _compile(kind: type[Message], what: str, code: _Code, head: list[str]) -> An
     text = "\n".join([*head, *code.lines, ""])
     file = f"<{kind.__name__} {what}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    names = {**_NAMES, **classes_of(kind), **code.names}
+    names = {**vars(primitives), **classes_of(kind), **code.names}
     exec(compile(text, file, "exec"), names)  # noqa: S102  made of our own classes alone
     return names["read" if "reader" in what else "write"]

@@ -35,10 +35,8 @@ from penstock.model.limits import (
 )
 from penstock.model.stream import LONG_MAX, StreamSettings, settings_of
 from penstock.model.topic import Topic
-from penstock.net.kafka.eager import EagerCoroutine
-from penstock.net.kafka.listener import HangUp
-from penstock.net.slices import in_slices
-from penstock.net.unpacking import unpacked
+from penstock.net.kafka.listener import EagerCoroutine, HangUp
+from penstock.net.slices import in_slices, unpacked
 from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader
 from penstock.record.compression import Codec, TooLarge
 from penstock.record.malformed import MalformedBatch
