@@ -41,18 +41,11 @@ Facts = Callable[[], Mapping[str, Any]]
 # Troubles that do not reject any request yet.
 WARNINGS: Final = frozenset({Kind.DISK_LOW, Kind.CERTIFICATE_ENDING})
 # Troubles between nodes, which the command ``cluster status`` finds itself.
-CLUSTER_WIDE: Final = frozenset(
-    {
-        Kind.NODE_DEAD,
-        Kind.QUORUM_LOST,
-        Kind.NO_INTACT_REPLICA,
-        Kind.NO_MANAGER,
-        Kind.UNDER_REPLICATED,
-        Kind.PARTITIONS_MISSING,
-        Kind.PARTITIONS_ORPHANED,
-        Kind.CLOCK_SKEW,
-    }
+_BETWEEN_NODES = (
+    "node_dead quorum_lost no_intact_replica no_manager under_replicated partitions_missing"
+    " partitions_orphaned clock_skew"
 )
+CLUSTER_WIDE: Final = frozenset(map(Kind, _BETWEEN_NODES.split()))
 
 
 @dataclass(frozen=True, slots=True)

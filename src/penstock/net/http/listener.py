@@ -41,18 +41,8 @@ LINGER_SECONDS_MAX = 1.0  # reading after an error reply, so that a reset does n
 IDLE, HEAD, BODY, SERVING, LINGERING, CLOSING = range(6)
 
 # Headers that may appear only once: two of them would give a request two meanings.
-_SINGLE = frozenset(
-    {
-        "host",
-        "content-length",
-        "authorization",
-        "date",
-        "x-amz-target",
-        "x-amz-date",
-        "x-amz-content-sha256",
-        "x-amz-security-token",
-    }
-)
+_SIGNED = ("x-amz-target", "x-amz-date", "x-amz-content-sha256", "x-amz-security-token")
+_SINGLE = frozenset(("host", "content-length", "authorization", "date", *_SIGNED))
 
 # Decoded header names, cached because clients send the same few names in every request.
 _NAMES: dict[bytes, str] = {}

@@ -12,10 +12,6 @@ import msgspec
 from penstock.model import errors
 
 QUEUE_DOES_NOT_EXIST = "The specified queue does not exist."
-_RECEIPT_EXPIRED = "The receipt handle has expired."
-_NOT_AVAILABLE = "Message does not exist or is not available for visibility timeout change."
-
-
 Headers = tuple[tuple[str, str], ...]
 
 
@@ -225,8 +221,8 @@ _TABLE: Mapping[type[errors.PenstockError], _Mapped] = {
 
 # Texts of AWS for a rejected receipt.
 _RECEIPT_REASONS: Mapping[type[errors.PenstockError], str] = {
-    errors.ExpiredReceipt: _RECEIPT_EXPIRED,
-    errors.NotLeased: _NOT_AVAILABLE,
+    errors.ExpiredReceipt: "The receipt handle has expired.",
+    errors.NotLeased: "Message does not exist or is not available for visibility timeout change.",
 }
 
 

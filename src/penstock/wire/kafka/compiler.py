@@ -14,7 +14,8 @@ over the whole request, such as the partitions of all topics. Tagged fields are 
 import linecache
 import struct
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from penstock.model.file_slice import Piece
@@ -58,6 +59,14 @@ class _Code:
     def emit(self, *lines: str) -> None:
         self.lines += ["    " * self.depth + line for line in lines]
 
+    @contextmanager
+    def block(self, *lines: str) -> Iterator[None]:
+        """Write the beginning of a block of code. The lines written meanwhile are indented."""
+        self.emit(*lines)
+        self.depth += 1
+        yield
+        self.depth -= 1
+
     def name(self, stem: str) -> str:
         self._used[stem] += 1
         count = self._used[stem]
@@ -78,6 +87,13 @@ class _Code:
 class _Reader(_Code):
     api = ""  # name of the request, whose arrays are limited; empty for a response
     loops = 0  # depth of nested loops
+
+    @contextmanager
+    def loop(self, *lines: str) -> Iterator[None]:
+        self.loops += 1
+        with self.block(*lines):
+            yield
+        self.loops -= 1
 
     def flush(self) -> None:
         run = self.take_run()
@@ -164,15 +180,10 @@ class _Reader(_Code):
             left = "end - position" if least == 1 else f"(end - position) // {least}"
             self.emit(f"if {count} > {left}:", f'    raise oversized("{each.name}")')
             self.check_bound(each, count)
-            self.emit(f"{name} = []")
-            self.emit(f"for _ in range({count}):")
-            self.depth += 1
-            self.loops += 1
-            item = self.element(each)
-            self.flush()
-            self.emit(f"{name}.append({item})")
-            self.loops -= 1
-            self.depth -= 1
+            with self.loop(f"{name} = []", f"for _ in range({count}):"):
+                item = self.element(each)
+                self.flush()
+                self.emit(f"{name}.append({item})")
         self.end_present(each)
         if is_table or self.api == "Produce":  # a tuple would be one more copy
             return name
@@ -208,12 +219,10 @@ class _Reader(_Code):
             return self.fields(inner)
         self.run.append(("b", "presence"))
         self.flush()
-        self.emit(f"{name} = None", "if presence == 1:")
-        self.depth += 1
-        made = self.fields(inner)
-        self.flush()
-        self.emit(f"{name} = {made}")
-        self.depth -= 1
+        with self.block(f"{name} = None", "if presence == 1:"):
+            made = self.fields(inner)
+            self.flush()
+            self.emit(f"{name} = {made}")
         self.emit("elif presence != -1:", f'    raise absent("{each.name}")')
         return name
 
@@ -236,25 +245,17 @@ class _Reader(_Code):
         names = {each.name: self.name("tagged_" + each.name) for each in known}
         for each in known:
             self.emit(f"{names[each.name]} = {each.default}")
-        self.emit("for _ in range(tag_count):")
-        self.depth += 1
-        self.loops += 1
-        self.emit(
-            "tag, position = read_uvarint(data, position)",
-            "size, position = read_uvarint(data, position)",
-            "tag_stop = position + size",
-        )
-        for index, each in enumerate(known):
-            self.emit(f"{'elif' if index else 'if'} tag == {each.tag}:")
-            self.depth += 1
-            made = self.value(each)
-            self.flush()
-            self.emit(f"{names[each.name]} = {made}")
-            self.depth -= 1
-        self.emit("else:", "    position = tag_stop", "if position != tag_stop:")
-        self.emit('    raise Malformed("a tagged field does not match its length")')
-        self.loops -= 1
-        self.depth -= 1
+        with self.loop("for _ in range(tag_count):"):
+            self.emit("tag, position = read_uvarint(data, position)")
+            self.emit("size, position = read_uvarint(data, position)")
+            self.emit("tag_stop = position + size")
+            for index, each in enumerate(known):
+                with self.block(f"{'elif' if index else 'if'} tag == {each.tag}:"):
+                    made = self.value(each)
+                    self.flush()
+                    self.emit(f"{names[each.name]} = {made}")
+            self.emit("else:", "    position = tag_stop", "if position != tag_stop:")
+            self.emit('    raise Malformed("a tagged field does not match its length")')
         return names
 
 
@@ -320,12 +321,10 @@ class _Writer(_Code):
             self.length(code, f"len({raw})")
         elif self.is_flexible:
             self.flush()
-            self.emit(f"if {expression} is None:", '    add(b"\\x00")', "else:")
-            self.depth += 1
-            self.emit(f"{raw} = {content}")
-            self.length(code, f"len({raw})")
-            self.emit(f"add({raw})")
-            self.depth -= 1
+            with self.block(f"if {expression} is None:", '    add(b"\\x00")', "else:"):
+                self.emit(f"{raw} = {content}")
+                self.length(code, f"len({raw})")
+                self.emit(f"add({raw})")
             return
         else:
             self.emit(f'{raw} = b"" if {expression} is None else {content}')
@@ -346,10 +345,8 @@ class _Writer(_Code):
             return
         self.flush()
         null = "\\x00" if self.is_flexible else "\\xff\\xff\\xff\\xff"
-        self.emit(f"if {expression} is None:", f'    add(b"{null}")', "else:")
-        self.depth += 1
-        self.elements(each, expression)
-        self.depth -= 1
+        with self.block(f"if {expression} is None:", f'    add(b"{null}")', "else:"):
+            self.elements(each, expression)
 
     def elements(self, each: Field, expression: str) -> None:
         if each.type in _TABLES:
@@ -360,46 +357,40 @@ class _Writer(_Code):
             return
         self.length("i", f"len({expression})")
         item = self.name("item")
-        self.emit(f"for {item} in {expression}:")
-        self.depth += 1
-        if each.struct:
-            self.fields(each.struct, item)
-        else:
-            self.value(Field(item, each.type, each.versions), item)
-        self.flush()
-        self.depth -= 1
+        with self.block(f"for {item} in {expression}:"):
+            if each.struct:
+                self.fields(each.struct, item)
+            else:
+                self.value(Field(item, each.type, each.versions), item)
+            self.flush()
 
     def nested(self, each: Field, inner: Struct, expression: str) -> None:
         if self.version not in each.nullable:
             self.fields(inner, expression)
             return
         self.flush()
-        self.emit(f"if {expression} is None:", '    add(b"\\xff")', "else:")
-        self.depth += 1
-        self.run.append(("b", "1"))
-        self.fields(inner, expression)
-        self.flush()
-        self.depth -= 1
+        with self.block(f"if {expression} is None:", '    add(b"\\xff")', "else:"):
+            self.run.append(("b", "1"))
+            self.fields(inner, expression)
+            self.flush()
 
     def tags(self, known: Sequence[Field], var: str) -> None:
         """Write code for tagged fields; values that equal their defaults are not sent."""
         self.flush()
         values = {each.name: f"{var}.{each.name}" for each in known}
         differs = {each.name: _differs(each, values[each.name]) for each in known}
-        self.emit(f"if {' or '.join(differs.values())}:", "    tags = []", "    message_add = add")
-        self.depth += 1
-        for each in known:
-            self.emit(f"if {differs[each.name]}:")
-            self.depth += 1
-            parts = self.name("parts")
-            self.emit(f"{parts} = []", f"add = {parts}.append")
-            self.value(each, values[each.name])
-            self.flush()
-            self.emit(f'tags.append(({each.tag}, b"".join({parts})))')
-            self.depth -= 1
-        self.emit("add = message_add", "add(UVARINT[len(tags)])", "for tag, tag_body in tags:")
-        self.emit("    add(UVARINT[tag])", "    add(UVARINT[len(tag_body)])", "    add(tag_body)")
-        self.depth -= 1
+        with self.block(f"if {' or '.join(differs.values())}:"):
+            self.emit("tags = []", "message_add = add")
+            for each in known:
+                with self.block(f"if {differs[each.name]}:"):
+                    parts = self.name("parts")
+                    self.emit(f"{parts} = []", f"add = {parts}.append")
+                    self.value(each, values[each.name])
+                    self.flush()
+                    self.emit(f'tags.append(({each.tag}, b"".join({parts})))')
+            self.emit("add = message_add", "add(UVARINT[len(tags)])", "for tag, tag_body in tags:")
+            self.emit("    add(UVARINT[tag])", "    add(UVARINT[len(tag_body)])")
+            self.emit("    add(tag_body)")
         self.emit("else:", '    add(b"\\x00")')
 
 
