@@ -94,13 +94,7 @@ class Stream:
         if code:
             raise ProducerRefused(int(code), code.name)
         wall_ms = self._clock.wall_ms()
-        batch = encode_marker_batch(
-            is_commit=marker.is_commit,
-            coordinator_epoch=marker.coordinator_epoch,
-            producer_id=marker.producer_id,
-            producer_epoch=marker.producer_epoch,
-            timestamp=wall_ms,
-        )
+        batch = encode_marker_batch(marker, timestamp=wall_ms)
         placed = self._journal.append_batch(batch, parse_header(batch))
         self.producers.marked(
             placed,

@@ -264,9 +264,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
 
     def refuse(self, error: HelloRefused) -> None:
         payload = encode_failure(error)
-        header = wire.pack_header(
-            wire.VERSION_OF_HELLO, Kind.ERROR, 0, 0, 0, payload_bytes=len(payload)
-        )
+        header = wire.pack_header(wire.VERSION_OF_HELLO, Kind.ERROR, 0, 0, 0, len(payload))
         self._transport.write(header + payload)
 
     # ── Sending ──────────────────────────────────────────────────────────────────────────────
@@ -278,14 +276,8 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         self, kind: Kind, call: int, request_id: int, payload: bytes, *, deadline_ms: int = 0
     ) -> None:
         """Send a frame in the next iteration of the event loop. The caller has checked ``fits``."""
-        header = wire.pack_header(
-            self._version,
-            kind,
-            call,
-            request_id,
-            min(deadline_ms, wire.DEADLINE_MS_MAX),
-            payload_bytes=len(payload),
-        )
+        left_ms = min(deadline_ms, wire.DEADLINE_MS_MAX)
+        header = wire.pack_header(self._version, kind, call, request_id, left_ms, len(payload))
         self._parts.append(header)
         if payload:
             self._parts.append(payload)

@@ -39,7 +39,7 @@ from penstock.record.batch import BatchHeader, parse_header, repacked
 from penstock.record.compression import TooLarge
 from penstock.record.malformed import MalformedBatch
 from penstock.telemetry.metrics import Meter
-from penstock.wire.kafka.batches import BatchInvalid, BatchTooLarge, check_opened_count
+from penstock.wire.kafka.batches import BatchRefused, check_opened_count, too_large
 
 # Undecryptable messages to remember, so that each is counted and logged once.
 QUARANTINED_MAX: Final = 16_384
@@ -128,14 +128,12 @@ class Sealing:
                 key = self.keys.take(topic, count) or await self.keys.reserve(topic, count)
                 done = await self._run(seal_records(bytes(blob), header, key, self.entropy))
             except TooLarge as error:
-                raise BatchTooLarge(f"{error}") from None
+                raise too_large(f"{error}") from None
             except MalformedBatch as error:
-                raise BatchInvalid(str(error)) from None
+                raise BatchRefused(str(error)) from None
             if len(done) > BATCH_BYTES_MAX:
                 text = f"{len(done)} bytes"
-                raise BatchTooLarge(
-                    f"the encrypted batch has {text}, {BATCH_BYTES_MAX} are allowed"
-                )
+                raise too_large(f"the encrypted batch has {text}, {BATCH_BYTES_MAX} are allowed")
             sealed.append((memoryview(done), parse_header(done)))
         return sealed
 

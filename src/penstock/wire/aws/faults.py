@@ -45,6 +45,11 @@ _ECHO_MAX = 1_024  # the longest receipt handle
 
 # Codes that differ from the shape.
 _LEGACY = "AWS.SimpleQueueService."
+_LEGACY_SHAPES = (
+    "QueueDeletedRecently BatchEntryIdsNotDistinct BatchRequestTooLong EmptyBatchRequest"
+    " InvalidBatchEntryId TooManyEntriesInBatchRequest MessageNotInflight UnsupportedOperation"
+    " PurgeQueueInProgress"
+)
 _CODES: Mapping[str, str] = {
     "QueueDoesNotExist": _LEGACY + "NonExistentQueue",
     "QueueNameExists": "QueueAlreadyExists",
@@ -63,20 +68,7 @@ _CODES: Mapping[str, str] = {
     "IncompleteSignatureException": "IncompleteSignature",
     "UnrecognizedClientException": "InvalidClientTokenId",
     "InvalidSignatureException": "SignatureDoesNotMatch",
-} | {
-    shape: _LEGACY + shape
-    for shape in [
-        "QueueDeletedRecently",
-        "BatchEntryIdsNotDistinct",
-        "BatchRequestTooLong",
-        "EmptyBatchRequest",
-        "InvalidBatchEntryId",
-        "TooManyEntriesInBatchRequest",
-        "MessageNotInflight",
-        "UnsupportedOperation",
-        "PurgeQueueInProgress",
-    ]
-}
+} | {shape: _LEGACY + shape for shape in _LEGACY_SHAPES.split()}
 # HTTP statuses other than 400.
 _STATUSES: Mapping[str, int] = {
     **dict.fromkeys(("InvalidSecurity", "KmsOptInRequired", "AccessDeniedException"), 403),

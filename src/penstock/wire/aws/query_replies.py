@@ -62,24 +62,13 @@ def element(name: str, text: str) -> str:
     return f"<{name}>{escape(text)}</{name}>"
 
 
-_SINGULARS: Mapping[str, str] = {
-    "AWSAccountIds": "AWSAccountId",
-    "Actions": "ActionName",
-    "AttributeNames": "AttributeName",
-    "Attributes": "Attribute",
-    "BinaryListValues": "BinaryListValue",
-    "MessageAttributeNames": "MessageAttributeName",
-    "MessageAttributes": "MessageAttribute",
-    "MessageSystemAttributeNames": "MessageSystemAttributeName",
-    "MessageSystemAttributes": "MessageSystemAttribute",
-    "Messages": "Message",
-    "QueueUrls": "QueueUrl",
-    "StringListValues": "StringListValue",
-    "TagKeys": "TagKey",
-    "Tags": "Tag",
-    "queueUrls": "QueueUrl",
-    "tags": "Tag",
-}
+_PLURALS = (
+    "AWSAccountIds AttributeNames Attributes BinaryListValues MessageAttributeNames"
+    " MessageAttributes MessageSystemAttributeNames MessageSystemAttributes Messages QueueUrls"
+    " StringListValues TagKeys Tags queueUrls tags"
+)
+_SINGULARS = {name: name[0].upper() + name[1:-1] for name in _PLURALS.split()}
+_SINGULARS["Actions"] = "ActionName"
 _ENTRY_NAMES: Mapping[type[Shape], str] = {
     BatchResultErrorEntry: "BatchResultErrorEntry",
     MessageMoveTaskEntry: "ListMessageMoveTasksResultEntry",
