@@ -11,6 +11,7 @@ import math
 import platform
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from penstock import __version__
@@ -44,12 +45,10 @@ class Histogram:
         return sum(self.counts)
 
 
+@dataclass(slots=True)
 class _Requests:
-    __slots__ = ("count", "durations")
-
-    def __init__(self, durations: Histogram) -> None:
-        self.count = 0
-        self.durations = durations
+    durations: Histogram
+    count: int = 0
 
 
 class Meter:

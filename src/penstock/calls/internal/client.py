@@ -371,19 +371,11 @@ class FirstReachable:
                 break
             try:
                 return await choices[at % len(choices)].call(call, request, timeout_ms=left_ms)
-            except faults.OutcomeUnknown as error:
+            except (faults.Unreachable, faults.DeadlineExceeded, Draining) as error:
                 last = error
-                self._leave(at)
-                if not call.is_idempotent:
+                if self._at == at:  # another call may have moved on already
+                    self._at = at + 1
+                is_unknown = isinstance(error, faults.OutcomeUnknown) and not call.is_idempotent
+                if is_unknown or isinstance(error, faults.DeadlineExceeded):
                     break
-            except (faults.Unreachable, Draining) as error:
-                last = error
-                self._leave(at)
-            except faults.DeadlineExceeded:
-                self._leave(at)  # the next call goes to the next node
-                raise
         raise last
-
-    def _leave(self, at: int) -> None:
-        if self._at == at:  # another call may have moved on already
-            self._at = at + 1

@@ -291,12 +291,9 @@ class _Parked:
         raised: BaseException | None = None
         for node, task in [item for item in self._tasks.items() if item[1].done()]:
             del self._tasks[node]
-            is_cancelled = task.cancelled()
-            error = (
-                errors.Draining(f"The call to node {node} was cancelled.")
-                if is_cancelled
-                else task.exception()
-            )
+            error: BaseException | None = errors.Draining(f"The call to node {node} was cancelled.")
+            if not task.cancelled():
+                error = task.exception()
             if error is None:
                 self._take(node, task.result(), deliveries)
             elif isinstance(error, errors.TopicNotFound) or not isinstance(

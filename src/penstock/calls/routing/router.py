@@ -61,6 +61,9 @@ class Router:
             calls.CancelMove: self._cancel_move,
             calls.CloseShare: local.call,  # deletes an entry of the catalog
         }
+        for kind in RULES:
+            route = self._to_leader if issubclass(kind, calls.PartitionCall) else self._to_leaders
+            self._routes_of.setdefault(kind, route)
         self._follow = partial(FollowingListener, leaders, self._changes)
         self.moves = local.moves
         self.find_share = local.find_share
@@ -71,12 +74,7 @@ class Router:
         await self._changes.close()
 
     def call(self, call: calls.BrokerCall[calls.R]) -> Coroutine[Any, Any, calls.R]:
-        route = self._routes_of.get(type(call)) or self._add_route(type(call))
-        return route(call)
-
-    def _add_route(self, kind: type[calls.BrokerCall[Any]]) -> Route:
-        route = self._to_leader if issubclass(kind, calls.PartitionCall) else self._to_leaders
-        return self._routes_of.setdefault(kind, route)
+        return self._routes_of[type(call)](call)
 
     def _to_leader(self, call: calls.PartitionCall[calls.R]) -> Coroutine[Any, Any, calls.R]:
         return self._leaders.at_leader(call.topic, call.partition, call)

@@ -387,15 +387,12 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
             if sender is None:
                 fd = self._transport.get_extra_info("socket").fileno()
                 sender = self._sender = SliceSender(
-                    self._listener.loop, fd, moved=self._moved, done=self._sent
+                    self._listener.loop, fd, moved=self.pause_writing, done=self._sent
                 )
             if not sender.send(parts):
                 self._stalled_since = self._listener.now
         except OSError:
             self._transport.abort()
-
-    def _moved(self) -> None:
-        self._stalled_since = self._listener.now
 
     def _sent(self, error: OSError | None) -> None:
         self._stalled_since = None

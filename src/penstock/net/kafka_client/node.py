@@ -236,9 +236,8 @@ class KafkaNode:
         except TimeoutError:
             raise errors.TimedOut(self.name, timeout_s) from None
         except ConnectionRefusedError:
-            raise errors.Unreachable(
-                self.name, "connection refused: nothing listens there"
-            ) from None
+            reason = "connection refused: nothing listens there"
+            raise errors.Unreachable(self.name, reason) from None
         except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             raise errors.Unreachable(self.name, str(error) or type(error).__name__) from None
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -248,22 +247,17 @@ class KafkaNode:
         try:
             server_name = dialling.security.server_name or self.host
             return dialling.tls.wrap_socket(plain, server_hostname=server_name)
-        except TimeoutError:
-            plain.close()
-            raise errors.TimedOut(self.name, timeout_s) from None
-        except ssl.SSLCertVerificationError as error:
-            plain.close()
-            reason = f"its certificate is not trusted: {error.verify_message}"
-            raise errors.NotKafka(self.name, reason) from None
-        except (ConnectionError, ssl.SSLEOFError):
-            plain.close()
-            reason = "the server closed the connection; does the listener speak TLS?"
-            raise errors.HungUp(self.name, reason) from None
         except (OSError, ValueError) as error:
             plain.close()
-            raise errors.NotKafka(
-                self.name, f"the TLS handshake failed: {_reason(error)}"
-            ) from None
+            if isinstance(error, TimeoutError):
+                raise errors.TimedOut(self.name, timeout_s) from None
+            reason = f"the TLS handshake failed: {_reason(error)}"
+            if isinstance(error, ssl.SSLCertVerificationError):
+                reason = f"its certificate is not trusted: {error.verify_message}"
+            elif isinstance(error, ConnectionError | ssl.SSLEOFError):
+                reason = "the server closed the connection; does the listener speak TLS?"
+                raise errors.HungUp(self.name, reason) from None
+            raise errors.NotKafka(self.name, reason) from None
 
     def _ask_versions(self, timeout_s: float) -> dict[int, int]:
         from penstock.wire.kafka.generated.api_versions import ApiVersionsRequest

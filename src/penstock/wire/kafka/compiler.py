@@ -23,6 +23,7 @@ from penstock.model.limits import KAFKA_PARTITIONS_MAX
 from penstock.wire.kafka import primitives
 from penstock.wire.kafka.fields import (
     FIXED,
+    NEVER,
     Field,
     Struct,
     bound_of,
@@ -293,7 +294,7 @@ class _Writer(_Code):
         self.emit(f'    raise inexpressible("{each.name}", {self.version})')
 
     def value(self, each: Field, expression: str) -> None:
-        if each.may_be_null and self.version not in each.nullable:
+        if each.nullable != NEVER and self.version not in each.nullable:
             self.emit(f"if {expression} is None:", f'    raise not_null("{each.name}")')
         if each.is_array:
             self.array(each, expression)

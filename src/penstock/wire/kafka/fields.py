@@ -67,10 +67,6 @@ class Field:
     is_ignorable: bool = False
 
     @property
-    def may_be_null(self) -> bool:
-        return self.nullable != NEVER
-
-    @property
     def is_fixed(self) -> bool:
         return not self.is_array and self.type in FIXED
 
