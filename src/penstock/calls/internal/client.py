@@ -295,8 +295,7 @@ class InternalClient:
         now = self._loop.time()
         if self._is_closed:
             raise faults.Unreachable(f"{self.place} was not called: this node is stopping.")
-        if self.is_connected:
-            assert self._wire is not None
+        if self._wire is not None and not self._wire.is_ending:
             return self._wire
         if self._connecting is None:
             if now < self._retry_at:
@@ -306,9 +305,8 @@ class InternalClient:
             )
         # A caller that is cancelled here does not cancel the attempt.
         await asyncio.wait((self._connecting,), timeout=max(0.0, deadline - now))
-        if not self.is_connected:
+        if self._wire is None or self._wire.is_ending:
             raise faults.Unreachable(self.trouble or f"{self.place} was not reached in time.")
-        assert self._wire is not None
         return self._wire
 
     async def _connect(self) -> None:

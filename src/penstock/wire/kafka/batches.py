@@ -1,9 +1,5 @@
 """Checks produced records: only whole, intact batches of format 2 are accepted.
 
-    ┌───────────┬─────────┬───────────┬─────────┬──
-    │ header 61 │ records │ header 61 │ records │ …        see record/batch.py for the header
-    └───────────┴─────────┴───────────┴─────────┴──
-
 Only headers are read and checksums verified, which keeps a produce request cheap; a consumer finds
 a bad record inside a good batch. Topics with rules about single records decode their batches
 (``frontend/kafka/records/produce.py``). Base offset and leader epoch are set by the log.

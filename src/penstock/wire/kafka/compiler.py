@@ -179,7 +179,8 @@ class _Reader(_Code):
         else:
             least = self.least(each)
             left = "end - position" if least == 1 else f"(end - position) // {least}"
-            self.emit(f"if {count} > {left}:", f'    raise oversized("{each.name}")')
+            text = f"{each.name} has more elements than there are bytes left"
+            self.emit(f"if {count} > {left}:", f'    raise Malformed("{text}")')
             self.check_bound(each, count)
             with self.loop(f"{name} = []", f"for _ in range({count}):"):
                 item = self.element(each)
@@ -279,7 +280,9 @@ class _Writer(_Code):
         if self.is_strict:
             for each in owner.fields:
                 if self.version not in each.versions and not each.is_ignorable:
-                    self.refuse_loss(each, f"{var}.{each.name}")
+                    values = f'"{each.name}", {self.version}, "does not have this field"'
+                    self.emit(f"if {_differs(each, f'{var}.{each.name}')}:")
+                    self.emit(f"    raise UnsupportedVersion({values})")
         for each in present(owner.fields, self.version):
             self.value(each, f"{var}.{each.name}")
         if self.is_flexible:
@@ -289,20 +292,18 @@ class _Writer(_Code):
             else:
                 self.run.append(("x", ""))
 
-    def refuse_loss(self, each: Field, expression: str) -> None:
-        self.emit(f"if {_differs(each, expression)}:")
-        self.emit(f'    raise inexpressible("{each.name}", {self.version})')
-
     def value(self, each: Field, expression: str) -> None:
         if each.nullable != NEVER and self.version not in each.nullable:
-            self.emit(f"if {expression} is None:", f'    raise not_null("{each.name}")')
+            text = f"{each.name} must not be null"
+            self.emit(f"if {expression} is None:", f'    raise TypeError("{text}")')
         if each.is_array:
             self.array(each, expression)
         elif each.struct:
             self.nested(each, each.struct, expression)
         elif each.is_fixed:
             if each.type == "uuid":
-                self.emit(f"if len({expression}) != 16:", f'    raise not_uuid("{each.name}")')
+                text = f"{each.name} must have 16 bytes"
+                self.emit(f"if len({expression}) != 16:", f'    raise struct.error("{text}")')
             self.run.append((FIXED[each.type], expression))
         elif each.type == "slices":  # slices are not copied: the parts so far become a buffer
             self.length("i", f"sum(map(len, {expression}))")

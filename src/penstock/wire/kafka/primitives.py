@@ -154,19 +154,3 @@ def short() -> Malformed:
 
 def absent(name: str) -> Malformed:
     return Malformed(f"{name} is null or has a negative length")
-
-
-def oversized(name: str) -> Malformed:
-    return Malformed(f"{name} has more elements than there are bytes left")
-
-
-def not_null(name: str) -> TypeError:
-    return TypeError(f"{name} must not be null")
-
-
-def not_uuid(name: str) -> struct.error:
-    return struct.error(f"{name} must have {UUID_BYTES} bytes")
-
-
-def inexpressible(name: str, version: int) -> UnsupportedVersion:
-    return UnsupportedVersion(name, version, "does not have this field")
