@@ -137,7 +137,6 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         self._config = end.config
         self._chunks = chunks
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._reader = FrameReader(chunks, frame_bytes_max=wire.HEADER_BYTES + wire.HELLO_BYTES_MAX)
         self._heard_at = self._opened_at = self._loop.time()
         self._part_since: float | None = None  # when an incomplete frame began to arrive
@@ -206,9 +205,6 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
             self._part_since = None
         elif frames or self._part_since is None:
             self._part_since = self._heard_at
-
-    def eof_received(self) -> bool:
-        return False
 
     def _read_hello(self, reader: FrameReader) -> None:
         frame = reader.next_frame()

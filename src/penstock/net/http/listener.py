@@ -112,7 +112,6 @@ class _HttpConnection(Peer, asyncio.Protocol):
     def __init__(self, listener: HttpListener) -> None:
         self._listener = listener
         self._config = listener.config
-        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._parser = httptools.HttpRequestParser(self)
         self._phase = IDLE
         self._phase_since = listener.now
@@ -208,11 +207,6 @@ class _HttpConnection(Peer, asyncio.Protocol):
         elif self._is_in_body:
             self._hold()
         return None
-
-    def eof_received(self) -> bool:
-        # A half-closed socket looks like a closed one. HTTP clients do not half-close, and a parked
-        # receive must not lease a message for a client that has gone.
-        return False
 
     def pause_writing(self) -> None:
         self._stalled_since = self._listener.now
@@ -477,9 +471,6 @@ class _HttpConnection(Peer, asyncio.Protocol):
     def close_if_idle(self) -> None:
         if self._phase in (IDLE, LINGERING) and self._task is None:
             self._transport.close()
-
-    def abort(self) -> None:
-        self._transport.abort()
 
 
 async def _forbidden(forbid: Forbid, request: HttpRequest, reason: str) -> HttpReply:

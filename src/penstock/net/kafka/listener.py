@@ -98,7 +98,6 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         self.peer = ""
         self._listener = listener
         self._config = listener.config
-        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         config = listener.config
         self._is_anonymous = config.login_frame_bytes_max > 0
         bytes_max = config.login_frame_bytes_max or config.frame_bytes_max
@@ -197,9 +196,6 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         ):
             self._is_reading_paused = True
             self._transport.pause_reading()
-
-    def eof_received(self) -> bool:
-        return False
 
     @property
     def _ahead_bytes(self) -> int:
@@ -431,9 +427,6 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
     def close_if_idle(self) -> None:
         if self._is_idle:
             self._transport.close()
-
-    def abort(self) -> None:
-        self._transport.abort()
 
 
 class EagerCoroutine(Generic[T]):
