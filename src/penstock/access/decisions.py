@@ -107,9 +107,8 @@ class Decisions:
         topic: Topic | None,
         circumstances: CircumstancesOf,
     ) -> Decision:
-        """Decide whether ``caller`` may do ``action`` on the queue ``arn``; ``topic`` is None if
-        the queue does not exist. A share (``topic:group``) delivers the messages of its source
-        topic, so an explicit deny on the source applies to the share as well."""
+        """Decide about an action on the queue ``arn``; ``topic`` is None if it does not exist. A
+        share delivers messages of its source, so an explicit deny on the source applies as well."""
         policy = None if topic is None else topic.settings.policy
         decision = self.decide(
             caller, action, arn=arn, owner=owner, policy=policy, circumstances=circumstances

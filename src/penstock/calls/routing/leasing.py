@@ -337,11 +337,10 @@ class _Queue:
 
 
 class NodeOrder:
-    """The order in which the leaders of a queue are asked for messages. Usually this node comes
-    first, because asking it costs no network call. Every fourth time another node comes first while
-    its messages have waited longer than those of this node; otherwise half as often each time, down
-    to every thirty-second time, but at least once a second. Ages are by the clock of the message's
-    node."""
+    """The order in which the leaders of a queue are asked for messages: this node first, without a
+    network call. Every fourth time another node comes first while its messages have waited longer
+    (by its own clock); otherwise half as often each time, down to every thirty-second time, but at
+    least once a second."""
 
     def __init__(self, own_node: int) -> None:
         self._own = own_node

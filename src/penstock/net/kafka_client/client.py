@@ -149,9 +149,8 @@ class KafkaClient:
         raise AssertionError("there is at least one address")
 
     def retried(self, ask: Callable[[], T], *, is_repeatable: bool = True) -> T:
-        """Return the result of ``ask``, retried within the timeout. A request that is not
-        repeatable is not retried after a lost reply. No request is retried if the cluster was never
-        reached."""
+        """Return the result of ``ask``, retried within the timeout if the cluster was reached once;
+        after a lost reply only if the request is repeatable."""
         ends_at = time.monotonic() + self._dialling.timeout_s
         pause_s = _PAUSE_S
         while True:
@@ -231,9 +230,8 @@ class KafkaClient:
     def offsets(
         self, wanted: Mapping[Place, int], *, is_committed: bool = False
     ) -> dict[Place, int]:
-        """Return the offset of each partition at a time in ms, EARLIEST or LATEST; -1 if all
-        records are older. With ``is_committed``, LATEST is the start of the first open
-        transaction."""
+        """Return the offset of each partition at a time in ms, EARLIEST or LATEST (if committed,
+        the start of the first open transaction); -1 if all records are older."""
         from penstock.wire.kafka.generated import list_offsets as api
 
         def request(places: Sequence[Place]) -> Any:
@@ -265,10 +263,9 @@ class KafkaClient:
     def fetch(
         self, wanted: Mapping[Place, int], *, wait_ms: int = 500, **limits: Any
     ) -> dict[Place, Fetched]:
-        """Return batches from the given offsets on, perhaps none; the first batch may begin before
-        the requested offset. Partitions with a new leader are left out if others have a reply.
-        Errors that a retry cannot fix, such as OFFSET_OUT_OF_RANGE, are in the reply. ``limits``
-        are the limits of ``try_fetch``."""
+        """Return batches from the given offsets on; the first may begin before its offset. Leaves
+        out partitions with a new leader if others have a reply. Errors that a retry cannot fix,
+        such as OFFSET_OUT_OF_RANGE, are in the reply. ``limits`` are those of ``try_fetch``."""
 
         def ask() -> dict[Place, Fetched]:
             replies = self.try_fetch(wanted, wait_ms=wait_ms, **limits)
@@ -321,10 +318,9 @@ class KafkaClient:
         acks: int = ACKS_ALL,
         transactional_id: str | None = None,
     ) -> dict[Place, int]:
-        """Append one batch to each partition. Return the first offset of each batch, or -1 for a
-        duplicate. If ``is_repeatable``, the batches have a producer id and sequence numbers, so
-        that they can be sent again after a lost reply. Raises the first error that a retry cannot
-        fix; other batches may have been appended."""
+        """Append one batch to each partition. Return the first offsets, -1 for a duplicate. Batches
+        that are repeatable, with a producer id and sequence numbers, are sent again after a lost
+        reply. If this raises an error, other batches may have been appended."""
         left = dict(batches)
         placed: dict[Place, int] = {}
 

@@ -416,10 +416,9 @@ Write = Callable[[T, list[bytes | memoryview], Buffers | None], None]
 def codec(
     kind: type[T], first: int, last: int, flexible_from: int | None, *, has_slices: bool = False
 ) -> tuple[Callable[[Buffer, int, int], T], Callable[[T, int], bytes]]:
-    """Return ``decode(buffer, position, version)`` and ``encode(value, version)`` for the versions
-    from ``first`` to ``last``. Like Kafka, ``decode`` ignores bytes after the message. With
-    ``has_slices`` some fields are views of the buffer, which is not copied. A message with slices
-    is encoded into the list given to ``encode``, which returns the bytes after the last slice."""
+    """Return ``decode(buffer, position, version)``, which ignores bytes after the message as Kafka
+    does, and ``encode(value, version)``. With ``has_slices`` some fields are views of the buffer.
+    A message with slices is encoded into a list given to ``encode``, which returns the rest."""
     name = kind.__name__
     readers: dict[int, Callable[[Buffer, int, int], T]] = {}
     writers: dict[int, Write[T]] = {}
