@@ -243,7 +243,7 @@ def annotation(each: Field) -> str:
     kind = each.struct.name if each.struct else PYTHON.get(each.type, "int")
     if each.is_array:
         kind = f"Sequence[{kind}]"
-    return f"{kind} | None" if each.may_be_null else kind
+    return f"{kind} | None" if each.nullable != NEVER else kind
 
 
 def write_class(owner: Struct, out: io.StringIO) -> None:
@@ -253,7 +253,7 @@ def write_class(owner: Struct, out: io.StringIO) -> None:
     for each in owner.fields:
         array = "[]" if each.is_array else ""
         notes = [f'"{array}{each.type}"', f'"{each.versions}"']
-        if each.may_be_null:
+        if each.nullable != NEVER:
             notes.append(f'"null {each.nullable}"')
         if each.tag >= 0:
             notes.append(f'"tag {each.tag} {each.tagged}"')

@@ -126,7 +126,7 @@ def test_a_large_reply_waits_for_its_reader(runner: asyncio.Runner) -> None:
             await loop.sock_sendall(client, GET + LAST)
             await asyncio.sleep(0.3)
             (connection,) = listener.connections
-            held = connection._transport.get_write_buffer_size()  # type: ignore[attr-defined]
+            held = connection._transport.get_write_buffer_size()
             assert 0 < held <= TURN_BYTES_MAX + 64 * KIB, f"{held:,} bytes are held"
             received = bytearray()
             async with asyncio.timeout(30):

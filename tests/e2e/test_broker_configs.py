@@ -21,8 +21,7 @@ from tests.harness.server import Server
 from penstock.model.levels import BROKER_CONFIGS_STORED
 from penstock.model.limits import SEGMENT_BYTES_MAX
 from penstock.net.kafka_client.errors import KafkaTrouble
-from penstock.net.kafka_client.login import Security
-from penstock.net.kafka_client.node import Dialling, KafkaNode
+from penstock.net.kafka_client.node import Dialling, KafkaNode, Security
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import alter_client_quotas as alter_quotas
 from penstock.wire.kafka.generated import describe_client_quotas as describe_quotas

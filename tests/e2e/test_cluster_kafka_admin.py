@@ -12,8 +12,7 @@ from tests.harness.cluster import PenstockCluster
 from tests.harness.etcd import LACKING
 from tests.harness.patience import eventually
 
-from penstock.net.kafka_client.login import Security
-from penstock.net.kafka_client.node import Dialling, KafkaNode
+from penstock.net.kafka_client.node import Dialling, KafkaNode, Security
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import alter_partition_reassignments as alter
 from penstock.wire.kafka.generated import alter_replica_log_dirs as log_dirs

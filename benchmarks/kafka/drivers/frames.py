@@ -31,8 +31,7 @@ from penstock.wire.kafka.fetch import (
     decode_fetch_response,
     encode_fetch_request,
 )
-from penstock.wire.kafka.malformed import Malformed
-from penstock.wire.kafka.primitives import ZERO_UUID
+from penstock.wire.kafka.primitives import ZERO_UUID, Malformed
 from penstock.wire.kafka.produce import (
     ProducePartition,
     ProduceRequest,

@@ -16,8 +16,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import IntFlag
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -53,10 +53,6 @@ class Globs:
             return True
         has_escapes = self._has_escapes
         return any(matches(pattern, text, has_escapes=has_escapes) for pattern in self._wild)
-
-
-def unescaped(texts: Iterable[str], *, has_escapes: bool) -> list[str]:
-    return [_unescaped(text) if has_escapes else text for text in texts]
 
 
 def _unescaped(text: str) -> str:
@@ -152,9 +148,9 @@ CONDITIONS_MAX = 50  # operator and key pairs of one statement
 VALUES_MAX = 200  # per key
 ARN_PARTS = 6
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Test = Callable[[str], bool]
+T = TypeVar("T")
 
 
 class MalformedPolicy(InvalidRequest):
@@ -289,20 +285,32 @@ class _Given(msgspec.Struct, frozen=True):
     has_escapes: bool
     takes_any_arn: bool
 
+    @property
+    def texts(self) -> list[str]:
+        return [_unescaped(value) if self.has_escapes else value for value in self.values]
+
     def wrong(self, value: str, problem: str) -> MalformedPolicy:
         return MalformedPolicy(f"{self.place}: {value[:200]} {problem}.")
+
+    def read(self, read: Callable[[str], T], noun: str) -> list[T]:
+        found = []
+        for value in self.values:
+            try:
+                found.append(read(value))
+            except (ValueError, OverflowError):
+                raise self.wrong(value, f"is not {noun}") from None
+        return found
 
 
 Make = Callable[[_Given], Test]
 
 
 def _exact(given: _Given) -> Test:
-    return frozenset(unescaped(given.values, has_escapes=given.has_escapes)).__contains__
+    return frozenset(given.texts).__contains__
 
 
 def _any_case(given: _Given) -> Test:
-    texts = unescaped(given.values, has_escapes=given.has_escapes)
-    wanted = frozenset(text.lower() for text in texts)
+    wanted = frozenset(text.lower() for text in given.texts)
     return lambda value: value.lower() in wanted
 
 
@@ -320,19 +328,12 @@ def _arns(given: _Given) -> Test:
                 continue
             raise given.wrong(value, "is not an ARN")
         patterns.append([] if value == "*" else parts)
-    has_escapes = given.has_escapes
+    match = partial(matches, has_escapes=given.has_escapes)
 
     def fits(value: str) -> bool:
         parts = value.split(":", ARN_PARTS - 1)
         return any(
-            not pattern
-            or (
-                len(parts) == ARN_PARTS
-                and all(
-                    matches(one, part, has_escapes=has_escapes)
-                    for one, part in zip(pattern, parts, strict=True)
-                )
-            )
+            not pattern or (len(parts) == ARN_PARTS and all(map(match, pattern, parts)))
             for pattern in patterns
         )
 
@@ -340,12 +341,7 @@ def _arns(given: _Given) -> Test:
 
 
 def _networks(given: _Given) -> Test:
-    networks: list[Network] = []
-    for value in given.values:
-        try:
-            networks.append(ipaddress.ip_network(value, strict=False))
-        except ValueError:
-            raise given.wrong(value, "is not an address range") from None
+    networks = given.read(partial(ipaddress.ip_network, strict=False), "an address range")
 
     def fits(value: str) -> bool:
         address = _address(value)
@@ -397,12 +393,7 @@ def _comparing(
     read: Callable[[str], float], noun: str, compare: Callable[[float, float], bool]
 ) -> Make:
     def make(given: _Given) -> Test:
-        wanted: list[float] = []
-        for value in given.values:
-            try:
-                wanted.append(read(value))
-            except (ValueError, OverflowError):
-                raise given.wrong(value, f"is not {noun}") from None
+        wanted = given.read(read, noun)
 
         def fits(value: str) -> bool:
             found = read(value)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from penstock.access import evaluation
-from penstock.access.conditions import Asks, MalformedPolicy
+from penstock.access.conditions import Asks, Facts, MalformedPolicy
 from penstock.access.evaluation import Compiled, Decision, Kind
 from penstock.model.identity import Caller, Circumstances
 from penstock.model.ports import Catalog, Identities
@@ -107,9 +107,8 @@ class Decisions:
         topic: Topic | None,
         circumstances: CircumstancesOf,
     ) -> Decision:
-        """Decide whether ``caller`` may do ``action`` on the queue ``arn``; ``topic`` is None if
-        the queue does not exist. A share (``topic:group``) delivers the messages of its source
-        topic, so an explicit deny on the source applies to the share as well."""
+        """Decide about an action on the queue ``arn``; ``topic`` is None if it does not exist. A
+        share delivers messages of its source, so an explicit deny on the source applies as well."""
         policy = None if topic is None else topic.settings.policy
         decision = self.decide(
             caller, action, arn=arn, owner=owner, policy=policy, circumstances=circumstances
@@ -167,11 +166,7 @@ class Decisions:
     ) -> bool:
         resource = _compile_resource((caller.account, caller.user, "", arn, owner, policy))
         return resource is not None and evaluation.grants_anything(
-            resource,
-            caller=caller,
-            owner_account=owner,
-            resource_arn=arn,
-            circumstances=circumstances(),
+            resource, Facts(caller, circumstances(), owner), arn
         )
 
     def _evaluate(
@@ -191,7 +186,8 @@ class Decisions:
             cached = None if asks & Asks.TIME else self._decisions.get(key)
             if cached is not None:
                 return cached
-        decision = _decide(identity, resource, caller, question, found)
+        _, _, action, arn, owner, _ = question
+        decision = evaluation.decide(identity, resource, Facts(caller, found, owner), action, arn)
         if not asks & Asks.TIME:
             self._remember(key, decision)
         return decision
@@ -211,12 +207,13 @@ class Decisions:
         total = len(question[-1] or "") + sum(map(len, user.policies.values()))
         if total <= AT_ONCE_CHARS_MAX:
             return
-        texts, found = tuple(user.policies.items()), circumstances()
+        _, _, action, arn, owner, _ = question
+        texts, facts = tuple(user.policies.items()), Facts(caller, circumstances(), owner)
 
         def evaluate() -> tuple[Asks, Decision]:
             identity = [_compile_identity(name, text, caller) for name, text in texts]
             resource = _compile_resource(question)
-            decision = _decide(identity, resource, caller, question, found)
+            decision = evaluation.decide(identity, resource, facts, action, arn)
             return _asks(identity, resource), decision
 
         raise Postponed(question, self._epoch, evaluate)
@@ -245,25 +242,6 @@ def _asks(identity: Sequence[Compiled], resource: Compiled | None) -> Asks:
     for compiled in identity:
         asks |= compiled.asks
     return asks
-
-
-def _decide(
-    identity: Sequence[Compiled],
-    resource: Compiled | None,
-    caller: Caller,
-    question: Question,
-    circumstances: Circumstances,
-) -> Decision:
-    _, _, action, arn, owner, _ = question
-    return evaluation.decide(
-        identity,
-        resource,
-        caller=caller,
-        owner_account=owner,
-        action=action,
-        resource_arn=arn,
-        circumstances=circumstances,
-    )
 
 
 def _compile_identity(name: str, text: str, caller: Caller) -> Compiled:

@@ -22,7 +22,7 @@ from penstock.access.conditions import (
     check_variables,
     compile_conditions,
 )
-from penstock.model.identity import Caller, Circumstances
+from penstock.model.identity import Caller
 from penstock.model.names import is_account
 
 WITH_VARIABLES = "2012-10-17"
@@ -96,56 +96,42 @@ class Decision(msgspec.Struct, frozen=True):
 def decide(
     identity: Sequence[Compiled],
     resource: Compiled | None,
-    *,
-    caller: Caller,
-    owner_account: str,
+    facts: Facts,
     action: str,
     resource_arn: str,
-    circumstances: Circumstances,
 ) -> Decision:
+    caller = facts.caller
     if caller.is_trusted:
         return Decision(is_allowed=True)
-    facts = Facts(caller, circumstances, owner_account)
+    is_own = caller.account == facts.owner_account
     name = action.lower()
     by_identity: Statement | None = None
     for policy in identity:
-        found = _verdict(policy, caller, name, resource_arn, facts)
+        found = _verdict(policy, name, resource_arn, facts)
         if found is not None and not found.is_allow:
             return Decision(False, True, found.label, Kind.IDENTITY)
         by_identity = by_identity or found
-    by_resource = (
-        None if resource is None else _verdict(resource, caller, name, resource_arn, facts)
-    )
+    by_resource = None if resource is None else _verdict(resource, name, resource_arn, facts)
     if by_resource is not None and not by_resource.is_allow:
         return Decision(False, True, by_resource.label, Kind.RESOURCE)
-    if by_identity is not None and (by_resource is not None or caller.account == owner_account):
+    if by_identity is not None and (by_resource is not None or is_own):
         return Decision(True, True, by_identity.label, Kind.IDENTITY)
-    if by_resource is not None and caller.account == owner_account:
+    if by_resource is not None and is_own:
         return Decision(True, True, by_resource.label, Kind.RESOURCE)
     return Decision(False, source=Kind.RESOURCE if by_identity is not None else Kind.IDENTITY)
 
 
-def grants_anything(
-    resource: Compiled,
-    *,
-    caller: Caller,
-    owner_account: str,
-    resource_arn: str,
-    circumstances: Circumstances,
-) -> bool:
-    facts = Facts(caller, circumstances, owner_account)
+def grants_anything(resource: Compiled, facts: Facts, resource_arn: str) -> bool:
     return any(
         statement.is_allow
-        and statement.is_about(caller)
+        and statement.is_about(facts.caller)
         and statement.resources.match(resource_arn) != statement.is_resource_negated
         and statement.holds(facts)
         for statement in resource.statements
     )
 
 
-def _verdict(
-    policy: Compiled, caller: Caller, action: str, resource_arn: str, facts: Facts
-) -> Statement | None:
+def _verdict(policy: Compiled, action: str, resource_arn: str, facts: Facts) -> Statement | None:
     """Return the first statement that denies, else the first that allows, else None."""
     allowing: Statement | None = None
     for statement in policy.statements:
@@ -154,7 +140,7 @@ def _verdict(
         if (
             statement.actions.match(action) == statement.is_action_negated
             or statement.resources.match(resource_arn) == statement.is_resource_negated
-            or not statement.is_about(caller)
+            or not statement.is_about(facts.caller)
             or not statement.holds(facts)
         ):
             continue

@@ -258,9 +258,8 @@ class Bulkhead:
             task.uncancel()  # the reply came although the sweep had cancelled the call
 
     def failed(self, number: int, error: BaseException) -> None:
-        """Note the error of a call, from an ``except`` block. An error that the callee raised
-        counts as a reply. Raises CalleeUnavailable if the call was late or its connection was
-        lost."""
+        """Note the error of a call. One that the callee raised counts as a reply. Raises
+        CalleeUnavailable if the call was late or its connection was lost."""
         if number > 0:
             self.in_use -= 1
             task, _, topic, partition = self._calls.pop(number)

@@ -14,8 +14,7 @@ from penstock.model.calls import BrokerCall, BrokerPort, Calls, R
 from penstock.model.limits import CONNECTIONS_MAX
 from penstock.model.ports import Clock
 from penstock.telemetry import families
-from penstock.telemetry.exposition import Sample
-from penstock.telemetry.families import Family
+from penstock.telemetry.families import Family, Sample
 from penstock.wire.internal.broker_calls import RULES
 from penstock.wire.internal.faults import DeadlineExceeded, Unreachable
 

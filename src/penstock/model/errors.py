@@ -121,11 +121,8 @@ class NotLeader(Overloaded):
     """This node does not lead the partition, and has done nothing."""
 
     def __init__(self, place: str, *, leader: int = -1, epoch: int = -1) -> None:
-        super().__init__(
-            f"{place} is led by node {leader}."
-            if leader >= 0
-            else f"{place} is not led by this node."
-        )
+        led = f"led by node {leader}" if leader >= 0 else "not led by this node"
+        super().__init__(f"{place} is {led}.")
         self.place = place  # topic id and partition
         self.leader = leader
         self.epoch = epoch

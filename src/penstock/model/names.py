@@ -11,6 +11,7 @@ account of the tenant:
 The second line prevents the node's own tenant from using the ids of another tenant."""
 
 import re
+from collections.abc import Callable
 from typing import Final, NewType
 from urllib.parse import quote, unquote
 
@@ -26,50 +27,35 @@ FIFO_SUFFIX = ".fifo"
 SHARE_MARK = ":"  # not allowed in names of topics and queues
 OFFSETS_TOPIC = "__consumer_offsets"  # a view of the offsets that groups have committed
 # The server's own topics and Kafka's own topics. Other tools also use names with two underscores.
-INTERNAL_NAMES = frozenset(
-    {
-        "__groups",
-        "__transactions",
-        "__usage",
-        "__audit",
-        "__telemetry",
-        OFFSETS_TOPIC,
-        "__transaction_state",
-    }
-)
+_OWN_NAMES = ("__groups", "__transactions", "__usage", "__audit", "__telemetry")
+INTERNAL_NAMES = frozenset((*_OWN_NAMES, OFFSETS_TOPIC, "__transaction_state"))
 # Only operators may write these: their records move partitions.
 OPERATOR_NAMES = frozenset({"__plans"})
 
 _ACCOUNT_CHARS: Final = 12
 PREFIX_CHARS: Final = _ACCOUNT_CHARS + 1  # length of the account and the slash in an id
 
-_ACCOUNT = re.compile(r"[0-9]{12}\Z")
-_REGION = re.compile(r"[a-z0-9-]{1,32}\Z")
-_SHARE_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}:[A-Za-z0-9._~%-]{1,262}\Z")
+
+def _matcher(pattern: str) -> Callable[[str], bool]:
+    match = re.compile(pattern).match
+    return lambda text: match(text) is not None
+
+
+is_account = _matcher(r"[0-9]{12}\Z")
+is_region = _matcher(r"[a-z0-9-]{1,32}\Z")
+is_share_name = _matcher(r"[A-Za-z0-9._-]{1,249}:[A-Za-z0-9._~%-]{1,262}\Z")
 # Groups in which the Spark sink and the job `replay` record what they have written. They have no
-# consumers.
-_BOOKKEEPING_GROUP = re.compile(
+# consumers and no lag.
+is_bookkeeping_group = _matcher(
     r"(?:spark-sink-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
     r"|penstock-replay\.[A-Za-z0-9_-]{1,64}\.[0-9]{1,10})\Z"
 )
-_QUEUE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
-
-
-def is_account(text: str) -> bool:
-    return _ACCOUNT.match(text) is not None
-
-
-def is_region(text: str) -> bool:
-    return _REGION.match(text) is not None
+_is_plain_queue_name = _matcher(r"[A-Za-z0-9_-]{1,80}\Z")
 
 
 def is_queue_name(text: str) -> bool:
     """Return whether the text is a queue name: 1 to 80 characters, including ``.fifo``."""
-    return len(text) <= 80 and _QUEUE_NAME.match(text.removesuffix(FIFO_SUFFIX)) is not None
-
-
-def is_share_name(text: str) -> bool:
-    return _SHARE_NAME.match(text) is not None
+    return len(text) <= 80 and _is_plain_queue_name(text.removesuffix(FIFO_SUFFIX))
 
 
 def share_name(topic: str, group: str) -> str:
@@ -80,11 +66,6 @@ def share_name(topic: str, group: str) -> str:
 def split_share(name: str) -> tuple[str, str] | None:
     topic, mark, group = name.partition(SHARE_MARK)
     return (topic, unquote(group)) if mark else None
-
-
-def is_bookkeeping_group(group: str) -> bool:
-    """Return whether a pipeline job owns the group, which then has no lag."""
-    return _BOOKKEEPING_GROUP.match(group) is not None
 
 
 def is_internal(name: str) -> bool:

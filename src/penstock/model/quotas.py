@@ -32,32 +32,20 @@ class Quota(NamedTuple):
         )
 
 
-QUEUES: Final = Quota("queues_max", "queues and topics", limits.TENANT_QUEUES_MAX, 10)
-PARTITIONS: Final = Quota("partitions_max", "partitions", limits.TENANT_PARTITIONS_MAX, 25)
-STORED_BYTES: Final = Quota("stored_bytes_max", "bytes on disk", limits.TENANT_STORED_BYTES_MAX, 50)
-CONNECTIONS: Final = Quota("connections_max", "connections", limits.TENANT_CONNECTIONS_MAX, 25)
-WAITS: Final = Quota("waits_max", "waiting long polls", limits.TENANT_WAITS_MAX, 25)
-GROUPS: Final = Quota("groups_max", "groups", limits.TENANT_GROUPS_MAX, 10)
-GROUP_CONFIGS: Final = GROUPS._replace(what="groups with settings")
-# There is no common limit for these.
-OFFSET_BYTES: Final = Quota(
-    "offset_bytes_max", "bytes of committed offsets", limits.TENANT_OFFSET_BYTES_MAX, 100
-)
-TRANSACTIONAL_IDS: Final = Quota(
-    "transactional_ids_max", "transactional ids", limits.TENANT_TRANSACTIONAL_IDS_MAX, 10
-)
 QUOTAS: Final = (
-    QUEUES,
-    PARTITIONS,
-    STORED_BYTES,
-    CONNECTIONS,
-    WAITS,
-    GROUPS,
-    OFFSET_BYTES,
-    TRANSACTIONAL_IDS,
+    Quota("queues_max", "queues and topics", limits.TENANT_QUEUES_MAX, 10),
+    Quota("partitions_max", "partitions", limits.TENANT_PARTITIONS_MAX, 25),
+    Quota("stored_bytes_max", "bytes on disk", limits.TENANT_STORED_BYTES_MAX, 50),
+    Quota("connections_max", "connections", limits.TENANT_CONNECTIONS_MAX, 25),
+    Quota("waits_max", "waiting long polls", limits.TENANT_WAITS_MAX, 25),
+    Quota("groups_max", "groups", limits.TENANT_GROUPS_MAX, 10),
+    # There is no common limit for these.
+    Quota("offset_bytes_max", "bytes of committed offsets", limits.TENANT_OFFSET_BYTES_MAX, 100),
+    Quota("transactional_ids_max", "transactional ids", limits.TENANT_TRANSACTIONAL_IDS_MAX, 10),
 )
-
-
+QUEUES, PARTITIONS, STORED_BYTES, CONNECTIONS = QUOTAS[:4]
+WAITS, GROUPS, OFFSET_BYTES, TRANSACTIONAL_IDS = QUOTAS[4:]
+GROUP_CONFIGS: Final = GROUPS._replace(what="groups with settings")
 REQUESTS: Final = Rate(limits.TENANT_REQUESTS_PER_SECOND, limits.TENANT_REQUESTS_BURST)
 
 

@@ -86,9 +86,17 @@ def settings_of(topic: Topic, defaults: TopicDefaults = BUILT_IN) -> StreamSetti
             return defaults.settings
     if defaults.configs:
         configs = {**defaults.configs, **configs}
-    if topic.is_queue:
-        return _queue_settings(topic, configs)
-    return _stream_settings(configs)
+    settings = _stream_settings(configs)
+    if not topic.is_queue:
+        return settings
+    return msgspec.structs.replace(
+        settings,
+        retention_ms=topic.settings.retention_ms,
+        retention_bytes=None,
+        is_deleted=True,
+        is_compacted=False,
+        is_append_time=True,
+    )
 
 
 def _stream_settings(configs: Mapping[str, str]) -> StreamSettings:
@@ -115,18 +123,6 @@ def _stream_settings(configs: Mapping[str, str]) -> StreamSettings:
         compaction_lag_ms_max=_whole(configs, "max.compaction.lag.ms", LONG_MAX),
         tombstone_ms=_whole(configs, "delete.retention.ms", TOMBSTONE_MS_DEFAULT),
     )
-
-
-def _queue_settings(topic: Topic, configs: Mapping[str, str]) -> StreamSettings:
-    settings: StreamSettings = msgspec.structs.replace(
-        _stream_settings(configs),
-        retention_ms=topic.settings.retention_ms,
-        retention_bytes=None,
-        is_deleted=True,
-        is_compacted=False,
-        is_append_time=True,
-    )
-    return settings
 
 
 def _whole(configs: Mapping[str, str], name: str, default: int) -> int:

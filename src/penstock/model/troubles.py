@@ -3,10 +3,12 @@
 The log, ``/readyz``, the metric ``penstock_trouble``, ``penstock doctor`` and ``penstock cluster
 status`` use these sentences, so an operator who has read one can search for it in the others.
 ``/readyz`` needs no credentials, so no sentence contains an address or a path: those are in
-``facts``, which only the log shows."""
+``facts``, which only the log shows.
+
+A trouble in capital letters is a row of a table: ``filled`` replaces the braces in its texts."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -36,22 +38,14 @@ class Kind(StrEnum):
 
 Facts = Callable[[], Mapping[str, Any]]
 
-
 # Troubles that do not reject any request yet.
 WARNINGS: Final = frozenset({Kind.DISK_LOW, Kind.CERTIFICATE_ENDING})
 # Troubles between nodes, which the command ``cluster status`` finds itself.
-CLUSTER_WIDE: Final = frozenset(
-    {
-        Kind.NODE_DEAD,
-        Kind.QUORUM_LOST,
-        Kind.NO_INTACT_REPLICA,
-        Kind.NO_MANAGER,
-        Kind.UNDER_REPLICATED,
-        Kind.PARTITIONS_MISSING,
-        Kind.PARTITIONS_ORPHANED,
-        Kind.CLOCK_SKEW,
-    }
+_BETWEEN_NODES = (
+    "node_dead quorum_lost no_intact_replica no_manager under_replicated partitions_missing"
+    " partitions_orphaned clock_skew"
 )
+CLUSTER_WIDE: Final = frozenset(map(Kind, _BETWEEN_NODES.split()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,65 +58,115 @@ class Trouble:
     is_blocking: bool = False  # the node is not ready: load balancers send requests elsewhere
     facts: Facts = dict  # returns further fields of the log event
 
+    def filled(self, reason: str | None = None, *, facts: Facts = dict, **fields: Any) -> "Trouble":
+        """Return this trouble with values instead of braces. ``reason`` is for the log."""
+        shown = {n: size(v) if n.endswith("_bytes") else v for n, v in fields.items()}
+        name, text, do, over = (
+            each.format(**shown) for each in (self.name, self.text, self.do, self.over)
+        )
+        facts = facts if reason is None else lambda: {"reason": reason}
+        return replace(self, name=name, text=text, do=do, over=over, facts=facts)
+
 
 CERTIFICATE_WARN_DAYS: Final = 30
 CLOCK_SKEW_MS_MAX: Final = 1_000
-
-
-# ── Disk ─────────────────────────────────────────────────────────────────────────────────────
-
+CLOCK_DO: Final = "synchronize the clocks: NTP on every machine"
 DISK_DO: Final = "receive and delete messages, or free space on the disk of the data folder"
 
-
-def disk_full_text(free_bytes: int, reserve_bytes: int) -> str:
-    return (
-        f"the disk is full: {size(free_bytes)} free, {size(reserve_bytes)} reserved for deletes;"
-        " new messages are rejected, receiving and deleting still work"
-    )
-
-
-def disk_full(free_bytes: int, reserve_bytes: int, facts: Facts) -> Trouble:
-    return Trouble(
-        Kind.DISK_FULL,
-        "disk",
-        disk_full_text(free_bytes, reserve_bytes),
-        DISK_DO,
-        over="the disk has space again: messages are accepted",
-        facts=facts,
-    )
-
-
-def disk_low(free_bytes: int, reserve_bytes: int, facts: Facts) -> Trouble:
-    return Trouble(
-        Kind.DISK_LOW,
-        "disk",
-        f"the disk is almost full: {size(free_bytes)} free; new messages are rejected below"
-        f" {size(reserve_bytes)}",
-        DISK_DO,
-        over="",  # the trouble also ends when the disk becomes full
-        facts=facts,
-    )
-
-
-# ── Access ───────────────────────────────────────────────────────────────────────────────────
-
-
-def no_operator() -> Trouble:
-    return Trouble(
-        Kind.NO_OPERATOR,
-        "operator",
-        "no operator has an access key, so users, keys and the cluster cannot be managed",
-        "restart the server: it creates a key for root and prints it once, or uses the key in"
-        " PENSTOCK_ROOT_KEY_ID and PENSTOCK_ROOT_SECRET_FILE",
-        over="an operator has an access key again",
-    )
+DISK_FULL: Final = Trouble(
+    Kind.DISK_FULL,
+    "disk",
+    "the disk is full: {free_bytes} free, {reserve_bytes} reserved for deletes; new messages are"
+    " rejected, receiving and deleting still work",
+    DISK_DO,
+    "the disk has space again: messages are accepted",
+)
+DISK_LOW: Final = Trouble(
+    Kind.DISK_LOW,
+    "disk",
+    "the disk is almost full: {free_bytes} free; new messages are rejected below {reserve_bytes}",
+    DISK_DO,
+    "",  # the trouble also ends when the disk becomes full
+)
+NO_OPERATOR: Final = Trouble(
+    Kind.NO_OPERATOR,
+    "operator",
+    "no operator has an access key, so users, keys and the cluster cannot be managed",
+    "restart the server: it creates a key for root and prints it once, or uses the key in"
+    " PENSTOCK_ROOT_KEY_ID and PENSTOCK_ROOT_SECRET_FILE",
+    "an operator has an access key again",
+)
+NO_MANAGER: Final = Trouble(
+    Kind.NO_MANAGER,
+    "manager",
+    "no node manages the cluster: failed leaders are not replaced and no partitions are created",
+    "check etcd (etcdctl endpoint health): once etcd answers, a node takes over within seconds",
+    "a node manages the cluster again",
+)
+METADATA_AWAY: Final = Trouble(
+    Kind.METADATA_AWAY,
+    "metadata",
+    "metadata store not reachable: sending and receiving still work; nothing can be created,"
+    " changed or deleted, and failed leaders are not replaced",
+    "start etcd or the metadata service, and check the network to it; its address is in the log",
+    "metadata store reachable again",
+)
+CLOCK_SKEW: Final = Trouble(
+    Kind.CLOCK_SKEW,
+    "clock",
+    "the clocks of {places} differ by {skew_ms:,} ms: signatures may be rejected,"
+    " timestamps and retention are off",
+    f"{CLOCK_DO}; penstock cluster status names the nodes",
+    "the clocks of the nodes agree again",
+)
+LOG_DAMAGED: Final = Trouble(
+    Kind.LOG_DAMAGED,
+    "partition {place}",
+    "the log of {place} is damaged: intact records are served, new messages are rejected",
+    "stop the server and run penstock storage verify; restore a backup if needed",
+    "the log of {place} is intact again",
+)
+REPLICATED_LOG_DAMAGED: Final = replace(
+    LOG_DAMAGED,
+    do="nothing: the log is rebuilt from another replica; replace the disk if this happens again",
+)
+REPLICA_HALTED: Final = Trouble(
+    Kind.REPLICA_HALTED,
+    "replica {place}",
+    "the replica of {place} on this node has halted",
+    "find the reason in the log, check the disk, and restart this node",
+    "the replica of {place} is running again",
+)
+COORDINATOR_DOWN: Final = Trouble(
+    Kind.COORDINATOR_DOWN,
+    "coordinator {place}",
+    "coordinator out of service: {place}; requests of its groups or transactions are rejected",
+    "wait: the node retries every few seconds; if this lasts, find the reason in the log",
+    "coordinator in service again: {place}",
+)
+ROW_UNREADABLE: Final = Trouble(
+    Kind.ROW_UNREADABLE,
+    "coordinator {topic}/{partition}",
+    "coordinator out of service: {row}",
+    "look at the row: penstock coordinator show {topic} {partition}; then skip it: penstock"
+    " coordinator skip {topic} {partition} {offset}",
+    "coordinator in service again: {topic}/{partition}",
+    is_blocking=True,
+)
+FACTS_NOT_WRITTEN: Final = Trouble(
+    Kind.FACTS_NOT_WRITTEN,
+    "{what}",
+    "{what} records are not being written; they are buffered in memory, and lost when the buffer"
+    " is full",
+    "find the reason in the log: a full disk, a damaged log, or too few replicas",
+    "{what} records are written again",
+)
 
 
 def certificate_ending(whose: str, days_left: int) -> Trouble:
+    state = "has expired: TLS connections fail"
     if days_left >= 0:
         state = f"expires in {counted(days_left, 'day')}: TLS connections fail after that"
-    else:
-        state = "has expired: TLS connections fail"
     return Trouble(
         Kind.CERTIFICATE_ENDING,
         f"certificate {whose}",
@@ -133,20 +177,15 @@ def certificate_ending(whose: str, days_left: int) -> Trouble:
     )
 
 
-# ── Cluster ──────────────────────────────────────────────────────────────────────────────────
-
-
 def node_dead(
     node: int, name: str, partitions: int, *, was_stopped: bool = False, is_draining: bool = False
 ) -> Trouble:
     shown = f"node {node} ({name})" if name else f"node {node}"
     state = "was stopped" if was_stopped else "declared dead"
-    do = (
-        "nothing: the node is being drained, and its partitions move to other nodes"
-        if is_draining
-        else f"start the node again, or move its partitions to other nodes: penstock cluster"
-        f" decommission {node}"
-    )
+    command = f"penstock cluster decommission {node}"
+    do = f"start the node again, or move its partitions to other nodes: {command}"
+    if is_draining:
+        do = "nothing: the node is being drained, and its partitions move to other nodes"
     return Trouble(
         Kind.NODE_DEAD,
         f"node {node}",
@@ -156,19 +195,20 @@ def node_dead(
     )
 
 
-def no_manager() -> Trouble:
-    return Trouble(
-        Kind.NO_MANAGER,
-        "manager",
-        "no node manages the cluster: failed leaders are not replaced and no partitions are"
-        " created",
-        "check etcd (etcdctl endpoint health): once etcd answers, a node takes over within seconds",
-        over="a node manages the cluster again",
-    )
-
-
 def _see(state: str) -> str:
     return f"list the partitions: penstock cluster partitions --state {state}"
+
+
+_STATES: Final = (
+    (
+        Kind.UNDER_REPLICATED,
+        "with fewer replicas than configured",
+        "start or add nodes",
+        "has all its replicas again",
+    ),
+    (Kind.PARTITIONS_MISSING, "not created yet", "wait a moment", "is created"),
+    (Kind.PARTITIONS_ORPHANED, "without a topic", "report this as a bug", "has a topic again"),
+)
 
 
 def partition_troubles(counts: Mapping[str, int]) -> Iterable[Trouble]:
@@ -195,131 +235,13 @@ def partition_troubles(counts: Mapping[str, int]) -> Iterable[Trouble]:
             f" {_see('leaderless' if leaderless else 'below_minimum')}",
             over="every partition has a leader and enough replicas again",
         )
-    for state, kind, words, do, over in (
-        (
-            "under_replicated",
-            Kind.UNDER_REPLICATED,
-            "with fewer replicas than configured",
-            "start or add nodes",
-            "every partition has all its replicas again",
-        ),
-        (
-            "missing",
-            Kind.PARTITIONS_MISSING,
-            "not created yet",
-            "wait a moment",
-            "every partition is created",
-        ),
-        (
-            "orphaned",
-            Kind.PARTITIONS_ORPHANED,
-            "without a topic",
-            "report this as a bug",
-            "every partition has a topic again",
-        ),
-    ):
+    for kind, words, do, over in _STATES:
+        state = kind.removeprefix("partitions_")
         if counts.get(state, 0):
             yield Trouble(
                 kind,
                 f"partitions {state}",
                 f"{counted(counts[state], 'partition')} {words}",
                 f"{do}; {_see(state)}",
-                over=over,
+                over=f"every partition {over}",
             )
-
-
-def metadata_away(reason: str) -> Trouble:
-    return Trouble(
-        Kind.METADATA_AWAY,
-        "metadata",
-        "metadata store not reachable: sending and receiving still work; nothing can be created,"
-        " changed or deleted, and failed leaders are not replaced",
-        "start etcd or the metadata service, and check the network to it; its address is in the"
-        " log",
-        over="metadata store reachable again",
-        facts=lambda: {"reason": reason},
-    )
-
-
-CLOCK_DO: Final = "synchronize the clocks: NTP on every machine"
-
-
-def clock_skew_text(one: str, other: str, skew_ms: int) -> str:
-    return (
-        f"the clocks of {one} and {other} differ by {abs(skew_ms):,} ms: signatures may be"
-        " rejected, timestamps and retention are off"
-    )
-
-
-def clock_skew(skew_ms: int) -> Trouble:
-    return Trouble(
-        Kind.CLOCK_SKEW,
-        "clock",
-        clock_skew_text("this node", "another node", skew_ms),
-        f"{CLOCK_DO}; penstock cluster status names the nodes",
-        over="the clocks of the nodes agree again",
-    )
-
-
-# ── Data ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def log_damaged(place: str, reason: str, *, is_replicated: bool) -> Trouble:
-    return Trouble(
-        Kind.LOG_DAMAGED,
-        f"partition {place}",
-        f"the log of {place} is damaged: intact records are served, new messages are rejected",
-        "nothing: the log is rebuilt from another replica; replace the disk if this happens again"
-        if is_replicated
-        else "stop the server and run penstock storage verify; restore a backup if needed",
-        over=f"the log of {place} is intact again",
-        facts=lambda: {"reason": reason},
-    )
-
-
-def replica_halted(place: str, reason: str) -> Trouble:
-    return Trouble(
-        Kind.REPLICA_HALTED,
-        f"replica {place}",
-        f"the replica of {place} on this node has halted",
-        "find the reason in the log, check the disk, and restart this node",
-        over=f"the replica of {place} is running again",
-        facts=lambda: {"reason": reason},
-    )
-
-
-def coordinator_down(reason: str) -> Trouble:
-    place = reason.partition(":")[0]
-    return Trouble(
-        Kind.COORDINATOR_DOWN,
-        f"coordinator {place}",
-        f"coordinator out of service: {place}; requests of its groups or transactions are rejected",
-        "wait: the node retries every few seconds; if this lasts, find the reason in the log",
-        over=f"coordinator in service again: {place}",
-        facts=lambda: {"reason": reason},
-    )
-
-
-def row_unreadable(topic: str, partition: int, offset: int, reason: str) -> Trouble:
-    place = f"{topic}/{partition}"
-    return Trouble(
-        Kind.ROW_UNREADABLE,
-        f"coordinator {place}",
-        f"coordinator out of service: {reason}",
-        f"look at the row: penstock coordinator show {topic} {partition}; then skip it: penstock"
-        f" coordinator skip {topic} {partition} {offset}",
-        over=f"coordinator in service again: {place}",
-        is_blocking=True,
-    )
-
-
-def facts_not_written(what: str, reason: str) -> Trouble:
-    return Trouble(
-        Kind.FACTS_NOT_WRITTEN,
-        what,
-        f"{what} records are not being written; they are buffered in memory, and lost when the"
-        " buffer is full",
-        "find the reason in the log: a full disk, a damaged log, or too few replicas",
-        over=f"{what} records are written again",
-        facts=lambda: {"reason": reason},
-    )

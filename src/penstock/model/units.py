@@ -15,33 +15,12 @@ class Kind(NamedTuple):
     above: str
 
 
-DURATION: Final = Kind(
-    "duration",
-    {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000},
-    5,
-    "too short",
-    "too long",
-)
-SIZE: Final = Kind(
-    "size",
-    {
-        "B": 1,
-        "KiB": 1 << 10,
-        "MiB": 1 << 20,
-        "GiB": 1 << 30,
-        "TiB": 1 << 40,
-        "k": 1 << 10,
-        "m": 1 << 20,
-        "g": 1 << 30,
-        "kB": 10**3,
-        "MB": 10**6,
-        "GB": 10**9,
-        "TB": 10**12,
-    },
-    5,
-    "too small",
-    "too large",
-)
+_TIMES = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_BINARY = {unit: 1 << 10 * at for at, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}
+_SHORT = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_DECIMAL = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+DURATION: Final = Kind("duration", _TIMES, 5, "too short", "too long")
+SIZE: Final = Kind("size", {**_BINARY, **_SHORT, **_DECIMAL}, 5, "too small", "too large")
 
 
 def parsed(text: str, kind: Kind, *, base: int = 1) -> float | None:

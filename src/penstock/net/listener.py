@@ -9,6 +9,7 @@ import ssl
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import cast
 
 SWEEP_SECONDS = 0.5
 HANDSHAKE_SECONDS_MAX = 5.0
@@ -19,6 +20,7 @@ NO_LIMIT = 2**31 - 1
 class Peer(asyncio.BaseProtocol):
     counted_for: object = None  # the tenant whose quota counts the connection
     _lost: tuple[Callable[[], None], ...] = ()
+    _transport: asyncio.Transport = cast(asyncio.Transport, None)  # set by ``connection_made``
 
     def when_lost(self, listener: Callable[[], None]) -> None:
         self._lost = (*self._lost, listener)
@@ -38,8 +40,13 @@ class Peer(asyncio.BaseProtocol):
     def close_if_idle(self) -> None:
         """Close the connection, but not before the reply to a request in progress."""
 
-    @abstractmethod
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def eof_received(self) -> bool:
+        # A half-closed socket looks like a closed one. Clients do not half-close, and a parked
+        # receive must not lease a message for a client that has gone.
+        return False
 
 
 class Listener:

@@ -8,13 +8,22 @@ and then lets the event loop do other work:
 Usually no slice is over and nothing is awaited. All requests share one ``Turns``: only one of the
 requests that use slices runs in each iteration of the event loop, so many large requests delay
 others no more than one does. ``each`` costs 3 µs per entry; frequent requests check ``is_over``
-themselves or use ``map``. Work that is written as a generator runs with ``in_slices``."""
+themselves or use ``map``. Work that is written as a generator runs with ``in_slices``.
+
+Records of batches of up to 1 MiB are decompressed at once, which takes about a millisecond, those
+of larger ones in a thread: two at a time, and one at a time for each tenant."""
 
 import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from penstock.model.limits import KIB, MIB
+from penstock.record.batch import BatchHeader
+from penstock.record.compression import Codec, TooLarge
+from penstock.record.record import RECORDS_BYTES_MAX, records_blob, records_view
 
 # Well below the 20 ms for which a request may keep the event loop busy, with the work before the
 # first slice (decoding) and after the last.
@@ -23,6 +32,13 @@ LONG_AFTER: Final = 2  # slices, then a request counts as long
 FEW: Final = 32  # entries that ``map`` converts before it checks the clock
 PORTION: Final = 500  # entries of one call that cannot be interrupted
 HASHED_BYTES: Final = 256 * 1_024  # bytes hashed in one step, about a millisecond
+
+QUICK_BYTES_MAX: Final = MIB  # after decompression
+QUICK_PACKED_BYTES_MAX: Final = 256 * KIB
+THREADS_MAX: Final = 2
+# A semaphore for the threads and a lock for each tenant, by event loop.
+_Waits = tuple[asyncio.Semaphore, WeakValueDictionary[str, asyncio.Lock]]
+_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Waits] = WeakKeyDictionary()
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -124,3 +140,32 @@ class Each(Generic[T]):
         for entry in self._entries:
             return entry
         raise StopAsyncIteration
+
+
+def unpacked_now(batch: bytes, header: BatchHeader) -> bytes | None:
+    """Return the decompressed records, or None if that would take more than about a millisecond."""
+    if header.codec == Codec.NONE:
+        return records_blob(batch, header)
+    if len(batch) > QUICK_PACKED_BYTES_MAX:
+        return None
+    try:
+        return records_blob(batch, header, bytes_max=QUICK_BYTES_MAX)
+    except TooLarge:
+        return None
+
+
+async def unpacked(
+    batch: bytes, header: BatchHeader, *, tenant: str, bytes_max: int = RECORDS_BYTES_MAX
+) -> bytes | memoryview:
+    blob = unpacked_now(batch, header)
+    if blob is not None:
+        if len(blob) > bytes_max:
+            raise TooLarge(bytes_max)
+        return blob
+    loop = asyncio.get_running_loop()
+    if loop not in _LOOPS:
+        _LOOPS[loop] = asyncio.Semaphore(THREADS_MAX), WeakValueDictionary()
+    slots, turns = _LOOPS[loop]
+    turn = turns.setdefault(tenant, asyncio.Lock())
+    async with turn, slots:
+        return await asyncio.to_thread(records_view, batch, header, bytes_max=bytes_max)

@@ -23,7 +23,7 @@ from penstock.metadata.security.identities import NewKey
 from penstock.metadata.topics.catalog import TOMBSTONE_MS, TOPICS_MAX
 from penstock.model import limits, quotas
 from penstock.model.errors import PenstockError
-from penstock.model.troubles import metadata_away
+from penstock.model.troubles import METADATA_AWAY
 from penstock.node.cluster.cluster_role import ClusterRole
 from penstock.node.configuration.cluster_config import SERVICE, parse_roles
 from penstock.node.configuration.config import Config
@@ -46,8 +46,7 @@ from penstock.node.wiring.listeners import FrontendCalls, Listeners
 from penstock.node.wiring.security import NodeSecurity
 from penstock.node.worker_plan import check_not_of_workers
 from penstock.telemetry import families
-from penstock.telemetry.exposition import Sample
-from penstock.telemetry.families import Family
+from penstock.telemetry.families import Family, Sample
 
 CLUSTER_TOMBSTONE_MS = 7 * 24 * 3_600_000
 TOMB_SWEEP_SECONDS = 60.0
@@ -207,7 +206,7 @@ class Node:
         self._setup.health.show(
             [
                 *self._role.troubles(),
-                *(() if away is None else (metadata_away(away),)),
+                *(() if away is None else (METADATA_AWAY.filled(away),)),
                 *self._security.troubles(),
                 *self._setup.certificates.troubles(now_ms=self._setup.clock.wall_ms()),
                 *self._facts.troubles(),

@@ -92,9 +92,8 @@ class BatchHeader(NamedTuple):
 
 
 def is_server_batch(header: BatchHeader) -> bool:
-    """Return whether the server wrote this batch of messages, so that its ``penstock`` record
-    headers can be trusted. Producers' batches from before ATTR_PRODUCED existed are recognized by
-    their codec, producer id or different timestamps."""
+    """Return whether the server wrote this batch, so that its ``penstock`` record headers can be
+    trusted. Older batches of producers have a codec, a producer id or different timestamps."""
     return (
         header.attributes & ~ATTR_SEALED == ATTR_APPEND_TIME
         and header.producer_id == NO_PRODUCER

@@ -5,6 +5,7 @@
 import struct
 from collections.abc import Iterator, Sequence
 
+from penstock.model.ports import Marker
 from penstock.record.batch import ATTR_CONTROL, ATTR_TRANSACTIONAL, encode_batch, parse_header
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import encode_record, encode_varint, iter_records
@@ -47,20 +48,13 @@ def encode_control_batch(
     )
 
 
-def encode_marker_batch(
-    *,
-    is_commit: bool,
-    coordinator_epoch: int,
-    producer_id: int,
-    producer_epoch: int,
-    timestamp: int,
-) -> bytes:
-    kind = TYPE_COMMIT if is_commit else TYPE_ABORT
+def encode_marker_batch(marker: Marker, *, timestamp: int) -> bytes:
+    kind = TYPE_COMMIT if marker.is_commit else TYPE_ABORT
     record = encode_record(
         offset_delta=0,
         timestamp_delta=0,
         key=KEY.pack(KEY_VERSION, kind),
-        value=_MARKER_VALUE.pack(0, coordinator_epoch),
+        value=_MARKER_VALUE.pack(0, marker.coordinator_epoch),
     )
     return encode_batch(
         [record],
@@ -69,8 +63,8 @@ def encode_marker_batch(
         base_timestamp=timestamp,
         max_timestamp=timestamp,
         attributes=ATTR_CONTROL | ATTR_TRANSACTIONAL,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
+        producer_id=marker.producer_id,
+        producer_epoch=marker.producer_epoch,
     )
 
 

@@ -6,6 +6,7 @@ with ``object``, and only ``/metrics/objects`` returns them: a node with a hundr
 must stay cheap to scrape, and a sum over a family must not count anything twice.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 
@@ -25,6 +26,8 @@ class Family(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
 
 
+# One value of a family: its label values in the order of the family's labels, and the number.
+Sample = tuple[Sequence[str], float]
 # Twelve bounds from half a millisecond to five seconds; the last bucket, +Inf, is above them.
 BUCKETS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
@@ -229,38 +232,35 @@ LEASE_LEFT = _gauge(
 )
 
 # ── Series per queue: only from /metrics/objects ─────────────────────────────────────────────
-OBJECT_QUEUE_MESSAGES = _gauge(
-    "object_queue_messages{account,region,queue,state}: Messages in this queue, by state."
+
+
+def _per_queue(kind: MetricKind, name: str, help_text: str, more: str = "") -> Family:
+    return _declare(kind, f"object_queue_{name}{{account,region,queue{more}}}: {help_text}")
+
+
+_queue_gauge = partial(_per_queue, MetricKind.GAUGE)
+_queue_counter = partial(_per_queue, MetricKind.COUNTER)
+OBJECT_QUEUE_MESSAGES = _queue_gauge("messages", "Messages in this queue, by state.", ",state")
+OBJECT_QUEUE_OLDEST_AGE = _queue_gauge(
+    "oldest_message_age_seconds", "Age in seconds of the oldest message."
 )
-OBJECT_QUEUE_OLDEST_AGE = _gauge(
-    "object_queue_oldest_message_age_seconds{account,region,queue}: Age in seconds of the oldest "
-    "message."
+OBJECT_QUEUE_LOG_SIZE = _queue_gauge(
+    "log_size_bytes", "Bytes of the logs of this queue on this node."
 )
-OBJECT_QUEUE_LOG_SIZE = _gauge(
-    "object_queue_log_size_bytes{account,region,queue}: Bytes of the logs of this queue on this "
-    "node."
+OBJECT_QUEUE_WAITS = _queue_gauge("waits", "Parked long polls on this queue.")
+OBJECT_QUEUE_SENT = _queue_counter("messages_sent_total", "Messages accepted for this queue.")
+OBJECT_QUEUE_RECEIVED = _queue_counter(
+    "messages_received_total", "Messages delivered from this queue."
 )
-OBJECT_QUEUE_WAITS = _gauge(
-    "object_queue_waits{account,region,queue}: Parked long polls on this queue."
+OBJECT_QUEUE_DELETED = _queue_counter(
+    "messages_deleted_total", "Messages acknowledged in this queue."
 )
-OBJECT_QUEUE_SENT = _counter(
-    "object_queue_messages_sent_total{account,region,queue}: Messages accepted for this queue."
+OBJECT_QUEUE_DEAD_LETTERED = _queue_counter(
+    "messages_dead_lettered_total",
+    "Messages moved from this queue to its dead-letter queue after too many attempts.",
 )
-OBJECT_QUEUE_RECEIVED = _counter(
-    "object_queue_messages_received_total{account,region,queue}: Messages delivered from this "
-    "queue."
-)
-OBJECT_QUEUE_DELETED = _counter(
-    "object_queue_messages_deleted_total{account,region,queue}: Messages acknowledged in this "
-    "queue."
-)
-OBJECT_QUEUE_DEAD_LETTERED = _counter(
-    "object_queue_messages_dead_lettered_total{account,region,queue}: Messages moved from this "
-    "queue to its dead-letter queue after too many attempts."
-)
-OBJECT_QUEUE_EXPIRED = _counter(
-    "object_queue_messages_expired_total{account,region,queue}: Messages of this queue dropped by "
-    "retention."
+OBJECT_QUEUE_EXPIRED = _queue_counter(
+    "messages_expired_total", "Messages of this queue dropped by retention."
 )
 
 FAMILIES: tuple[Family, ...] = tuple(_FAMILIES.values())

@@ -2,16 +2,23 @@
 list addition; everything expensive (labels, text, gauges) waits for the scrape.
 
 Use it only in the event loop's thread, because additions are not atomic. Gauges are not stored:
-their owner registers a collector, which must return their values from memory and at once."""
+their owner registers a collector, which must return their values from memory and at once.
 
+Samples are written in the Prometheus text format (version 0.0.4), a hundred times as fast as by the
+client library, which would block the event loop."""
+
+import math
 import platform
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 from penstock import __version__
-from penstock.telemetry import exposition, families
-from penstock.telemetry.exposition import Sample
-from penstock.telemetry.families import BUCKETS_SECONDS, Family, MetricKind
+from penstock.telemetry import families
+from penstock.telemetry.families import BUCKETS_SECONDS, Family, MetricKind, Sample
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Maximum series of one labelled family. API names and codes are few; if a client invents action
 # names, those beyond the maximum count as the series "other".
@@ -38,12 +45,10 @@ class Histogram:
         return sum(self.counts)
 
 
+@dataclass(slots=True)
 class _Requests:
-    __slots__ = ("count", "durations")
-
-    def __init__(self, durations: Histogram) -> None:
-        self.count = 0
-        self.durations = durations
+    durations: Histogram
+    count: int = 0
 
 
 class Meter:
@@ -52,15 +57,9 @@ class Meter:
         self._requests: dict[tuple[str, str, str], _Requests] = {}
         self._request_durations: dict[tuple[str, str], Histogram] = {}
         # Per message:
-        self.messages_sent = 0
-        self.messages_received = 0
-        self.messages_deleted = 0
-        self.messages_dead_lettered = 0
-        self.messages_expired = 0
-        self.messages_quarantined = 0
-        self.dedup_hits = 0
-        self.bytes_in = 0
-        self.bytes_out = 0
+        self.messages_sent = self.messages_received = self.messages_deleted = 0
+        self.messages_dead_lettered = self.messages_expired = self.messages_quarantined = 0
+        self.dedup_hits = self.bytes_in = self.bytes_out = 0
         # Per append and sync:
         self.log_written_bytes = 0
         self.appends = Histogram()
@@ -68,7 +67,11 @@ class Meter:
         # Per tick:
         self.loop_lags = Histogram()
         self._collectors: list[Collector] = []
-        self._more_histograms: list[tuple[Family, tuple[str, ...], Histogram]] = []
+        self._histograms: list[tuple[Family, tuple[str, ...], Histogram]] = [
+            (families.APPEND_DURATION, (), self.appends),
+            (families.FSYNC_DURATION, (), self.fsyncs),
+            (families.EVENT_LOOP_LAG, (), self.loop_lags),
+        ]
 
     def request(self, api: str, protocol: str, code: str, seconds: float) -> None:
         cell = self._requests.get((api, protocol, code))
@@ -90,27 +93,9 @@ class Meter:
     def deleted(self, count: int) -> None:
         self.messages_deleted += count
 
-    def dead_lettered(self, count: int) -> None:
-        self.messages_dead_lettered += count
-
-    def expired(self, count: int) -> None:
-        self.messages_expired += count
-
-    def quarantined(self, count: int) -> None:
-        self.messages_quarantined += count
-
-    def dedup_hit(self, count: int = 1) -> None:
-        self.dedup_hits += count
-
     def appended(self, size_bytes: int, seconds: float) -> None:
         self.log_written_bytes += size_bytes
         self.appends.observe(seconds)
-
-    def fsynced(self, seconds: float) -> None:
-        self.fsyncs.observe(seconds)
-
-    def loop_lagged(self, seconds: float) -> None:
-        self.loop_lags.observe(seconds)
 
     def _open_series(self, api: str, protocol: str, code: str) -> _Requests:
         if len(self._requests) >= SERIES_MAX:
@@ -126,61 +111,33 @@ class Meter:
     def register_histogram(
         self, family: Family, labels: tuple[str, ...], histogram: Histogram
     ) -> None:
-        assert len(self._more_histograms) < SERIES_MAX, "too many histogram series"
-        self._more_histograms.append((family, labels, histogram))
+        assert len(self._histograms) < SERIES_MAX, "too many histogram series"
+        self._histograms.append((family, labels, histogram))
 
     def render(self, extra: Iterable[tuple[Family, Sample]] = ()) -> bytes:
-        gauges: dict[str, list[Sample]] = {}
-        for collector in self._collectors:
-            for family, sample in collector():
-                gauges.setdefault(family.name, []).append(sample)
-        for family, sample in extra:
-            gauges.setdefault(family.name, []).append(sample)
-        gauges[families.BUILD_INFO.name] = [((__version__, platform.python_version()), 1)]
-        counters = self._counters()
-        histograms = self._histograms()
+        samples: dict[str, list[Sample]] = {}
+        for family, sample in chain(*(collect() for collect in self._collectors), extra):
+            samples.setdefault(family.name, []).append(sample)
+        samples[families.BUILD_INFO.name] = [((__version__, platform.python_version()), 1)]
+        samples[families.REQUESTS.name] = [
+            (key, cell.count) for key, cell in self._requests.items()
+        ]
+        histograms: dict[str, list[tuple[tuple[str, ...], Histogram]]] = {
+            families.REQUEST_DURATION.name: list(self._request_durations.items())
+        }
+        for family, labels, histogram in self._histograms:
+            histograms.setdefault(family.name, []).append((labels, histogram))
         lines: list[str] = []
         for family in families.FAMILIES:
             if family.kind is MetricKind.HISTOGRAM:
-                found = histograms.get(family.name, [])
-                lines += exposition.histogram_lines(
-                    family, ((labels, h.counts, h.sum) for labels, h in found)
-                )
+                lines += histogram_lines(family, histograms.get(family.name, []))
             else:
-                samples = counters.get(family.name) or gauges.get(family.name, [])
-                lines += exposition.sample_lines(family, samples)
+                # A counter of messages or bytes is the attribute with the name of its family.
+                own = vars(self).get(family.name.removeprefix("penstock_").removesuffix("_total"))
+                values = samples.get(family.name, []) if own is None else [((), own)]
+                lines += sample_lines(family, values)
         lines.append("")
         return "\n".join(lines).encode()
-
-    def _counters(self) -> dict[str, list[Sample]]:
-        plain: tuple[tuple[Family, float], ...] = (
-            (families.MESSAGES_SENT, self.messages_sent),
-            (families.MESSAGES_RECEIVED, self.messages_received),
-            (families.MESSAGES_DELETED, self.messages_deleted),
-            (families.MESSAGES_DEAD_LETTERED, self.messages_dead_lettered),
-            (families.MESSAGES_EXPIRED, self.messages_expired),
-            (families.MESSAGES_QUARANTINED, self.messages_quarantined),
-            (families.DEDUP_HITS, self.dedup_hits),
-            (families.BYTES_IN, self.bytes_in),
-            (families.BYTES_OUT, self.bytes_out),
-            (families.LOG_WRITTEN, self.log_written_bytes),
-        )
-        counters: dict[str, list[Sample]] = {family.name: [((), n)] for family, n in plain}
-        counters[families.REQUESTS.name] = [
-            (labels, cell.count) for labels, cell in self._requests.items()
-        ]
-        return counters
-
-    def _histograms(self) -> dict[str, list[tuple[tuple[str, ...], Histogram]]]:
-        found: dict[str, list[tuple[tuple[str, ...], Histogram]]] = {
-            families.REQUEST_DURATION.name: list(self._request_durations.items()),
-            families.APPEND_DURATION.name: [((), self.appends)],
-            families.FSYNC_DURATION.name: [((), self.fsyncs)],
-            families.EVENT_LOOP_LAG.name: [((), self.loop_lags)],
-        }
-        for family, labels, histogram in self._more_histograms:
-            found.setdefault(family.name, []).append((labels, histogram))
-        return found
 
 
 def render_samples(
@@ -190,9 +147,69 @@ def render_samples(
     pieces: list[bytes] = []
     for family, samples in by_family.items():
         for start in range(0, len(samples), RENDERED_SAMPLES):
-            lines = exposition.sample_lines(family, samples[start : start + RENDERED_SAMPLES])
+            lines = sample_lines(family, samples[start : start + RENDERED_SAMPLES])
             if start:
-                del lines[: len(exposition.head_lines(family))]
+                del lines[: len(head_lines(family))]
             pieces.append(("\n".join(lines) + "\n").encode())
             yield None
     return pieces
+
+
+# ── The text format ──────────────────────────────────────────────────────────────────────────
+
+_LABEL_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
+
+
+def number_text(value: float) -> str:
+    if isinstance(value, int):
+        return str(value)
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+
+
+_BOUNDS = tuple(number_text(bound) for bound in (*BUCKETS_SECONDS, math.inf))
+
+
+def labels_text(names: Sequence[str], values: Sequence[str]) -> str:
+    assert len(names) == len(values), "one value per label"
+    if not names:
+        return ""
+    pairs = (
+        f'{name}="{value.translate(_LABEL_ESCAPES)}"'
+        for name, value in zip(names, values, strict=True)
+    )
+    return "{" + ",".join(pairs) + "}"
+
+
+def head_lines(family: Family) -> list[str]:
+    help_text = family.help.translate(_HELP_ESCAPES)
+    return [f"# HELP {family.name} {help_text}", f"# TYPE {family.name} {family.kind}"]
+
+
+def sample_lines(family: Family, samples: Iterable[Sample]) -> list[str]:
+    assert family.kind is not MetricKind.HISTOGRAM
+    name, names = family.name, family.labels
+    lines = [
+        f"{name}{labels_text(names, values)} {number_text(value)}" for values, value in samples
+    ]
+    return head_lines(family) + lines if lines else []
+
+
+def histogram_lines(family: Family, series: Iterable[tuple[Sequence[str], Histogram]]) -> list[str]:
+    assert family.kind is MetricKind.HISTOGRAM
+    lines: list[str] = []
+    for values, histogram in series:
+        labels = labels_text(family.labels, values)
+        # The bound is the last label; the others are escaped once per series.
+        opening = f"{family.name}_bucket" + (labels[:-1] + "," if labels else "{")
+        seen = 0
+        for bound, count in zip(_BOUNDS, histogram.counts, strict=True):
+            seen += count
+            lines.append(f'{opening}le="{bound}"}} {seen}')
+        lines.append(f"{family.name}_sum{labels} {number_text(histogram.sum)}")
+        lines.append(f"{family.name}_count{labels} {seen}")
+    return head_lines(family) + lines if lines else []

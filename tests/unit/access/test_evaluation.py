@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.access import evaluation
-from penstock.access.conditions import Asks, MalformedPolicy
+from penstock.access.conditions import Asks, Facts, MalformedPolicy
 from penstock.access.evaluation import Decision, Kind
 from penstock.model.identity import ADMIN_POLICY, Caller, Circumstances
 
@@ -44,15 +44,8 @@ def weigh(
     attached = (
         None if resource is None else evaluation.compile_policy(document(*resource), Kind.RESOURCE)
     )
-    return evaluation.decide(
-        policies,
-        attached,
-        caller=caller,
-        owner_account=owner,
-        action=action,
-        resource_arn=arn,
-        circumstances=circumstances,
-    )
+    facts = Facts(caller, circumstances, owner)
+    return evaluation.decide(policies, attached, facts, action, arn)
 
 
 def granted(**changes: Any) -> dict[str, Any]:
@@ -115,15 +108,11 @@ def test_a_believed_caller_may_everything() -> None:
 def test_the_administrators_policy_allows_everything() -> None:
     compiled = evaluation.compile_policy(ADMIN_POLICY, Kind.IDENTITY)
     for action in ("sqs:DeleteQueue", "kafka:ClusterAction"):
-        decision = evaluation.decide(
-            [compiled],
-            None,
-            caller=ALICE,
-            owner_account=OWN,
-            action=action,
-            resource_arn=f"arn:penstock:kafka:eu-west-1:{OWN}:cluster",
-            circumstances=Circumstances(),
+        facts, arn = (
+            Facts(ALICE, Circumstances(), OWN),
+            f"arn:penstock:kafka:eu-west-1:{OWN}:cluster",
         )
+        decision = evaluation.decide([compiled], None, facts, action, arn)
         assert decision.is_allowed
 
 
@@ -191,17 +180,13 @@ def test_resources_are_matched_as_they_are_written(pattern: str, is_match: bool)
 def test_a_statement_may_stand_alone_and_a_queues_may_leave_out_the_queue() -> None:
     text = json.dumps({"Statement": {"Effect": "Allow", "Principal": "*", "Action": "sqs:*"}})
     compiled = evaluation.compile_policy(text, Kind.RESOURCE)
-    assert evaluation.grants_anything(
-        compiled, caller=MALLORY, owner_account=OWN, resource_arn=ARN, circumstances=NOON
-    )
+    assert evaluation.grants_anything(compiled, Facts(MALLORY, NOON, OWN), ARN)
 
 
 def test_a_right_to_anything_is_a_right_that_holds_now() -> None:
     def knows(*blocks: dict[str, Any]) -> bool:
         compiled = evaluation.compile_policy(document(*blocks), Kind.RESOURCE)
-        return evaluation.grants_anything(
-            compiled, caller=MALLORY, owner_account=OWN, resource_arn=ARN, circumstances=NOON
-        )
+        return evaluation.grants_anything(compiled, Facts(MALLORY, NOON, OWN), ARN)
 
     assert knows(granted(Action="sqs:ListQueueTags"))
     assert not knows(granted(Principal={"AWS": OWN}))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.access.conditions import Globs, unescaped
+from penstock.access.conditions import Globs, _Given
 
 
 def slow(pattern: str, text: str) -> bool:
@@ -51,8 +51,8 @@ def test_a_wildcard_can_be_meant_as_it_stands(pattern: str, text: str, is_match:
 
 
 def test_texts_without_wildcards_are_read_the_same_way() -> None:
-    assert unescaped(["a${*}b", "${$}"], has_escapes=True) == ["a*b", "$"]
-    assert unescaped(["a${*}b"], has_escapes=False) == ["a${*}b"]
+    assert _Given(["a${*}b", "${$}"], "", True, False).texts == ["a*b", "$"]
+    assert _Given(["a${*}b"], "", False, False).texts == ["a${*}b"]
 
 
 @pytest.mark.parametrize(

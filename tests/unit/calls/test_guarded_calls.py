@@ -41,7 +41,7 @@ from penstock.model.errors import Throttled, TopicNotFound
 from penstock.model.message import Appended, Delivery, Message
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Kind, QueueSettings, QueueStats, Topic
-from penstock.net.kafka.eager import EagerCoroutine
+from penstock.net.kafka.listener import EagerCoroutine
 from penstock.telemetry import families
 
 SOON_S = 10.0  # for what must not wait for a callee that hangs

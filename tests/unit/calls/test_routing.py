@@ -11,7 +11,7 @@ from tests.unit.broker.partition.test_stream import batch
 from tests.unit.broker.stage import bodies, claim, message
 from tests.unit.calls.routing_kit import CALLS_MAX, Cluster, HandRoutes, on_nodes, until
 
-from penstock.calls.routing.appending import REFUSED_SECONDS, LocalPartitions
+from penstock.calls.routing.router import REFUSED_SECONDS, LocalPartitions
 from penstock.model.calls import (
     Ack,
     Append,
@@ -223,7 +223,7 @@ async def test_a_partition_led_here_that_has_just_gone_is_not_insisted_on(
 async def test_a_node_that_takes_nothing_does_not_keep_messages_from_others(
     cluster: Cluster, error: Overloaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.calls.routing.appending.REFUSED_SECONDS", 60.0)
+    monkeypatch.setattr("penstock.calls.routing.router.REFUSED_SECONDS", 60.0)
     queue = await cluster.topic(led_by=(1, 2))
     routed = cluster.routed(1)
     is_certain = isinstance(error, DiskFull)
@@ -258,8 +258,8 @@ async def test_a_node_that_took_nothing_is_tried_again_after_a_while() -> None:
 
 
 def test_turns_of_many_queues_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.calls.routing.appending.TURNS_MAX", 10)
-    monkeypatch.setattr("penstock.calls.routing.appending.REFUSED_MAX", 10)
+    monkeypatch.setattr("penstock.calls.routing.router.TURNS_MAX", 10)
+    monkeypatch.setattr("penstock.calls.routing.router.REFUSED_MAX", 10)
     routes = HandRoutes([1])
     nearby = LocalPartitions(1, routes, lambda: 0.0)
     for number in range(100):

@@ -32,6 +32,7 @@ from penstock.net.slices import SLICE_SECONDS, Slices, Turns
 from penstock.node.keys.keyring import MasterKeyRing
 from penstock.record.batch import parse_header, split_batches
 from penstock.record.record import iter_records
+from penstock.telemetry.metrics import Meter
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import FetchPartition, FetchRequest, FetchTopic
 from penstock.wire.kafka.generated import (
@@ -312,20 +313,17 @@ async def encrypting(house: House, folder: Path) -> AsyncIterator[None]:
     ring = MasterKeyRing(bytes(range(32)))
     keys = DataKeys(store, ring, house.catalog, clock=house.clock, entropy=os.urandom)
     await keys.start()
+    meter = Meter()
     house.context.sealing = Sealing(
-        keys, clock=house.clock, entropy=os.urandom, meter=Quarantines(), is_default=True
+        keys, clock=house.clock, entropy=os.urandom, meter=meter, is_default=True
     )
     house.frontend = KafkaFrontend(house.context)
     try:
         yield
+        assert not meter.messages_quarantined, "every record opens"
     finally:
         await keys.stop()
         await store.close()
-
-
-class Quarantines:
-    def quarantined(self, count: int) -> None:
-        raise AssertionError(f"{count} records do not open")
 
 
 async def test_encryption_by_default_shows_no_rows_as_they_are(

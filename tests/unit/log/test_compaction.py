@@ -21,6 +21,7 @@ from penstock.log.replacement import begin_replacement, mark_path, rewritten_fol
 from penstock.log.retention import cleanable, grouped
 from penstock.log.storage.files import LOG_SUFFIX, SIDE_SUFFIXES, segment_path
 from penstock.log.storage.segment import SegmentInfo
+from penstock.model.ports import Marker
 from penstock.model.stream import StreamSettings
 from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader, encode_batch, parse_header
 from penstock.record.control import encode_control_batch, encode_marker_batch
@@ -61,15 +62,7 @@ def put(
 
 
 def mark(log: Log, producer_id: int, *, is_commit: bool) -> int:
-    marker = bytearray(
-        encode_marker_batch(
-            is_commit=is_commit,
-            coordinator_epoch=0,
-            producer_id=producer_id,
-            producer_epoch=0,
-            timestamp=NOW_MS,
-        )
-    )
+    marker = bytearray(encode_marker_batch(Marker(producer_id, 0, is_commit), timestamp=NOW_MS))
     marker[:8] = log.end_offset.to_bytes(8, "big")
     return log.append(bytes(marker), now_ms=NOW_MS)
 

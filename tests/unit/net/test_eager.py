@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.net.kafka.eager import EagerCoroutine, rest_of
+from penstock.net.kafka.listener import EagerCoroutine, rest_of
 
 
 async def test_what_need_not_wait_is_done_when_it_is_made() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.net.kafka_client.errors import KafkaRefused
-from penstock.net.kafka_client.login import Security, SecurityInvalid, log_in, security_from
+from penstock.net.kafka_client.node import Security, SecurityInvalid, log_in, security_from
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.sasl_authenticate import SaslAuthenticateResponse
 from penstock.wire.kafka.generated.sasl_handshake import SaslHandshakeResponse

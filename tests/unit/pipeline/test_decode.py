@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.decoding import decode_batches
 
+from penstock.model.ports import Marker
 from penstock.pipeline.decoding.columns import TYPES
 from penstock.pipeline.decoding.decoder import CorruptBatch, Decoder, OnCorrupt
 from penstock.record.batch import (
@@ -161,13 +162,7 @@ def logs(draw: st.DrawFn) -> list[Made]:
 
 
 def marker(producer_id: int, offset: int, *, is_commit: bool) -> bytes:
-    raw = encode_marker_batch(
-        is_commit=is_commit,
-        coordinator_epoch=0,
-        producer_id=producer_id,
-        producer_epoch=0,
-        timestamp=BASE_MS,
-    )
+    raw = encode_marker_batch(Marker(producer_id, 0, is_commit), timestamp=BASE_MS)
     return offset.to_bytes(8, "big") + raw[8:]
 
 

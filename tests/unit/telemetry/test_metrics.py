@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock import __version__
-from penstock.telemetry import exposition, families, metrics
+from penstock.telemetry import families, metrics
 from penstock.telemetry.families import BUCKETS_SECONDS, FAMILIES, Family, MetricKind
 from penstock.telemetry.metrics import RENDERED_SAMPLES, Meter, render_samples
 
@@ -50,9 +50,9 @@ def test_messages_and_bytes_are_counted() -> None:
     meter.sent(1, 5)
     meter.received(2, 200)
     meter.deleted(2)
-    meter.dead_lettered(4)
-    meter.expired(5)
-    meter.dedup_hit()
+    meter.messages_dead_lettered += 4
+    meter.messages_expired += 5
+    meter.dedup_hits += 1
     meter.appended(4_096, 0.003)
     text = meter.render()
     expected = {
@@ -95,11 +95,11 @@ def test_requests_are_counted_by_result_and_timed_by_call() -> None:
 def test_each_bucket_counts_what_is_at_most_its_bound(observed: list[float]) -> None:
     meter = Meter()
     for seconds in observed:
-        meter.fsynced(seconds)
+        meter.fsyncs.observe(seconds)
     text = meter.render()
     for bound in BUCKETS_SECONDS:
         shown = value_of(
-            text, "penstock_log_fsync_duration_seconds_bucket", le=exposition.number_text(bound)
+            text, "penstock_log_fsync_duration_seconds_bucket", le=metrics.number_text(bound)
         )
         assert shown == sum(seconds <= bound for seconds in observed)
 
@@ -113,7 +113,7 @@ def test_there_are_twelve_buckets_from_half_a_millisecond_to_five_seconds() -> N
 @given(st.lists(st.text(st.characters(codec="utf-8")), min_size=3, max_size=3))
 @settings(max_examples=60)
 def test_any_label_value_comes_through_unchanged(values: list[str]) -> None:
-    text = exposition.sample_lines(
+    text = metrics.sample_lines(
         Family("penstock_x", MetricKind.GAUGE, "Anything.", ("a", "b", "c")), [(values, 1.5)]
     )
     # Only a newline ends a line in this format; the parser splits on nothing else.
@@ -147,7 +147,7 @@ def test_the_client_librarys_parser_reads_our_escapes(value: str) -> None:
 def test_numbers_are_written_without_loss(value: float) -> None:
     (text,) = steps_of(render_samples({families.DISK_FREE: [((), value)]}))
     assert value_of(text, "penstock_disk_free_bytes") == value
-    assert exposition.number_text(math.nan) == "NaN"
+    assert metrics.number_text(math.nan) == "NaN"
 
 
 def test_samples_in_several_pieces_are_one_family() -> None:
@@ -155,7 +155,7 @@ def test_samples_in_several_pieces_are_one_family() -> None:
     samples = [(each, number) for number, each in enumerate(labels)]
     pieces = steps_of(render_samples({families.OBJECT_QUEUE_WAITS: samples}))
     assert len(pieces) == 3
-    whole = exposition.sample_lines(families.OBJECT_QUEUE_WAITS, samples)
+    whole = metrics.sample_lines(families.OBJECT_QUEUE_WAITS, samples)
     assert b"".join(pieces).decode().splitlines() == whole
 
 

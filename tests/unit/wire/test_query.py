@@ -13,7 +13,7 @@ from tests.unit.wire.aws_oracle import (
     without_empties,
 )
 
-from penstock.wire.aws import query, query_xml
+from penstock.wire.aws import query, query_replies
 from penstock.wire.aws.faults import Fault, fault
 from penstock.wire.aws.shapes import (
     OPERATIONS,
@@ -275,20 +275,20 @@ def test_replies_are_read_by_the_sdk_as_they_were_meant(name: str, data: st.Data
         shape = QUERY_MODEL.operation_model(name).output_shape
         members = data.draw(values(shape, XML_TEXT))
         reply = msgspec.convert(members, operation.reply, builtin_types=(bytes,))
-    document = query_xml.encode_reply(operation, reply, request_id="r-1")
+    document = query_replies.encode_reply(name, reply, request_id="r-1")
     parsed = parse_reply("query", name, document)
     assert parsed.pop("ResponseMetadata")["RequestId"] == "r-1"
     assert without_empties(parsed) == without_empties(members)
 
 
 def body_of(name: str, reply: Any) -> str:
-    text = query_xml.encode_reply(OPERATIONS[name], reply, request_id="r").decode()
+    text = query_replies.encode_reply(name, reply, request_id="r").decode()
     return text.partition(f"<{name}Result>")[2].partition(f"</{name}Result>")[0]
 
 
 def test_the_document_is_laid_out_as_sqs_lays_it_out() -> None:
     reply = SendMessageReply(md5_of_message_body="m", message_id="i")
-    assert query_xml.encode_reply(OPERATIONS["SendMessage"], reply, request_id="r") == (
+    assert query_replies.encode_reply("SendMessage", reply, request_id="r") == (
         b'<?xml version="1.0"?>'
         b'<SendMessageResponse xmlns="http://queue.amazonaws.com/doc/2012-11-05/">'
         b"<SendMessageResult><MD5OfMessageBody>m</MD5OfMessageBody><MessageId>i</MessageId>"
@@ -355,7 +355,9 @@ def test_lists_and_maps_are_flattened(name: str, reply: Any, markup: str) -> Non
 @settings(max_examples=50)
 @given(message=st.text(st.characters(exclude_categories=())))
 def test_a_fault_is_a_well_formed_document_whatever_it_echoes(message: str) -> None:
-    document, _ = query_xml.encode_fault(fault("InvalidParameterValue", message), request_id="r")
+    document, _ = query_replies.encode_fault(
+        fault("InvalidParameterValue", message), request_id="r"
+    )
     parsed = parse_reply("query", "SendMessage", document, status=400)
     assert parsed["Error"]["Code"] == "InvalidParameterValue"
     assert parsed["Error"]["Type"] == "Sender"
@@ -364,7 +366,7 @@ def test_a_fault_is_a_well_formed_document_whatever_it_echoes(message: str) -> N
 
 
 def test_a_missing_queue_is_reported_in_the_words_of_this_protocol() -> None:
-    document, headers = query_xml.encode_fault(fault("QueueDoesNotExist"), request_id="r")
+    document, headers = query_replies.encode_fault(fault("QueueDoesNotExist"), request_id="r")
     parsed = parse_reply("query", "SendMessage", document, status=400)
     assert parsed["Error"]["Code"] == "AWS.SimpleQueueService.NonExistentQueue"
     assert parsed["Error"]["Message"] == "The specified queue does not exist for this wsdl version."
@@ -372,7 +374,9 @@ def test_a_missing_queue_is_reported_in_the_words_of_this_protocol() -> None:
 
 
 def test_a_throttled_client_is_told_when_to_come_back() -> None:
-    _, headers = query_xml.encode_fault(fault("RequestThrottled", retry_after_s=3), request_id="r")
+    _, headers = query_replies.encode_fault(
+        fault("RequestThrottled", retry_after_s=3), request_id="r"
+    )
     assert headers == (("retry-after", "3"),)
 
 
@@ -384,7 +388,7 @@ def test_any_body_round_trips_through_form_and_document(text: str) -> None:
     received = ReceivedMessage(
         message_id="i", receipt_handle="h", md5_of_body="m", body=request.message_body
     )
-    document = query_xml.encode_reply(
-        OPERATIONS["ReceiveMessage"], ReceiveMessageReply(messages=[received]), request_id="r"
+    document = query_replies.encode_reply(
+        "ReceiveMessage", ReceiveMessageReply(messages=[received]), request_id="r"
     )
     assert parse_reply("query", "ReceiveMessage", document)["Messages"][0]["Body"] == text

@@ -2,10 +2,11 @@ import json
 
 import pytest
 
-from penstock.wire.aws import query_json
+from penstock.frontend.sqs.protocols import QUERY_JSON, codec_of
+from penstock.net.http.exchange import HttpRequest
+from penstock.wire.aws import query_replies
 from penstock.wire.aws.faults import fault
 from penstock.wire.aws.shapes import (
-    OPERATIONS,
     ListQueuesReply,
     ListQueueTagsReply,
     MessageAttributeValue,
@@ -17,7 +18,7 @@ from penstock.wire.aws.shapes import (
 
 
 def answer(api: str, reply: Reply | None) -> dict[str, object]:
-    document = json.loads(query_json.encode_reply(OPERATIONS[api], reply, request_id="r"))
+    document = json.loads(query_replies.encode_json_reply(api, reply, request_id="r"))
     response: dict[str, object] = document.pop(f"{api}Response")
     assert document == {}
     assert response.pop("ResponseMetadata") == {"RequestId": "r"}
@@ -69,7 +70,7 @@ def test_lists_go_by_their_old_names_and_maps_are_lists() -> None:
 
 
 def test_a_fault_has_the_code_and_text_of_the_query_protocol() -> None:
-    body, headers = query_json.encode_fault(fault("QueueDoesNotExist"), request_id="r")
+    body, headers = query_replies.encode_json_fault(fault("QueueDoesNotExist"), request_id="r")
     assert json.loads(body) == {
         "Error": {
             "Code": "AWS.SimpleQueueService.NonExistentQueue",
@@ -80,7 +81,7 @@ def test_a_fault_has_the_code_and_text_of_the_query_protocol() -> None:
     }
     assert headers == ()
     later = fault("ServiceUnavailable", "half a pair: \ud800", retry_after_s=3)
-    body, headers = query_json.encode_fault(later, request_id="r")
+    body, headers = query_replies.encode_json_fault(later, request_id="r")
     assert json.loads(body)["Error"]["Type"] == "Receiver"
     assert headers == (("retry-after", "3"),)
 
@@ -96,4 +97,5 @@ def test_a_fault_has_the_code_and_text_of_the_query_protocol() -> None:
     ],
 )
 def test_json_is_written_only_when_it_is_named(accept: str, is_wanted: bool) -> None:
-    assert query_json.wants_json(accept) is is_wanted
+    request = HttpRequest("POST", "/", "", {"accept": accept}, b"", "", "r")
+    assert (codec_of(request) is QUERY_JSON) is is_wanted

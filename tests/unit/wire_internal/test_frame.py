@@ -43,8 +43,8 @@ hellos = st.builds(
 
 
 def packed(frame: tuple[int, Kind, int, int, int, bytes]) -> bytes:
-    *fields, payload = frame
-    return pack_header(*fields, payload_bytes=len(payload)) + payload  # type: ignore[arg-type]
+    version, kind, call, request_id, deadline_ms, payload = frame
+    return pack_header(version, kind, call, request_id, deadline_ms, len(payload)) + payload
 
 
 def cut(stream: bytes, sizes: list[int], *, frame_bytes_max: int = FRAME_BYTES_MAX) -> list[bytes]:

@@ -28,8 +28,15 @@ from penstock.wire.kafka.fetch import (
     encode_fetch_request,
     encode_fetch_response,
 )
-from penstock.wire.kafka.malformed import Malformed, TooManyEntries, Unencodable
-from penstock.wire.kafka.primitives import ZERO_UUID, Leader, NodeEndpoint, encode_uvarint
+from penstock.wire.kafka.primitives import (
+    ZERO_UUID,
+    Leader,
+    Malformed,
+    NodeEndpoint,
+    TooManyEntries,
+    Unencodable,
+    encode_uvarint,
+)
 
 VERSIONS = range(4, 19)
 NOWHERE = {"epoch": -1, "end_offset": -1}

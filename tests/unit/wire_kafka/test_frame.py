@@ -25,7 +25,7 @@ from penstock.wire.kafka.consumer_records import (
     decode_assignment,
     encode_assignment,
 )
-from penstock.wire.kafka.malformed import Malformed
+from penstock.wire.kafka.primitives import Malformed
 
 METADATA = APIS[3]
 

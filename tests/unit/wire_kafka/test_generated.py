@@ -18,8 +18,12 @@ from penstock.wire.kafka.generated import (
     heartbeat,
     metadata,
 )
-from penstock.wire.kafka.malformed import Malformed, Unencodable, UnsupportedVersion
-from penstock.wire.kafka.primitives import encode_uvarint
+from penstock.wire.kafka.primitives import (
+    Malformed,
+    Unencodable,
+    UnsupportedVersion,
+    encode_uvarint,
+)
 
 ARRAYS = ("topics", "groups", "filters", "coordinators")
 

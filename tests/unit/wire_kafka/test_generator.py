@@ -10,7 +10,7 @@ import pytest
 from tools import kafka_messages
 
 from penstock.wire.kafka.fields import Versions
-from penstock.wire.kafka.malformed import Malformed, Unencodable, UnsupportedVersion
+from penstock.wire.kafka.primitives import Malformed, Unencodable, UnsupportedVersion
 
 FIELDS: list[dict[str, Any]] = [
     {"name": "Count", "type": "uint16", "versions": "0+"},

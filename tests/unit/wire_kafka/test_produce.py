@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.wire_kafka.messages import TEXTS, UUIDS, Vector, vectors
 
-from penstock.wire.kafka.malformed import Malformed, Unencodable
-from penstock.wire.kafka.primitives import ZERO_UUID, Leader, NodeEndpoint
+from penstock.wire.kafka.primitives import ZERO_UUID, Leader, Malformed, NodeEndpoint, Unencodable
 from penstock.wire.kafka.produce import (
     ProducePartition,
     ProducePartitionResponse,

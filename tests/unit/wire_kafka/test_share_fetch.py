@@ -22,7 +22,7 @@ from penstock.wire.kafka.generated.share_fetch import (
     decode_share_fetch_response,
     encode_share_fetch_response,
 )
-from penstock.wire.kafka.malformed import Unencodable, UnsupportedVersion
+from penstock.wire.kafka.primitives import Unencodable, UnsupportedVersion
 
 _TEXTS = st.none() | st.text(max_size=8)
 _I64 = st.integers(0, 2**63 - 1)

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from penstock.broker.context.disk import DiskBudget
 from penstock.log.log import Log, LogConfig
@@ -28,6 +28,7 @@ from penstock.model.ports import Clock
 from penstock.model.stream import TopicDefaults, settings_of
 from penstock.model.topic import Fsync, Topic
 from penstock.record.opened import OpenedBatch
+from penstock.telemetry.metrics import Meter
 
 HOLDERS_MAX: Final = 16  # backups that begin at the same time
 CROSSINGS_MS_MAX: Final = 10_000
@@ -113,16 +114,6 @@ class OpenedBatches:
             self._size_bytes -= opened.size_bytes
 
 
-class BrokerMeter(Protocol):
-    """The metrics counters of a broker. No method is called once per message."""
-
-    def dedup_hit(self) -> None: ...
-    def dead_lettered(self, count: int) -> None: ...
-    def expired(self, count: int) -> None: ...
-    def fsynced(self, seconds: float) -> None: ...
-    def appended(self, size_bytes: int, seconds: float) -> None: ...
-
-
 @dataclass(frozen=True)
 class BrokerContext:
     folder: Path  # partitions are in folder/topics/<topic id>/<index>/
@@ -130,7 +121,7 @@ class BrokerContext:
     pool: Executor  # for fdatasync, checkpoints and opening logs
     disk: DiskBudget
     catalog: StoredCatalog
-    meter: BrokerMeter
+    meter: Meter
     log: LogConfig
     fsync_default: Fsync = Fsync.ALWAYS
     fsync_interval_ms: int = 100

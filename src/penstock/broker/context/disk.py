@@ -52,7 +52,7 @@ class DiskBudget:
 
     @property
     def refusal(self) -> str:
-        text = troubles.disk_full_text(self.free_bytes, self.reserve_bytes)
+        text = self._filled(troubles.DISK_FULL).text
         return f"{text[0].upper()}{text[1:]}. To fix: {troubles.DISK_DO}."
 
     def trouble(self) -> Trouble | None:
@@ -65,10 +65,15 @@ class DiskBudget:
         low_bytes = self.reserve_bytes + (spare_bytes if self._was_low else 0)
         self._was_low = self._left_bytes < low_bytes
         if self._rejected_bytes:
-            return troubles.disk_full(self.free_bytes, self.reserve_bytes, self._facts)
+            return self._filled(troubles.DISK_FULL)
         if self._was_low:
-            return troubles.disk_low(self.free_bytes, self.reserve_bytes, self._facts)
+            return self._filled(troubles.DISK_LOW)
         return None
+
+    def _filled(self, row: Trouble) -> Trouble:
+        return row.filled(
+            free_bytes=self.free_bytes, reserve_bytes=self.reserve_bytes, facts=self._facts
+        )
 
     def _facts(self) -> dict[str, object]:
         return {

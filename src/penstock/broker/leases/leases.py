@@ -439,8 +439,8 @@ class Leases:
 
     def _count_expired(self, count: int) -> None:
         self.expired_count += count
-        self._context.meter.expired(count)
+        self._context.meter.messages_expired += count
 
     def count_dead(self, count: int) -> None:
         self.dead_count += count
-        self._context.meter.dead_lettered(count)
+        self._context.meter.messages_dead_lettered += count

@@ -18,8 +18,7 @@ from penstock.model.errors import Damaged
 from penstock.model.message import Message, Record
 from penstock.model.ports import Peeked
 from penstock.model.topic import Topic
-from penstock.net.slices import in_slices
-from penstock.net.unpacking import unpacked, unpacked_now
+from penstock.net.slices import in_slices, unpacked, unpacked_now
 from penstock.record.batch import ATTR_CODEC_MASK, BatchHeader, parse_header
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_at, decode_batch

@@ -120,7 +120,7 @@ class Partition:
                 wall_ms = self._clock.wall_ms()
                 first = self._dedup.find(key, wall_ms=wall_ms)
                 if first is not None:
-                    self._meter.dedup_hit()
+                    self._meter.dedup_hits += 1
                     first_end = max(first_end, first[0] + 1)
                     results.append(Appended(self.index, first[0], first[1], is_duplicate=True))
                     continue

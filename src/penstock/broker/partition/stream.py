@@ -18,8 +18,7 @@ from penstock.model.errors import Damaged, LeaderMoved, ProducerRefused
 from penstock.model.levels import LOW_WATERMARK_FILES
 from penstock.model.limits import READ_BYTES_MAX
 from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, StreamEnds
-from penstock.net.slices import in_slices
-from penstock.net.unpacking import unpacked
+from penstock.net.slices import in_slices, unpacked
 from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader, parse_header
 from penstock.record.control import TYPE_ABORT, TYPE_COMMIT, encode_marker_batch, iter_control
 from penstock.record.opened import first_at
@@ -94,13 +93,7 @@ class Stream:
         if code:
             raise ProducerRefused(int(code), code.name)
         wall_ms = self._clock.wall_ms()
-        batch = encode_marker_batch(
-            is_commit=marker.is_commit,
-            coordinator_epoch=marker.coordinator_epoch,
-            producer_id=marker.producer_id,
-            producer_epoch=marker.producer_epoch,
-            timestamp=wall_ms,
-        )
+        batch = encode_marker_batch(marker, timestamp=wall_ms)
         placed = self._journal.append_batch(batch, parse_header(batch))
         self.producers.marked(
             placed,

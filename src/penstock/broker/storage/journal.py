@@ -108,7 +108,7 @@ class Journal:
         self._on_batch = on_batch
         self._on_high_watermark = on_high_watermark
         self._on_lost = on_lost
-        self._on_synced = context.meter.fsynced
+        self._on_synced = context.meter.fsyncs.observe
         self._on_committed = context.meter.appended
         self._replication = replication
         self.is_replicated = replication is not None

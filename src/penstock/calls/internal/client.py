@@ -295,8 +295,7 @@ class InternalClient:
         now = self._loop.time()
         if self._is_closed:
             raise faults.Unreachable(f"{self.place} was not called: this node is stopping.")
-        if self.is_connected:
-            assert self._wire is not None
+        if self._wire is not None and not self._wire.is_ending:
             return self._wire
         if self._connecting is None:
             if now < self._retry_at:
@@ -306,9 +305,8 @@ class InternalClient:
             )
         # A caller that is cancelled here does not cancel the attempt.
         await asyncio.wait((self._connecting,), timeout=max(0.0, deadline - now))
-        if not self.is_connected:
+        if self._wire is None or self._wire.is_ending:
             raise faults.Unreachable(self.trouble or f"{self.place} was not reached in time.")
-        assert self._wire is not None
         return self._wire
 
     async def _connect(self) -> None:
@@ -371,19 +369,11 @@ class FirstReachable:
                 break
             try:
                 return await choices[at % len(choices)].call(call, request, timeout_ms=left_ms)
-            except faults.OutcomeUnknown as error:
+            except (faults.Unreachable, faults.DeadlineExceeded, Draining) as error:
                 last = error
-                self._leave(at)
-                if not call.is_idempotent:
+                if self._at == at:  # another call may have moved on already
+                    self._at = at + 1
+                is_unknown = isinstance(error, faults.OutcomeUnknown) and not call.is_idempotent
+                if is_unknown or isinstance(error, faults.DeadlineExceeded):
                     break
-            except (faults.Unreachable, Draining) as error:
-                last = error
-                self._leave(at)
-            except faults.DeadlineExceeded:
-                self._leave(at)  # the next call goes to the next node
-                raise
         raise last
-
-    def _leave(self, at: int) -> None:
-        if self._at == at:  # another call may have moved on already
-            self._at = at + 1

@@ -137,7 +137,6 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         self._config = end.config
         self._chunks = chunks
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._reader = FrameReader(chunks, frame_bytes_max=wire.HEADER_BYTES + wire.HELLO_BYTES_MAX)
         self._heard_at = self._opened_at = self._loop.time()
         self._part_since: float | None = None  # when an incomplete frame began to arrive
@@ -207,9 +206,6 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         elif frames or self._part_since is None:
             self._part_since = self._heard_at
 
-    def eof_received(self) -> bool:
-        return False
-
     def _read_hello(self, reader: FrameReader) -> None:
         frame = reader.next_frame()
         if frame is None:
@@ -264,9 +260,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
 
     def refuse(self, error: HelloRefused) -> None:
         payload = encode_failure(error)
-        header = wire.pack_header(
-            wire.VERSION_OF_HELLO, Kind.ERROR, 0, 0, 0, payload_bytes=len(payload)
-        )
+        header = wire.pack_header(wire.VERSION_OF_HELLO, Kind.ERROR, 0, 0, 0, len(payload))
         self._transport.write(header + payload)
 
     # ── Sending ──────────────────────────────────────────────────────────────────────────────
@@ -278,14 +272,8 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         self, kind: Kind, call: int, request_id: int, payload: bytes, *, deadline_ms: int = 0
     ) -> None:
         """Send a frame in the next iteration of the event loop. The caller has checked ``fits``."""
-        header = wire.pack_header(
-            self._version,
-            kind,
-            call,
-            request_id,
-            min(deadline_ms, wire.DEADLINE_MS_MAX),
-            payload_bytes=len(payload),
-        )
+        left_ms = min(deadline_ms, wire.DEADLINE_MS_MAX)
+        header = wire.pack_header(self._version, kind, call, request_id, left_ms, len(payload))
         self._parts.append(header)
         if payload:
             self._parts.append(payload)

@@ -56,10 +56,9 @@ class RemoteBroker:
         outcomes: dict[str, int] | None = None,
         chance: Callable[[int], int] = random.getrandbits,
     ) -> None:
-        """Create a broker. ``caller`` returns the connection to the node or raises Unreachable.
-        ``parked`` returns the connection for calls that wait, because long polls would fill the
-        other one. ``epoch_of`` returns the known epoch of a leader. ``outcomes`` counts the
-        calls."""
+        """Create a broker. ``caller`` returns the connection to the node or raises Unreachable;
+        ``parked`` the one for long polls, which would fill the other; ``epoch_of`` the known epoch
+        of a leader. ``outcomes`` counts the calls."""
         self._caller = caller
         self._parked = parked or caller
         self._epoch_of = epoch_of

@@ -272,9 +272,8 @@ class RemoteListeners:
         gone = []
         for partition, _ in known:
             try:
-                await self._broker.call(
-                    calls.ShareStart(share, partition)
-                )  # opens the share if needed
+                # This opens the share if needed.
+                await self._broker.call(calls.ShareStart(share, partition))
             except NotLeader:
                 gone.append(partition)
         if gone:

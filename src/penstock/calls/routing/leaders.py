@@ -271,7 +271,7 @@ class FollowingListener:
         topic: Topic,
         partition: int,
         listener: Listener,
-        add: Callable[[BrokerPort], Remove],
+        add: Callable[[BrokerPort], Callable[[Topic, int, Listener], Remove]],
     ) -> None:
         self._leaders = leaders
         self._topic = topic
@@ -287,7 +287,8 @@ class FollowingListener:
     def _attach(self) -> None:
         self._led = led = self._leaders.routes.leader(self._topic, self._partition)
         if led is not None:
-            self._end = self._add(self._leaders.broker(led[0]))
+            add = self._add(self._leaders.broker(led[0]))
+            self._end = add(self._topic, self._partition, self._listener)
 
     def _check(self) -> None:
         if self._leaders.routes.leader(self._topic, self._partition) != self._led:

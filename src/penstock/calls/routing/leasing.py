@@ -291,12 +291,9 @@ class _Parked:
         raised: BaseException | None = None
         for node, task in [item for item in self._tasks.items() if item[1].done()]:
             del self._tasks[node]
-            is_cancelled = task.cancelled()
-            error = (
-                errors.Draining(f"The call to node {node} was cancelled.")
-                if is_cancelled
-                else task.exception()
-            )
+            error: BaseException | None = errors.Draining(f"The call to node {node} was cancelled.")
+            if not task.cancelled():
+                error = task.exception()
             if error is None:
                 self._take(node, task.result(), deliveries)
             elif isinstance(error, errors.TopicNotFound) or not isinstance(
@@ -340,11 +337,10 @@ class _Queue:
 
 
 class NodeOrder:
-    """The order in which the leaders of a queue are asked for messages. Usually this node comes
-    first, because asking it costs no network call. Every fourth time another node comes first while
-    its messages have waited longer than those of this node; otherwise half as often each time, down
-    to every thirty-second time, but at least once a second. Ages are by the clock of the message's
-    node."""
+    """The order in which the leaders of a queue are asked for messages: this node first, without a
+    network call. Every fourth time another node comes first while its messages have waited longer
+    (by its own clock); otherwise half as often each time, down to every thirty-second time, but at
+    least once a second."""
 
     def __init__(self, own_node: int) -> None:
         self._own = own_node

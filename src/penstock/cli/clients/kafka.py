@@ -18,7 +18,7 @@ from penstock.net.kafka_client.client import (
     Place,
     Security,
 )
-from penstock.net.kafka_client.login import PROTOCOLS
+from penstock.net.kafka_client.node import PROTOCOLS
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.scram import SHA_512
 

@@ -14,7 +14,7 @@ from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import ExitCode, Failure
 from penstock.cli.terminal.output import Column, Row, columns
 from penstock.model import troubles
-from penstock.model.troubles import CLOCK_DO, CLOCK_SKEW_MS_MAX, clock_skew_text
+from penstock.model.troubles import CLOCK_DO, CLOCK_SKEW, CLOCK_SKEW_MS_MAX
 from penstock.model.units import counted
 
 QUERIED_MAX = 50  # number of other nodes that ``status`` queries
@@ -135,7 +135,8 @@ def _query_others(session: Session, found: dict[str, Any]) -> tuple[list[str], l
         skew_ms = int(max(skews))
         if skew_ms > CLOCK_SKEW_MS_MAX:
             one, other = f"node {found['node']}", f"node {node['node']}"
-            wrong.append(f"{clock_skew_text(one, other, skew_ms)}; do: {CLOCK_DO}")
+            trouble = CLOCK_SKEW.filled(places=f"{one} and {other}", skew_ms=abs(skew_ms))
+            wrong.append(f"{trouble.text}; do: {CLOCK_DO}")
     if len(others) > QUERIED_MAX:
         noted.append(f"only {QUERIED_MAX} of {len(others)} other nodes were queried")
     return wrong, noted
@@ -204,7 +205,7 @@ def partitions(
 
 def problems(found: Found) -> list[str]:
     """Return the problems of the cluster, then those of the replying node, with their fixes."""
-    known = [] if found["manager"] is not None else [troubles.no_manager()]
+    known = [] if found["manager"] is not None else [troubles.NO_MANAGER]
     known += [
         troubles.node_dead(
             node["node"],
@@ -218,7 +219,7 @@ def problems(found: Found) -> list[str]:
     ]
     known += troubles.partition_troubles(found["partitions"])
     if found["trouble"] is not None:
-        known.append(troubles.metadata_away(found["trouble"]))
+        known.append(troubles.METADATA_AWAY.filled(found["trouble"]))
     lines = []
     for one in known:
         reason = one.facts().get("reason")

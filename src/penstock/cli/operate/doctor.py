@@ -38,12 +38,12 @@ from penstock.cli.terminal.output import (
 from penstock.model.troubles import (
     CERTIFICATE_WARN_DAYS,
     CLOCK_DO,
+    CLOCK_SKEW,
     CLOCK_SKEW_MS_MAX,
     DISK_DO,
+    DISK_FULL,
     WARNINGS,
     Kind,
-    clock_skew_text,
-    disk_full_text,
 )
 from penstock.model.units import size
 from penstock.node.configuration import config as node_config
@@ -223,7 +223,8 @@ def _disk(folder: Path, reserve_bytes: int, *, is_reported: bool) -> Iterator[Fi
     reserve = reserve_of(usage.total, reserve_bytes)
     detail = f"{size(usage.free)} free; new messages are rejected below {size(reserve)}"
     if usage.free <= reserve and not is_reported:
-        yield Finding(name, "fail", disk_full_text(usage.free, reserve), DISK_DO)
+        full = DISK_FULL.filled(free_bytes=usage.free, reserve_bytes=reserve)
+        yield Finding(name, "fail", full.text, DISK_DO)
     elif usage.free < max(2 * reserve, _FREE_WANTED_BYTES) and not is_reported:
         yield Finding(name, "warn", detail, DISK_DO)
     else:
@@ -262,8 +263,9 @@ def _clock(skew_ms: int | None) -> Finding:
     if skew_ms is None:
         return Finding("clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s)))
     if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
-        text = clock_skew_text("this machine", "the server", skew_ms)
-        return Finding("clock", "fail", text, CLOCK_DO)
+        places = "this machine and the server"
+        found = CLOCK_SKEW.filled(places=places, skew_ms=abs(skew_ms))
+        return Finding("clock", "fail", found.text, CLOCK_DO)
     return Finding("clock", "ok", f"server and client differ by {skew_ms} ms")
 
 

@@ -34,7 +34,7 @@ from penstock.wire.kafka.generated.delete_groups import DeleteGroupsRequest
 from penstock.wire.kafka.generated.describe_groups import DescribeGroupsRequest
 from penstock.wire.kafka.generated.share_group_describe import ShareGroupDescribeRequest
 from penstock.wire.kafka.generated.streams_group_describe import StreamsGroupDescribeRequest
-from penstock.wire.kafka.malformed import Malformed
+from penstock.wire.kafka.primitives import Malformed
 
 _DESCRIBE_GROUPS, _DELETE_GROUPS = 15, 42
 # API key and request to describe a group, by its type.

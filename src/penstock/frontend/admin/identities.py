@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType, field
 from msgspec.structs import replace
 
 from penstock.access import evaluation
-from penstock.access.conditions import MalformedPolicy
+from penstock.access.conditions import Facts, MalformedPolicy
 from penstock.access.evaluation import Decision, Kind
 from penstock.frontend.admin.reply import json_reply, picked
 from penstock.frontend.admin.request import READ, WRITE, Body, Call
@@ -400,13 +400,12 @@ def _policy_of(
     """Return the name of the user's policy that led to ``decision``, or an empty text."""
     if decision.source != Kind.IDENTITY or not decision.is_explicit:
         return ""
-    asked: dict[str, Any] = {"caller": caller, "owner_account": caller.account, "action": action}
-    asked |= {"resource_arn": arn, "circumstances": found}
+    facts = Facts(caller, found, caller.account)
     for name, text in user.policies.items():
         try:
             policy = evaluation.compile_policy(text, Kind.IDENTITY)
         except MalformedPolicy:
             continue
-        if evaluation.decide([policy], None, **asked) == decision:
+        if evaluation.decide([policy], None, facts, action, arn) == decision:
             return name
     return ""

@@ -20,9 +20,8 @@ from penstock.model.topic import QueueStats, Topic
 from penstock.net.http.exchange import HttpReply
 from penstock.net.slices import in_slices
 from penstock.telemetry import families
-from penstock.telemetry.exposition import CONTENT_TYPE, Sample
-from penstock.telemetry.families import Family
-from penstock.telemetry.metrics import render_samples
+from penstock.telemetry.families import Family, Sample
+from penstock.telemetry.metrics import CONTENT_TYPE, render_samples
 
 QUEUES_MAX = 1_000  # in one reply; the parameter ``after`` requests the next page
 QUEUES_AT_ONCE = 32  # about a millisecond of the event loop

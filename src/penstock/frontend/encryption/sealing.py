@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -34,11 +34,12 @@ from penstock.model.limits import BATCH_BYTES_MAX, OPENED_BATCH_BYTES_MAX
 from penstock.model.message import Delivery, Message
 from penstock.model.ports import Acquired, Clock, Fetched
 from penstock.model.topic import Topic
-from penstock.net.unpacking import unpacked
+from penstock.net.slices import unpacked
 from penstock.record.batch import BatchHeader, parse_header, repacked
 from penstock.record.compression import TooLarge
 from penstock.record.malformed import MalformedBatch
-from penstock.wire.kafka.batches import BatchInvalid, BatchTooLarge, check_opened_count
+from penstock.telemetry.metrics import Meter
+from penstock.wire.kafka.batches import BatchRefused, check_opened_count, too_large
 
 # Undecryptable messages to remember, so that each is counted and logged once.
 QUARANTINED_MAX: Final = 16_384
@@ -51,17 +52,13 @@ T = TypeVar("T")
 log = logging.getLogger("penstock.frontend")
 
 
-class QuarantineMeter(Protocol):
-    def quarantined(self, count: int) -> None: ...
-
-
 @dataclass(eq=False)
 class Sealing:
     keys: DataKeys
     _: KW_ONLY
     clock: Clock
     entropy: Callable[[int], bytes]
-    meter: QuarantineMeter
+    meter: Meter
     is_default: bool = False  # whether a topic without a setting is encrypted
 
     def __post_init__(self) -> None:
@@ -131,14 +128,12 @@ class Sealing:
                 key = self.keys.take(topic, count) or await self.keys.reserve(topic, count)
                 done = await self._run(seal_records(bytes(blob), header, key, self.entropy))
             except TooLarge as error:
-                raise BatchTooLarge(f"{error}") from None
+                raise too_large(f"{error}") from None
             except MalformedBatch as error:
-                raise BatchInvalid(str(error)) from None
+                raise BatchRefused(str(error)) from None
             if len(done) > BATCH_BYTES_MAX:
                 text = f"{len(done)} bytes"
-                raise BatchTooLarge(
-                    f"the encrypted batch has {text}, {BATCH_BYTES_MAX} are allowed"
-                )
+                raise too_large(f"the encrypted batch has {text}, {BATCH_BYTES_MAX} are allowed")
             sealed.append((memoryview(done), parse_header(done)))
         return sealed
 
@@ -222,7 +217,7 @@ class Sealing:
             known[topic_id, partition, offset] = None
         if not new:
             return
-        self.meter.quarantined(len(new))
+        self.meter.messages_quarantined += len(new)
         now_ms = self.clock.mono_ms()
         logged_at_ms = self._logged_at_ms.pop(topic_id, None)
         if logged_at_ms is None or now_ms - logged_at_ms >= LOG_INTERVAL_MS:

@@ -53,8 +53,7 @@ from penstock.wire.kafka.apis import (
 )
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import encode_fetch_reply, encode_share_fetch_reply
-from penstock.wire.kafka.malformed import Malformed, TooManyEntries, UnsupportedVersion
-from penstock.wire.kafka.primitives import Message
+from penstock.wire.kafka.primitives import Malformed, Message, TooManyEntries, UnsupportedVersion
 from penstock.wire.kafka.produce import decode_produce_request
 
 log = logging.getLogger("penstock.frontend.kafka")

@@ -20,8 +20,7 @@ from penstock.model.errors import Throttled
 from penstock.model.identity import Tenant
 from penstock.model.names import queue_arn
 from penstock.telemetry import families
-from penstock.telemetry.exposition import Sample
-from penstock.telemetry.families import Family
+from penstock.telemetry.families import Family, Sample
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.shapes import QueueRequest
 from penstock.wire.facts.audit import AuditEntry

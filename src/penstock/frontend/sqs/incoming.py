@@ -22,7 +22,7 @@ from penstock.model.identity import Caller
 from penstock.model.limits import MINUTE_MS
 from penstock.model.names import is_account
 from penstock.net.http.exchange import HttpRequest
-from penstock.wire.aws import json10, query, queue_urls, sigv4, sts
+from penstock.wire.aws import json10, query, queue_urls, sigv4
 from penstock.wire.aws.faults import Fault, fault
 from penstock.wire.aws.queue_urls import region_in_host
 from penstock.wire.aws.shapes import OPERATIONS, QueueRequest
@@ -47,7 +47,7 @@ def identify(context: Context, call: Call) -> None:
     target = http.headers.get("x-amz-target", "")
     action = _TARGETS.get(target)
     if action is None:
-        if target != sts.TARGET:
+        if target != json10.STS_TARGET:
             raise json10.unknown_operation(target)
         call.codec = STS_JSON
         action = GET_CALLER_IDENTITY
@@ -98,10 +98,10 @@ def _fill_url(call: Call) -> None:
 
 def _read_form(call: Call, fields: dict[str, str]) -> None:
     service = "" if call.scope is None else call.scope.service
-    if service == "sts" or (service != "sqs" and fields.get("Action") == sts.ACTION):
+    if service == "sts" or (service != "sqs" and fields.get("Action") == query.STS_ACTION):
         call.codec = STS_QUERY
-        if fields.get("Action") != sts.ACTION:
-            raise fault("InvalidAction", f"The only supported STS action is {sts.ACTION}.")
+        if fields.get("Action") != query.STS_ACTION:
+            raise fault("InvalidAction", f"The only supported STS action is {query.STS_ACTION}.")
         call.action = GET_CALLER_IDENTITY
         return
     operation = query.operation_of(fields)

@@ -49,8 +49,7 @@ from penstock.model.quotas import SharedLimit
 from penstock.net.http.exchange import HttpReply, HttpRequest
 from penstock.net.slices import hash_in_steps, in_slices
 from penstock.telemetry import families
-from penstock.telemetry.exposition import Sample
-from penstock.telemetry.families import Family
+from penstock.telemetry.families import Family, Sample
 from penstock.wire.aws.faults import Fault, fault, fault_of
 
 __all__ = ["STAGES", "Frontend", "FrontendConfig", "Meter"]

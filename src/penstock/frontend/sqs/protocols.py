@@ -6,9 +6,8 @@ from typing import Any
 import msgspec
 
 from penstock.net.http.exchange import HttpReply, HttpRequest
-from penstock.wire.aws import json10, query_json, query_xml, sts
+from penstock.wire.aws import json10, query_replies
 from penstock.wire.aws.faults import Fault
-from penstock.wire.aws.shapes import OPERATIONS
 
 REQUEST_ID = "x-amzn-RequestId"
 Headers = tuple[tuple[str, str], ...]
@@ -45,41 +44,40 @@ class _Query(Codec):
     """The query protocol with XML replies."""
 
     name = "query"
-    content_type = query_xml.CONTENT_TYPE
+    content_type = query_replies.XML
     around_messages = (b"<ReceiveMessageResult>", b"</ReceiveMessageResult>", b"")
-    namespace = query_xml.NAMESPACE
+    namespace = query_replies.NAMESPACE
 
     def text(self, text: str) -> bytes:
-        return query_xml.escape(text).encode()
+        return query_replies.escape(text).encode()
 
     def reply(self, api: str, reply: Any, request_id: str) -> HttpReply:
-        body = query_xml.encode_reply(OPERATIONS[api], reply, request_id=request_id)
+        body = query_replies.encode_reply(
+            api, reply, request_id=request_id, namespace=self.namespace
+        )
         return self._ok(body, request_id)
 
     def _encode_fault(self, error: Fault, request_id: str) -> tuple[bytes, Headers]:
-        return query_xml.encode_fault(error, request_id=request_id, namespace=self.namespace)
+        return query_replies.encode_fault(error, request_id=request_id, namespace=self.namespace)
 
 
 class _QueryJson(Codec):
     """The query protocol with JSON replies, for clients that accept JSON."""
 
     name = "query"
-    content_type = query_json.CONTENT_TYPE
+    content_type = query_replies.JSON
     around_messages = (b'{"messages":[', b"]}", b",")
 
     def reply(self, api: str, reply: Any, request_id: str) -> HttpReply:
-        body = query_json.encode_reply(OPERATIONS[api], reply, request_id=request_id)
+        body = query_replies.encode_json_reply(api, reply, request_id=request_id)
         return self._ok(body, request_id)
 
     def _encode_fault(self, error: Fault, request_id: str) -> tuple[bytes, Headers]:
-        return query_json.encode_fault(error, request_id=request_id)
+        return query_replies.encode_json_fault(error, request_id=request_id)
 
 
 class _StsQuery(_Query):
-    namespace = sts.NAMESPACE
-
-    def reply(self, _api: str, reply: sts.CallerIdentity, request_id: str) -> HttpReply:
-        return self._ok(sts.encode_xml(reply, request_id=request_id), request_id)
+    namespace = query_replies.STS_NAMESPACE
 
 
 class _StsJson(Codec):
@@ -100,4 +98,4 @@ def codec_of(http: HttpRequest) -> Codec:
         return JSON
     if headers.get("content-type", "").startswith("application/x-amz-json"):
         return JSON
-    return QUERY_JSON if query_json.wants_json(headers.get("accept", "")) else QUERY
+    return QUERY_JSON if query_replies.JSON in headers.get("accept", "") else QUERY

@@ -31,15 +31,7 @@ from httptools import HttpRequestParser as Parser
 HOSTS_MAX: Final = 1_024  # accepted Host values remembered by one guard, about 100 bytes each
 
 # Name suffixes that no public registry assigns.
-_PRIVATE: Final = (
-    ".localhost",
-    ".localdomain",
-    ".internal",
-    ".local",
-    ".lan",
-    ".test",
-    ".home.arpa",
-)
+_PRIVATE = (".localhost", ".localdomain", ".internal", ".local", ".lan", ".test", ".home.arpa")
 # Names of AWS and LocalStack that SDK test setups resolve to this machine.
 _REGION: Final = r"[a-z]{2,4}(?:-[a-z]+)+-[0-9]{1,2}"
 _SDK: Final = re.compile(

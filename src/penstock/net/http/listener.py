@@ -41,18 +41,8 @@ LINGER_SECONDS_MAX = 1.0  # reading after an error reply, so that a reset does n
 IDLE, HEAD, BODY, SERVING, LINGERING, CLOSING = range(6)
 
 # Headers that may appear only once: two of them would give a request two meanings.
-_SINGLE = frozenset(
-    {
-        "host",
-        "content-length",
-        "authorization",
-        "date",
-        "x-amz-target",
-        "x-amz-date",
-        "x-amz-content-sha256",
-        "x-amz-security-token",
-    }
-)
+_SIGNED = ("x-amz-target", "x-amz-date", "x-amz-content-sha256", "x-amz-security-token")
+_SINGLE = frozenset(("host", "content-length", "authorization", "date", *_SIGNED))
 
 # Decoded header names, cached because clients send the same few names in every request.
 _NAMES: dict[bytes, str] = {}
@@ -122,7 +112,6 @@ class _HttpConnection(Peer, asyncio.Protocol):
     def __init__(self, listener: HttpListener) -> None:
         self._listener = listener
         self._config = listener.config
-        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._parser = httptools.HttpRequestParser(self)
         self._phase = IDLE
         self._phase_since = listener.now
@@ -218,11 +207,6 @@ class _HttpConnection(Peer, asyncio.Protocol):
         elif self._is_in_body:
             self._hold()
         return None
-
-    def eof_received(self) -> bool:
-        # A half-closed socket looks like a closed one. HTTP clients do not half-close, and a parked
-        # receive must not lease a message for a client that has gone.
-        return False
 
     def pause_writing(self) -> None:
         self._stalled_since = self._listener.now
@@ -487,9 +471,6 @@ class _HttpConnection(Peer, asyncio.Protocol):
     def close_if_idle(self) -> None:
         if self._phase in (IDLE, LINGERING) and self._task is None:
             self._transport.close()
-
-    def abort(self) -> None:
-        self._transport.abort()
 
 
 async def _forbidden(forbid: Forbid, request: HttpRequest, reason: str) -> HttpReply:

@@ -5,22 +5,27 @@ in progress. Each produce request starts at once, in the order of arrival, when 
 has called ``written``; they wait for their commits together and share a sync. Any other request
 starts when all requests before it have their replies.
 
+Starting a task for a produce request would cost more than many requests do, and a later task may
+overtake it. So the first step of its coroutine runs at once (``EagerCoroutine``), up to its first
+wait or often its end. That step runs outside of any task and must not need one (as
+``asyncio.timeout`` does).
+
 Requests that cannot start yet are copied, up to READ_AHEAD_BYTES_MAX; then reading pauses. A frame
 with a forbidden length ends the connection (a TLS hello on a plain port reads as such a length).
 Until a client has logged in (``admit``), its frames must be small and its time is limited."""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from penstock.model.file_slice import FileSlice, Piece, in_memory
 from penstock.net.frames import LENGTH_BYTES, Chunks, FrameReader, FrameRejected
-from penstock.net.kafka.eager import EagerCoroutine, rest_of
 from penstock.net.kafka.slice_sender import SliceSender
 from penstock.net.listener import NO_LIMIT, Listener, Peer
 
+T = TypeVar("T")
 Buffer = bytes | memoryview
 Reply: TypeAlias = Sequence[Piece] | None
 # A handler returns None if there is no reply (acks=0). A frame given as a memoryview is valid until
@@ -93,7 +98,6 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         self.peer = ""
         self._listener = listener
         self._config = listener.config
-        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         config = listener.config
         self._is_anonymous = config.login_frame_bytes_max > 0
         bytes_max = config.login_frame_bytes_max or config.frame_bytes_max
@@ -192,9 +196,6 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         ):
             self._is_reading_paused = True
             self._transport.pause_reading()
-
-    def eof_received(self) -> bool:
-        return False
 
     @property
     def _ahead_bytes(self) -> int:
@@ -382,15 +383,12 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
             if sender is None:
                 fd = self._transport.get_extra_info("socket").fileno()
                 sender = self._sender = SliceSender(
-                    self._listener.loop, fd, moved=self._moved, done=self._sent
+                    self._listener.loop, fd, moved=self.pause_writing, done=self._sent
                 )
             if not sender.send(parts):
                 self._stalled_since = self._listener.now
         except OSError:
             self._transport.abort()
-
-    def _moved(self) -> None:
-        self._stalled_since = self._listener.now
 
     def _sent(self, error: OSError | None) -> None:
         self._stalled_since = None
@@ -430,5 +428,45 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         if self._is_idle:
             self._transport.close()
 
-    def abort(self) -> None:
-        self._transport.abort()
+
+class EagerCoroutine(Generic[T]):
+    """A coroutine that has begun. An exception of its first step is raised by the constructor.
+    Unless ``is_done`` is set, it must be awaited once."""
+
+    __slots__ = ("_awaited", "_coroutine", "is_done", "result")
+
+    result: T
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self.is_done = False
+        try:
+            self._awaited = coroutine.send(None)
+        except StopIteration as end:
+            self.is_done = True
+            self.result = end.value
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        if self.is_done:
+            return self.result
+        coroutine = self._coroutine
+        # Any task may await the future that the first step yielded: a future calls the task that
+        # received it last.
+        awaited = self._awaited
+        try:
+            while True:
+                try:
+                    value = yield awaited
+                except GeneratorExit:
+                    coroutine.close()
+                    raise
+                except BaseException as error:
+                    awaited = coroutine.throw(error)
+                else:
+                    awaited = coroutine.send(value)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+async def rest_of(started: EagerCoroutine[T]) -> T:
+    return await started

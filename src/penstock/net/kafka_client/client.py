@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from penstock.net.kafka_client.errors import (
-    STALE_LEADER_CODES,
-    HungUp,
-    KafkaRefused,
-    KafkaTrouble,
-    NotKafka,
-    TimedOut,
-    Unreachable,
-)
-from penstock.net.kafka_client.login import Security, SecurityInvalid, security_from
+from penstock.net.kafka_client.errors import STALE_LEADER_CODES
+from penstock.net.kafka_client.errors import HungUp as HungUp
+from penstock.net.kafka_client.errors import KafkaRefused as KafkaRefused
+from penstock.net.kafka_client.errors import KafkaTrouble as KafkaTrouble
+from penstock.net.kafka_client.errors import NotKafka as NotKafka
+from penstock.net.kafka_client.errors import TimedOut as TimedOut
+from penstock.net.kafka_client.errors import Unreachable as Unreachable
 from penstock.net.kafka_client.node import Dialling, KafkaNode
+from penstock.net.kafka_client.node import Security as Security
+from penstock.net.kafka_client.node import SecurityInvalid as SecurityInvalid
+from penstock.net.kafka_client.node import security_from as security_from
 from penstock.wire.kafka.apis import FETCH, PRODUCE
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import (
@@ -37,25 +37,6 @@ from penstock.wire.kafka.produce import (
     ProduceRequest,
     ProduceTopic,
 )
-
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "Fetched",
-    "HungUp",
-    "KafkaClient",
-    "KafkaRefused",
-    "KafkaTrouble",
-    "NotKafka",
-    "Place",
-    "Security",
-    "SecurityInvalid",
-    "TimedOut",
-    "Unreachable",
-    "by_topic",
-    "parse_addresses",
-    "security_from",
-]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -168,9 +149,8 @@ class KafkaClient:
         raise AssertionError("there is at least one address")
 
     def retried(self, ask: Callable[[], T], *, is_repeatable: bool = True) -> T:
-        """Return the result of ``ask``, retried within the timeout. A request that is not
-        repeatable is not retried after a lost reply. No request is retried if the cluster was never
-        reached."""
+        """Return the result of ``ask``, retried within the timeout if the cluster was reached once;
+        after a lost reply only if the request is repeatable."""
         ends_at = time.monotonic() + self._dialling.timeout_s
         pause_s = _PAUSE_S
         while True:
@@ -250,9 +230,8 @@ class KafkaClient:
     def offsets(
         self, wanted: Mapping[Place, int], *, is_committed: bool = False
     ) -> dict[Place, int]:
-        """Return the offset of each partition at a time in ms, EARLIEST or LATEST; -1 if all
-        records are older. With ``is_committed``, LATEST is the start of the first open
-        transaction."""
+        """Return the offset of each partition at a time in ms, EARLIEST or LATEST (if committed,
+        the start of the first open transaction); -1 if all records are older."""
         from penstock.wire.kafka.generated import list_offsets as api
 
         def request(places: Sequence[Place]) -> Any:
@@ -284,10 +263,9 @@ class KafkaClient:
     def fetch(
         self, wanted: Mapping[Place, int], *, wait_ms: int = 500, **limits: Any
     ) -> dict[Place, Fetched]:
-        """Return batches from the given offsets on, perhaps none; the first batch may begin before
-        the requested offset. Partitions with a new leader are left out if others have a reply.
-        Errors that a retry cannot fix, such as OFFSET_OUT_OF_RANGE, are in the reply. ``limits``
-        are the limits of ``try_fetch``."""
+        """Return batches from the given offsets on; the first may begin before its offset. Leaves
+        out partitions with a new leader if others have a reply. Errors that a retry cannot fix,
+        such as OFFSET_OUT_OF_RANGE, are in the reply. ``limits`` are those of ``try_fetch``."""
 
         def ask() -> dict[Place, Fetched]:
             replies = self.try_fetch(wanted, wait_ms=wait_ms, **limits)
@@ -340,10 +318,9 @@ class KafkaClient:
         acks: int = ACKS_ALL,
         transactional_id: str | None = None,
     ) -> dict[Place, int]:
-        """Append one batch to each partition. Return the first offset of each batch, or -1 for a
-        duplicate. If ``is_repeatable``, the batches have a producer id and sequence numbers, so
-        that they can be sent again after a lost reply. Raises the first error that a retry cannot
-        fix; other batches may have been appended."""
+        """Append one batch to each partition. Return the first offsets, -1 for a duplicate. Batches
+        that are repeatable, with a producer id and sequence numbers, are sent again after a lost
+        reply. If this raises an error, other batches may have been appended."""
         left = dict(batches)
         placed: dict[Place, int] = {}
 

@@ -3,17 +3,11 @@
 from penstock.wire.kafka.faults import ErrorCode
 
 # After these errors the client looks up the leaders again.
-STALE_LEADER_CODES = frozenset(
-    {
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.REPLICA_NOT_AVAILABLE,
-        ErrorCode.KAFKA_STORAGE_ERROR,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-    }
+_STALE = (
+    "LEADER_NOT_AVAILABLE NOT_LEADER_OR_FOLLOWER REPLICA_NOT_AVAILABLE KAFKA_STORAGE_ERROR"
+    " FENCED_LEADER_EPOCH UNKNOWN_LEADER_EPOCH UNKNOWN_TOPIC_OR_PARTITION"
 )
+STALE_LEADER_CODES = frozenset(ErrorCode[name] for name in _STALE.split())
 
 
 class KafkaTrouble(Exception):

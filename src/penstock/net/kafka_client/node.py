@@ -1,32 +1,180 @@
-"""A connection of the blocking Kafka client to one node, with one request at a time.
+"""A connection of the blocking Kafka client to one node, with one request at a time, and the
+security settings of the client.
 
-The first call opens the connection: TLS and a login if configured, then ApiVersions. One deadline
-covers a whole request and reply. Any error meanwhile, Ctrl-C included, closes the connection,
-because the rest of a half-read reply must not be read as the next reply. A connection that the
-server has closed is noticed before the next request is sent, and opened again."""
+    connect ── TLS ──► ApiVersions ──► SaslHandshake, SaslAuthenticate ──► any request
 
+The first call opens the connection. One deadline covers a whole request and reply. Any error
+meanwhile, Ctrl-C included, closes the connection, because the rest of a half-read reply must not be
+read as the next reply. A connection that the server has closed is noticed before the next request
+is sent, and opened again.
+
+``Security`` can be pickled for a Spark worker. The properties have the names that librdkafka and
+Kafka's own clients use."""
+
+import re
+import secrets
 import socket
 import ssl
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from penstock.net.kafka_client import errors
-from penstock.net.kafka_client.login import Security, log_in
 from penstock.wire.kafka.apis import (
     API_VERSIONS,
     APIS,
     FETCH,
     LENGTH_BYTES,
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
     Api,
     encode_request_frame,
     parse_response_header,
 )
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.malformed import Malformed
+from penstock.wire.kafka.primitives import Malformed
+from penstock.wire.kafka.scram import DIGESTS, SHA_512, ScramClient, ScramRefused
 
 REPLY_BYTES_MAX: Final = 256 * 1_048_576
 _WAIT_MARGIN_S: Final = 5.0  # added to the time that the server may hold a request
 _RENEW_AT: Final = 0.9  # fraction of a login's lifetime, because the clocks differ
+PLAIN: Final = "PLAIN"
+MECHANISMS: Final = (PLAIN, *DIGESTS)
+PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
+_NONCE_BYTES: Final = 24
+_KEYS: Final = (
+    "sasl.jaas.config",
+    "sasl.mechanism",
+    "sasl.mechanisms",
+    "sasl.password",
+    "sasl.username",
+    "security.protocol",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.endpoint.identification.algorithm",
+    "ssl.key.location",
+)
+_FAMILIES: Final = ("security.", "sasl.", "ssl.")
+_JAAS: Final = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
+
+
+class SecurityInvalid(ValueError): ...
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    protocol: str = "PLAINTEXT"
+    mechanism: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    ca_file: str = ""  # empty: the authorities that the machine trusts
+    certificate_file: str = ""  # certificate of the client, if the listener requires one
+    key_file: str = ""  # empty: the key is in the file of the certificate
+    is_hostname_checked: bool = True
+    server_name: str = ""  # expected name in the certificate; empty: the host name
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise SecurityInvalid(
+                f"security protocol '{self.protocol}' is not one of {', '.join(PROTOCOLS)}"
+            )
+        if self.is_sasl:
+            if self.mechanism not in MECHANISMS:
+                raise SecurityInvalid(
+                    f"SASL mechanism '{self.mechanism}' is not one of {', '.join(MECHANISMS)}"
+                )
+            if not self.user:
+                raise SecurityInvalid(f"{self.protocol} needs a user name")
+            if "\0" in self.user or "\0" in self.password:
+                raise SecurityInvalid("the user name or the password contains a zero byte")
+        if self.key_file and not self.certificate_file:
+            raise SecurityInvalid("there is a key file without a certificate file")
+
+    @property
+    def is_tls(self) -> bool:
+        return self.protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def is_sasl(self) -> bool:
+        return self.protocol.startswith("SASL_")
+
+    def tls_context(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+        except OSError as error:
+            raise SecurityInvalid(f"the CA file {self.ca_file} cannot be used: {error}") from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = self.is_hostname_checked
+        if self.certificate_file:
+            try:
+                context.load_cert_chain(self.certificate_file, self.key_file or None)
+            except OSError as error:
+                raise SecurityInvalid(
+                    f"the certificate {self.certificate_file} cannot be used: {error}"
+                ) from None
+        return context
+
+
+def security_from(properties: Mapping[str, str]) -> Security:
+    """Return the security settings in the properties of a Kafka client."""
+    for key in properties:
+        if key.startswith(_FAMILIES) and key not in _KEYS:
+            raise SecurityInvalid(f"{key} is not supported; use one of {', '.join(_KEYS)}")
+    protocol = properties.get("security.protocol", "PLAINTEXT").upper()
+    mechanism = properties.get("sasl.mechanism") or properties.get("sasl.mechanisms") or SHA_512
+    # The two options of a line like ``…ScramLoginModule required username="u" …;``.
+    options = _JAAS.findall(properties.get("sasl.jaas.config", ""))
+    jaas = {name: re.sub(r"\\(.)", r"\1", value) for name, value in options}
+    check = properties.get("ssl.endpoint.identification.algorithm", "https").lower()
+    if check not in ("https", "none", ""):
+        raise SecurityInvalid("ssl.endpoint.identification.algorithm must be https or none")
+    is_sasl = protocol.startswith("SASL_")
+    return Security(
+        protocol=protocol,
+        mechanism=mechanism.upper() if is_sasl else "",
+        user=properties.get("sasl.username") or jaas.get("username", "") if is_sasl else "",
+        password=properties.get("sasl.password") or jaas.get("password", "") if is_sasl else "",
+        ca_file=properties.get("ssl.ca.location", ""),
+        certificate_file=properties.get("ssl.certificate.location", ""),
+        key_file=properties.get("ssl.key.location", ""),
+        is_hostname_checked=check == "https",
+    )
+
+
+def log_in(security: Security, call: Callable[[int, Any], Any]) -> int:
+    """Log in. Returns the lifetime of the login in ms; 0 if it has no limit."""
+    from penstock.wire.kafka.generated.sasl_handshake import SaslHandshakeRequest
+
+    reply = call(SASL_HANDSHAKE, SaslHandshakeRequest(security.mechanism))
+    if reply.error_code:
+        offered = ", ".join(reply.mechanisms) or "none"
+        raise errors.KafkaRefused(
+            reply.error_code,
+            f"the server does not support {security.mechanism}; it supports: {offered}",
+        )
+    if security.mechanism == PLAIN:
+        token = f"\0{security.user}\0{security.password}".encode()
+        return _sent(call, token)[1]
+    nonce = secrets.token_urlsafe(_NONCE_BYTES)
+    scram = ScramClient(security.mechanism, security.user, security.password, nonce=nonce)
+    try:
+        server_first, _ = _sent(call, scram.first)
+        server_final, lifetime_ms = _sent(call, scram.final(server_first))
+        scram.verify(server_final)
+    except ScramRefused as error:
+        raise errors.KafkaRefused(ErrorCode.SASL_AUTHENTICATION_FAILED, str(error)) from None
+    return lifetime_ms
+
+
+def _sent(call: Callable[[int, Any], Any], token: bytes) -> tuple[bytes, int]:
+    from penstock.wire.kafka.generated.sasl_authenticate import SaslAuthenticateRequest
+
+    reply = call(SASL_AUTHENTICATE, SaslAuthenticateRequest(token))
+    if reply.error_code:
+        raise errors.KafkaRefused(reply.error_code, reply.error_message or "")
+    return bytes(reply.auth_bytes), reply.session_lifetime_ms
 
 
 class Dialling(NamedTuple):
@@ -88,9 +236,8 @@ class KafkaNode:
         except TimeoutError:
             raise errors.TimedOut(self.name, timeout_s) from None
         except ConnectionRefusedError:
-            raise errors.Unreachable(
-                self.name, "connection refused: nothing listens there"
-            ) from None
+            reason = "connection refused: nothing listens there"
+            raise errors.Unreachable(self.name, reason) from None
         except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             raise errors.Unreachable(self.name, str(error) or type(error).__name__) from None
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -100,22 +247,17 @@ class KafkaNode:
         try:
             server_name = dialling.security.server_name or self.host
             return dialling.tls.wrap_socket(plain, server_hostname=server_name)
-        except TimeoutError:
-            plain.close()
-            raise errors.TimedOut(self.name, timeout_s) from None
-        except ssl.SSLCertVerificationError as error:
-            plain.close()
-            reason = f"its certificate is not trusted: {error.verify_message}"
-            raise errors.NotKafka(self.name, reason) from None
-        except (ConnectionError, ssl.SSLEOFError):
-            plain.close()
-            reason = "the server closed the connection; does the listener speak TLS?"
-            raise errors.HungUp(self.name, reason) from None
         except (OSError, ValueError) as error:
             plain.close()
-            raise errors.NotKafka(
-                self.name, f"the TLS handshake failed: {_reason(error)}"
-            ) from None
+            if isinstance(error, TimeoutError):
+                raise errors.TimedOut(self.name, timeout_s) from None
+            reason = f"the TLS handshake failed: {_reason(error)}"
+            if isinstance(error, ssl.SSLCertVerificationError):
+                reason = f"its certificate is not trusted: {error.verify_message}"
+            elif isinstance(error, ConnectionError | ssl.SSLEOFError):
+                reason = "the server closed the connection; does the listener speak TLS?"
+                raise errors.HungUp(self.name, reason) from None
+            raise errors.NotKafka(self.name, reason) from None
 
     def _ask_versions(self, timeout_s: float) -> dict[int, int]:
         from penstock.wire.kafka.generated.api_versions import ApiVersionsRequest

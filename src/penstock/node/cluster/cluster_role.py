@@ -27,7 +27,7 @@ from penstock.model.calls import BrokerPort
 from penstock.model.errors import PenstockError
 from penstock.model.levels import LEVEL_MAX, Levels
 from penstock.model.topic import Topic
-from penstock.model.troubles import Trouble, clock_skew, replica_halted
+from penstock.model.troubles import CLOCK_SKEW, REPLICA_HALTED, Trouble
 from penstock.node.cluster.cluster_admin import ClusterAdmin
 from penstock.node.cluster.cluster_troubles import ClockSkew, ClusterTroubles, cluster_samples
 from penstock.node.configuration.cluster_config import parse_listen
@@ -387,7 +387,7 @@ class ClusterRole:
 
     def troubles(self) -> Iterator[Trouble]:
         for place, reason in self.replicators.troubles():
-            yield replica_halted(place, reason)
+            yield REPLICA_HALTED.filled(reason, place=place)
         yield from self._troubles.look()
         clock = self._setup.clock
         node = self._setup.config.node
@@ -396,4 +396,5 @@ class ClusterRole:
         newest_ms = None if found is None else found.log.last_timestamp_ms
         skew_ms = self._clocks.look(newest_ms, wall_ms=clock.wall_ms(), mono_ms=clock.mono_ms())
         if skew_ms:
-            yield clock_skew(skew_ms)
+            places = "this node and another node"
+            yield CLOCK_SKEW.filled(places=places, skew_ms=abs(skew_ms))

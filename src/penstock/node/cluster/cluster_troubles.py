@@ -20,8 +20,7 @@ from penstock.model.troubles import CLOCK_SKEW_MS_MAX, Trouble
 from penstock.replication.replica import Role
 from penstock.replication.row import NO_NODE, View
 from penstock.telemetry import families
-from penstock.telemetry.exposition import Sample
-from penstock.telemetry.families import Family
+from penstock.telemetry.families import Family, Sample
 
 PAUSE_FACTOR: Final = 50
 SEEN_MIN: Final = 2  # batches from the future; a single one may be caused by setting a clock
@@ -77,7 +76,7 @@ class ClusterTroubles:
         # There is briefly no manager while one hands over to another.
         self._unmanaged_looks = self._unmanaged_looks + 1 if self._manager() == NO_NODE else 0
         if self._unmanaged_looks > 1:
-            yield troubles.no_manager()
+            yield troubles.NO_MANAGER
         for node, partitions in sorted(self._counts.away.items()):
             entry = self._seen.get(node, _UNKNOWN)
             yield troubles.node_dead(node, entry.name, partitions, was_stopped=entry.is_leaving)

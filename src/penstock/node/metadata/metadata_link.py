@@ -25,8 +25,7 @@ from penstock.node.configuration.config import Config
 from penstock.node.process.folder import DataFolder, replace_file
 from penstock.node.process.node_setup import NodeSetup
 from penstock.telemetry import families
-from penstock.telemetry.exposition import Sample
-from penstock.telemetry.families import Family
+from penstock.telemetry.families import Family, Sample
 from penstock.wire.internal.calls import Caller
 from penstock.wire.internal.faults import HelloRefused, Unreachable
 from penstock.wire.internal.frame import Hello

@@ -19,7 +19,7 @@ from penstock.metadata.serving.remote_store import RemoteConfig, RemoteStore
 from penstock.metadata.serving.service import MetadataConfig, MetadataService
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store, store_id
-from penstock.model.troubles import metadata_away
+from penstock.model.troubles import METADATA_AWAY
 from penstock.net.http.exchange import HttpReply, HttpRequest
 from penstock.node.configuration.cluster_config import parse_node_addresses
 from penstock.node.configuration.settings import describe
@@ -27,8 +27,8 @@ from penstock.node.listening import open_admin, open_internal
 from penstock.node.metadata import metadata_link as link
 from penstock.node.process.node_setup import NodeSetup
 from penstock.telemetry import families
-from penstock.telemetry.exposition import CONTENT_TYPE, Sample
-from penstock.telemetry.families import Family
+from penstock.telemetry.families import Family, Sample
+from penstock.telemetry.metrics import CONTENT_TYPE
 from penstock.wire.internal.calls import CallHandlers
 
 log_ = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ class MetadataNode:
         reason = self._service.trouble
         if self._remote is not None and self._remote.staleness_ms > AWAY_MS:
             reason = self._remote.trouble or "the metadata node with the store cannot reach it"
-        found = [] if reason is None else [metadata_away(reason)]
+        found = [] if reason is None else [METADATA_AWAY.filled(reason)]
         found += self._setup.certificates.troubles(now_ms=self._setup.clock.wall_ms())
         self._setup.health.show(found)
 

@@ -16,7 +16,7 @@ from penstock.frontend.facts.telemetry_writer import ProcessStats, TelemetryWrit
 from penstock.frontend.facts.usage import UsageTable, UsageWriter
 from penstock.metadata.topics.catalog import StoredCatalog, StoredProducerIds
 from penstock.model.calls import BrokerPort
-from penstock.model.troubles import Trouble, facts_not_written
+from penstock.model.troubles import FACTS_NOT_WRITTEN, Trouble
 from penstock.node.process.node_setup import NodeSetup
 
 USAGE_TOPIC = "__usage"
@@ -125,7 +125,7 @@ class Facts:
         writers = (("usage", self._writer), ("telemetry", self._telemetry), ("audit", self.audit))
         for what, writer in writers:
             if writer is not None and writer.trouble is not None:
-                yield facts_not_written(what, writer.trouble)
+                yield FACTS_NOT_WRITTEN.filled(writer.trouble, what=what)
 
 
 def read_process_stats(data: Path) -> ProcessStats:

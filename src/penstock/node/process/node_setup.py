@@ -25,8 +25,7 @@ from penstock.node.configuration.settings import Loaded
 from penstock.node.process.folder import DataFolder
 from penstock.telemetry import families
 from penstock.telemetry.clock import SystemClock
-from penstock.telemetry.exposition import Sample
-from penstock.telemetry.families import Family
+from penstock.telemetry.families import Family, Sample
 from penstock.telemetry.metrics import Meter
 from penstock.wire.internal.frame import SECRET_BYTES
 
@@ -188,7 +187,7 @@ class NodeSetup:
         while True:
             due = loop.time() + LOOK_SECONDS
             await asyncio.sleep(LOOK_SECONDS)
-            self.meter.loop_lagged(max(0.0, loop.time() - due))
+            self.meter.loop_lags.observe(max(0.0, loop.time() - due))
             report()
 
 

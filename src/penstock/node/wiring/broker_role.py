@@ -208,10 +208,14 @@ class BrokerRole:
         if disk is not None:
             yield disk
         for place, reason in self.broker.partitions.damages():
-            yield troubles.log_damaged(place, reason, is_replicated=self._cluster is not None)
+            is_alone = self._cluster is None
+            found = troubles.LOG_DAMAGED if is_alone else troubles.REPLICATED_LOG_DAMAGED
+            yield found.filled(reason, place=place)
         for reason in (*self.groups.troubles(), *self.transactions.troubles()):
-            yield troubles.coordinator_down(reason)
+            yield troubles.COORDINATOR_DOWN.filled(reason, place=reason.partition(":")[0])
         for row in (*self.groups.unreadable_rows(), *self.transactions.unreadable_rows()):
-            yield troubles.row_unreadable(row.topic, row.partition, row.offset, str(row))
+            yield troubles.ROW_UNREADABLE.filled(
+                topic=row.topic, partition=row.partition, offset=row.offset, row=row
+            )
         if self._cluster is not None:
             yield from self._cluster.troubles()

@@ -20,7 +20,7 @@ from penstock.metadata.security.identities import NewKey, Resealed, StoredIdenti
 from penstock.metadata.security.identity_entries import KEYS_PER_USER_MAX
 from penstock.model.errors import USAGE, Conflict, PenstockError, SetupError
 from penstock.model.identity import ADMIN_POLICY, KeyStatus, Tenant, User
-from penstock.model.troubles import Trouble, no_operator
+from penstock.model.troubles import NO_OPERATOR, Trouble
 from penstock.node.keys import keyring
 from penstock.node.metadata.metadata_link import MetadataLink
 from penstock.node.process.node_setup import NodeSetup
@@ -166,7 +166,7 @@ class NodeSecurity:
 
     def troubles(self) -> Iterator[Trouble]:
         if self._setup.is_auth_on and not self._has_operator():
-            yield no_operator()
+            yield NO_OPERATOR
 
     def _has_operator(self) -> bool:
         # Called once a second: users are searched only if they have changed.

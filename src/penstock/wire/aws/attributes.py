@@ -146,33 +146,25 @@ def _read_value(name: str, value: MessageAttributeValue) -> Attribute:
     if value.string_list_values or value.binary_list_values:
         raise _invalid("Message attribute list values in SendMessage operation are not supported.")
     kind = match[1]
-    if kind == "Binary":
-        return Attribute(data_type, _read_binary(name, value))
-    return Attribute(data_type, _read_text(name, value, kind))
-
-
-def _read_binary(name: str, value: MessageAttributeValue) -> bytes:
-    if value.string_value is not None:
-        raise _wrong_field(name, "Binary", "Binary")
-    if not value.binary_value:
-        raise _empty(name, "Binary")
-    return value.binary_value
-
-
-def _read_text(name: str, value: MessageAttributeValue, kind: str) -> bytes:
-    if value.binary_value is not None:
-        raise _wrong_field(name, kind, "String")
-    text = value.string_value
-    if not text:
-        raise _empty(name, kind)
-    raw = _checked_utf8(text)
+    field = "Binary" if kind == "Binary" else "String"
+    found, other = value.string_value, value.binary_value
+    content, stray = (other, found) if field == "Binary" else (found, other)
+    if stray is not None:
+        text = f"The message attribute '{name}' with type '{kind}' must use field '{field}'."
+        raise _invalid(text)
+    if not content:
+        text = f"Message (user) attribute '{name}' must contain a non-empty value of type '{kind}'."
+        raise _invalid(text)
+    if isinstance(content, bytes):
+        return Attribute(data_type, content)
+    raw = _checked_utf8(content)
     if raw is None:
         raise _invalid(
             f"Invalid binary character found in the value of message attribute '{name}'."
         )
-    if kind == "Number" and not _is_number(text):
+    if kind == "Number" and not _is_number(content):
         raise _invalid(f"Can't cast the value of message (user) attribute '{name}' to a number.")
-    return raw
+    return Attribute(data_type, raw)
 
 
 def _is_number(text: str) -> bool:
@@ -183,16 +175,6 @@ def _is_number(text: str) -> bool:
     if not digits or len(digits.lstrip("0")) > _NUMBER_DIGITS_MAX:
         return False
     return match[3] is None or abs(int(match[3])) <= _NUMBER_EXPONENT_MAX
-
-
-def _wrong_field(name: str, kind: str, field: str) -> Fault:
-    return _invalid(f"The message attribute '{name}' with type '{kind}' must use field '{field}'.")
-
-
-def _empty(name: str, kind: str) -> Fault:
-    return _invalid(
-        f"Message (user) attribute '{name}' must contain a non-empty value of type '{kind}'."
-    )
 
 
 def _invalid(message: str) -> Fault:

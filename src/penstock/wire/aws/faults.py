@@ -12,10 +12,6 @@ import msgspec
 from penstock.model import errors
 
 QUEUE_DOES_NOT_EXIST = "The specified queue does not exist."
-_RECEIPT_EXPIRED = "The receipt handle has expired."
-_NOT_AVAILABLE = "Message does not exist or is not available for visibility timeout change."
-
-
 Headers = tuple[tuple[str, str], ...]
 
 
@@ -49,6 +45,11 @@ _ECHO_MAX = 1_024  # the longest receipt handle
 
 # Codes that differ from the shape.
 _LEGACY = "AWS.SimpleQueueService."
+_LEGACY_SHAPES = (
+    "QueueDeletedRecently BatchEntryIdsNotDistinct BatchRequestTooLong EmptyBatchRequest"
+    " InvalidBatchEntryId TooManyEntriesInBatchRequest MessageNotInflight UnsupportedOperation"
+    " PurgeQueueInProgress"
+)
 _CODES: Mapping[str, str] = {
     "QueueDoesNotExist": _LEGACY + "NonExistentQueue",
     "QueueNameExists": "QueueAlreadyExists",
@@ -67,20 +68,7 @@ _CODES: Mapping[str, str] = {
     "IncompleteSignatureException": "IncompleteSignature",
     "UnrecognizedClientException": "InvalidClientTokenId",
     "InvalidSignatureException": "SignatureDoesNotMatch",
-} | {
-    shape: _LEGACY + shape
-    for shape in [
-        "QueueDeletedRecently",
-        "BatchEntryIdsNotDistinct",
-        "BatchRequestTooLong",
-        "EmptyBatchRequest",
-        "InvalidBatchEntryId",
-        "TooManyEntriesInBatchRequest",
-        "MessageNotInflight",
-        "UnsupportedOperation",
-        "PurgeQueueInProgress",
-    ]
-}
+} | {shape: _LEGACY + shape for shape in _LEGACY_SHAPES.split()}
 # HTTP statuses other than 400.
 _STATUSES: Mapping[str, int] = {
     **dict.fromkeys(("InvalidSecurity", "KmsOptInRequired", "AccessDeniedException"), 403),
@@ -225,8 +213,8 @@ _TABLE: Mapping[type[errors.PenstockError], _Mapped] = {
 
 # Texts of AWS for a rejected receipt.
 _RECEIPT_REASONS: Mapping[type[errors.PenstockError], str] = {
-    errors.ExpiredReceipt: _RECEIPT_EXPIRED,
-    errors.NotLeased: _NOT_AVAILABLE,
+    errors.ExpiredReceipt: "The receipt handle has expired.",
+    errors.NotLeased: "Message does not exist or is not available for visibility timeout change.",
 }
 
 

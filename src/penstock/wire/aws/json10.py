@@ -21,6 +21,7 @@ from penstock.wire.aws.shapes import OPERATIONS, Operation, Reply, Request
 
 CONTENT_TYPE = "application/x-amz-json-1.0"
 TARGET_PREFIX = "AmazonSQS."
+STS_TARGET = "AWSSecurityTokenServiceV20110615.GetCallerIdentity"
 
 # With strict=False, "30" is accepted for 30; a number is never turned into a string.
 _DECODERS: Mapping[str, msgspec.json.Decoder[Request]] = {

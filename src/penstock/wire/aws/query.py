@@ -23,12 +23,13 @@ from msgspec import inspect
 
 from penstock.model.limits import FORM_BYTES_MAX, KIB
 from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
-from penstock.wire.aws.query_xml import key_name, singular, without_none
+from penstock.wire.aws.query_replies import key_name, singular, without_none
 from penstock.wire.aws.shapes import OPERATIONS, Operation, Request
 
 # The largest valid request is a batch of ten messages with ten attributes each: about 400 fields.
 FIELDS_MAX = 1_000
 ACTION_CHARS_MAX = 64
+STS_ACTION = "GetCallerIdentity"
 _DEPTH_MAX = 12  # SendMessageBatchRequestEntry.1.MessageAttribute.1.Value.DataType is six
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}\Z")

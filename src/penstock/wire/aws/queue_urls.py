@@ -38,21 +38,16 @@ def parse(url: str) -> QueueAddress:
     """Parse a full URL, the path of one, or a bare queue name. Raises a fault if it is invalid."""
     if len(url) > _URL_CHARS_MAX:
         raise fault("InvalidAddress", "The address is too long for a queue.")
-    if "/" not in url:
-        if url and ":" not in url:
-            return _address(None, None, url)
-        raise _not_an_address(url)
+    if url and "/" not in url and ":" not in url:
+        return _address(None, None, url)
     match = _URL.match(url)
-    if match is None:
-        raise _not_an_address(url)
-    account: str | None = match["account"]
-    region = match["region"]
+    account, region = (None, None) if match is None else match.group("account", "region")
     if account == _NO_ACCOUNT and region is None:
         account = None
-    elif not is_account(match["account"]):
-        raise _not_an_address(url)
-    if region is not None and not is_region(region):
-        raise _not_an_address(url)
+    elif account is None or not is_account(account):
+        match = None
+    if match is None or (region is not None and not is_region(region)):
+        raise fault("InvalidAddress", f"The address {url} is not valid for this endpoint.")
     if region is None and match["host"] is not None:
         region = region_in_host(match["host"])
     return _address(account, region, match["name"])
@@ -84,10 +79,6 @@ def _address(account: str | None, region: str | None, name: str) -> QueueAddress
     if not _is_name(name):
         raise fault("QueueDoesNotExist")
     return QueueAddress(account, region, name)
-
-
-def _not_an_address(url: str) -> Exception:
-    return fault("InvalidAddress", f"The address {url} is not valid for this endpoint.")
 
 
 def _is_name(text: str) -> bool:

@@ -130,6 +130,15 @@ class ReceivedMessage(Shape):
     message_attributes: dict[str, MessageAttributeValue] | None = None
 
 
+class CallerIdentity(Shape):
+    """The reply of STS GetCallerIdentity, the only action of another AWS service that SQS clients
+    and their tests send to the same endpoint, to learn their account."""
+
+    arn: str
+    user_id: str
+    account: str
+
+
 class MessageMoveTaskEntry(Shape):
     task_handle: str | None = None
     status: str | None = None

@@ -223,9 +223,8 @@ def is_genuine(
     key: SigningKey,
     body_hash: str = "",
 ) -> bool:
-    """Return True if the holder of ``key``, which must have this scope, signed exactly this
-    request. The time taken does not depend on the result. ``body_hash`` is the SHA-256 of the body
-    if the caller has computed it."""
+    """Return whether the holder of ``key``, which must have this scope, signed exactly this
+    request, in constant time. ``body_hash`` is the SHA-256 of the body if the caller knows it."""
     digest = body_hash or _hash_of(request.body)
     claimed = request.headers.get("x-amz-content-sha256", digest)
     path, query = request.path, request.query

@@ -20,7 +20,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 NUMBER_MAX: Final = 0xFFFF
 
-_encode = msgspec.msgpack.Encoder().encode
+encode = msgspec.msgpack.Encoder().encode  # a request or a reply
 
 
 class Call(Generic[Q, R]):
@@ -61,10 +61,6 @@ class Call(Generic[Q, R]):
             return self._decode_reply(payload)
         except (msgspec.DecodeError, ValueError) as error:
             raise MalformedFrame(f"the reply to {self.name} cannot be decoded: {error}") from error
-
-
-def encode(payload: object) -> bytes:
-    return _encode(payload)
 
 
 class Nothing(msgspec.Struct, frozen=True, array_like=True): ...

@@ -109,7 +109,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 def pack_header(
-    version: int, kind: Kind, call: int, request_id: int, deadline_ms: int, *, payload_bytes: int
+    version: int, kind: Kind, call: int, request_id: int, deadline_ms: int, payload_bytes: int
 ) -> bytes:
     return _HEADER.pack(HEADER_BYTES + payload_bytes, version, kind, call, request_id, deadline_ms)
 

@@ -27,11 +27,11 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from penstock.wire.kafka.malformed import UnsupportedVersion
 from penstock.wire.kafka.primitives import (
     BROKEN,
     Buffer,
     Message,
+    UnsupportedVersion,
     absent,
     malformed,
     short,

@@ -1,9 +1,5 @@
 """Checks produced records: only whole, intact batches of format 2 are accepted.
 
-    ┌───────────┬─────────┬───────────┬─────────┬──
-    │ header 61 │ records │ header 61 │ records │ …        see record/batch.py for the header
-    └───────────┴─────────┴───────────┴─────────┴──
-
 Only headers are read and checksums verified, which keeps a produce request cheap; a consumer finds
 a bad record inside a good batch. Topics with rules about single records decode their batches
 (``frontend/kafka/records/produce.py``). Base offset and leader epoch are set by the log.
@@ -12,14 +8,14 @@ Control batches carry transaction markers and lease events. A client that could 
 forge a delete, so the control bit is rejected before anything else is checked.
 """
 
-from typing import ClassVar
+from functools import partial
 
 from penstock.model.limits import OPENED_BATCH_RECORDS_MAX
 from penstock.record import batch
 from penstock.record.compression import Codec
 from penstock.record.crc32c import crc32c
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.malformed import Malformed
+from penstock.wire.kafka.primitives import Malformed
 
 _MAGIC_AT = 16  # position of the magic byte, in the old formats as well
 _PREFIX_BYTES = _MAGIC_AT + 1
@@ -34,30 +30,13 @@ _SERVER_ONLY = (
 
 
 class BatchRefused(Malformed):
-    code: ClassVar[ErrorCode] = ErrorCode.INVALID_RECORD
+    def __init__(self, text: str, code: ErrorCode = ErrorCode.INVALID_RECORD) -> None:
+        super().__init__(text)
+        self.code = code
 
 
-class BatchCorrupt(BatchRefused):
-    code = ErrorCode.CORRUPT_MESSAGE  # clients retry
-
-
-class MagicUnsupported(BatchRefused):
-    code = ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
-
-
-class BatchTooLarge(BatchRefused):
-    code = ErrorCode.MESSAGE_TOO_LARGE  # clients then split the batch
-
-
-class CompressionUnsupported(BatchRefused):
-    code = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
-
-
-class TimestampInvalid(BatchRefused):
-    code = ErrorCode.INVALID_TIMESTAMP
-
-
-class BatchInvalid(BatchRefused): ...
+_corrupt = partial(BatchRefused, code=ErrorCode.CORRUPT_MESSAGE)  # clients retry
+too_large = partial(BatchRefused, code=ErrorCode.MESSAGE_TOO_LARGE)  # clients split the batch
 
 
 def check_batches(
@@ -66,7 +45,7 @@ def check_batches(
     """Return the batches with their headers. ``version`` is the version of the Produce request,
     ``bytes_max`` the limit of a batch."""
     if not records:
-        raise BatchInvalid("the request has no batch for a partition")
+        raise BatchRefused("the request has no batch for a partition")
     view = memoryview(records)
     batches: list[tuple[memoryview, batch.BatchHeader]] = []
     position = 0
@@ -76,9 +55,9 @@ def check_batches(
         _, length, _, _, crc, attributes, delta, _, _, producer_id, _, _, count = header
         stop = position + length + batch.LENGTH_FROM
         if stop > end:
-            raise BatchCorrupt(f"the batch is {stop - end} bytes longer than the records")
+            raise _corrupt(f"the batch is {stop - end} bytes longer than the records")
         if stop - position > bytes_max:
-            raise BatchTooLarge(f"the batch has {stop - position} bytes, {bytes_max} are allowed")
+            raise too_large(f"the batch has {stop - position} bytes, {bytes_max} are allowed")
         # The usual batch passes this test; for others ``_check_rules`` finds the broken rule.
         if (
             attributes > Codec.LZ4
@@ -89,17 +68,17 @@ def check_batches(
         ):
             _check_rules(header, version)
         if crc32c(view[position + batch.CRC_FROM : stop]) != crc:
-            raise BatchCorrupt("the batch does not match its checksum")
+            raise _corrupt("the batch does not match its checksum")
         batches.append((view[position:stop], header))
         position = stop
     if len(batches) > 1 and any(header.producer_id != batch.NO_PRODUCER for _, header in batches):
-        raise BatchInvalid("a producer with an id must send one batch per partition")
+        raise BatchRefused("a producer with an id must send one batch per partition")
     return batches
 
 
 def check_opened_count(header: batch.BatchHeader) -> None:
     if header.count > OPENED_BATCH_RECORDS_MAX:
-        raise BatchTooLarge(
+        raise too_large(
             f"the batch has {header.count} records; queues, compacted or encrypted topics, and "
             f"topics with limits on timestamps accept at most {OPENED_BATCH_RECORDS_MAX}"
         )
@@ -113,38 +92,39 @@ def _header_at(view: memoryview, position: int) -> batch.BatchHeader:
             return header
     # The magic byte comes first, because an old message set may be shorter than this header.
     if left >= _PREFIX_BYTES and view[position + _MAGIC_AT] != batch.MAGIC:
-        raise MagicUnsupported(
-            f"the batch has magic {view[position + _MAGIC_AT]}, only {batch.MAGIC} is supported"
+        raise BatchRefused(
+            f"the batch has magic {view[position + _MAGIC_AT]}, only {batch.MAGIC} is supported",
+            ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
         )
     if left < batch.HEADER_BYTES:
-        raise BatchCorrupt(f"{left} bytes are too few for a batch")
-    raise BatchCorrupt(f"the length {header.length} is smaller than a batch header")
+        raise _corrupt(f"{left} bytes are too few for a batch")
+    raise _corrupt(f"the length {header.length} is smaller than a batch header")
 
 
 def _check_rules(header: batch.BatchHeader, version: int) -> None:
     attributes = header.attributes
     if attributes & _SERVER_ONLY:
         if attributes & batch.ATTR_APPEND_TIME and not attributes & batch.ATTR_CONTROL:
-            raise TimestampInvalid("a producer must not set the append time, only the server does")
+            text = "a producer must not set the append time, only the server does"
+            raise BatchRefused(text, ErrorCode.INVALID_TIMESTAMP)
         if attributes & (batch.ATTR_PRODUCED | batch.ATTR_SEALED):
-            raise BatchInvalid(
+            raise BatchRefused(
                 f"the attributes {attributes:#06x} have bit 13 or 14, reserved for the server"
             )
-        raise BatchInvalid("a producer must not send control batches or delete horizons")
+        raise BatchRefused("a producer must not send control batches or delete horizons")
     if header.count <= 0 or header.count != header.last_offset_delta + 1:
-        raise BatchInvalid(
+        raise BatchRefused(
             f"the batch has {header.count} records but last offset delta {header.last_offset_delta}"
         )
     codec = attributes & batch.ATTR_CODEC_MASK
     if codec > Codec.ZSTD or (codec == Codec.ZSTD and version < _ZSTD_FROM):
-        raise CompressionUnsupported(
-            f"compression codec {codec} is not supported in Produce version {version}"
-        )
+        text = f"compression codec {codec} is not supported in Produce version {version}"
+        raise BatchRefused(text, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
     if header.producer_id == batch.NO_PRODUCER:
         if attributes & batch.ATTR_TRANSACTIONAL:
-            raise BatchInvalid("a transactional batch has no producer id")
+            raise BatchRefused("a transactional batch has no producer id")
     elif header.producer_id < 0 or header.producer_epoch < 0 or header.base_sequence < 0:
-        raise BatchInvalid(
+        raise BatchRefused(
             f"the producer id {header.producer_id}, epoch {header.producer_epoch} or "
             f"sequence {header.base_sequence} is negative"
         )

@@ -14,14 +14,16 @@ over the whole request, such as the partitions of all topics. Tagged fields are 
 import linecache
 import struct
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from penstock.model.file_slice import Piece
 from penstock.model.limits import KAFKA_PARTITIONS_MAX
 from penstock.wire.kafka import primitives
 from penstock.wire.kafka.fields import (
     FIXED,
+    NEVER,
     Field,
     Struct,
     bound_of,
@@ -31,7 +33,6 @@ from penstock.wire.kafka.fields import (
     struct_of,
     tagged,
 )
-from penstock.wire.kafka.malformed import Malformed, TooManyEntries, Unencodable, UnsupportedVersion
 from penstock.wire.kafka.primitives import BROKEN, UNFIT, Buffer, Message, malformed
 
 _TABLES = {"int8": "INT8S", "int16": "INT16S", "int32": "INT32S", "int64": "INT64S"}
@@ -59,6 +60,14 @@ class _Code:
     def emit(self, *lines: str) -> None:
         self.lines += ["    " * self.depth + line for line in lines]
 
+    @contextmanager
+    def block(self, *lines: str) -> Iterator[None]:
+        """Write the beginning of a block of code. The lines written meanwhile are indented."""
+        self.emit(*lines)
+        self.depth += 1
+        yield
+        self.depth -= 1
+
     def name(self, stem: str) -> str:
         self._used[stem] += 1
         count = self._used[stem]
@@ -79,6 +88,13 @@ class _Code:
 class _Reader(_Code):
     api = ""  # name of the request, whose arrays are limited; empty for a response
     loops = 0  # depth of nested loops
+
+    @contextmanager
+    def loop(self, *lines: str) -> Iterator[None]:
+        self.loops += 1
+        with self.block(*lines):
+            yield
+        self.loops -= 1
 
     def flush(self) -> None:
         run = self.take_run()
@@ -163,17 +179,13 @@ class _Reader(_Code):
         else:
             least = self.least(each)
             left = "end - position" if least == 1 else f"(end - position) // {least}"
-            self.emit(f"if {count} > {left}:", f'    raise oversized("{each.name}")')
+            text = f"{each.name} has more elements than there are bytes left"
+            self.emit(f"if {count} > {left}:", f'    raise Malformed("{text}")')
             self.check_bound(each, count)
-            self.emit(f"{name} = []")
-            self.emit(f"for _ in range({count}):")
-            self.depth += 1
-            self.loops += 1
-            item = self.element(each)
-            self.flush()
-            self.emit(f"{name}.append({item})")
-            self.loops -= 1
-            self.depth -= 1
+            with self.loop(f"{name} = []", f"for _ in range({count}):"):
+                item = self.element(each)
+                self.flush()
+                self.emit(f"{name}.append({item})")
         self.end_present(each)
         if is_table or self.api == "Produce":  # a tuple would be one more copy
             return name
@@ -209,12 +221,10 @@ class _Reader(_Code):
             return self.fields(inner)
         self.run.append(("b", "presence"))
         self.flush()
-        self.emit(f"{name} = None", "if presence == 1:")
-        self.depth += 1
-        made = self.fields(inner)
-        self.flush()
-        self.emit(f"{name} = {made}")
-        self.depth -= 1
+        with self.block(f"{name} = None", "if presence == 1:"):
+            made = self.fields(inner)
+            self.flush()
+            self.emit(f"{name} = {made}")
         self.emit("elif presence != -1:", f'    raise absent("{each.name}")')
         return name
 
@@ -237,25 +247,17 @@ class _Reader(_Code):
         names = {each.name: self.name("tagged_" + each.name) for each in known}
         for each in known:
             self.emit(f"{names[each.name]} = {each.default}")
-        self.emit("for _ in range(tag_count):")
-        self.depth += 1
-        self.loops += 1
-        self.emit(
-            "tag, position = read_uvarint(data, position)",
-            "size, position = read_uvarint(data, position)",
-            "tag_stop = position + size",
-        )
-        for index, each in enumerate(known):
-            self.emit(f"{'elif' if index else 'if'} tag == {each.tag}:")
-            self.depth += 1
-            made = self.value(each)
-            self.flush()
-            self.emit(f"{names[each.name]} = {made}")
-            self.depth -= 1
-        self.emit("else:", "    position = tag_stop", "if position != tag_stop:")
-        self.emit('    raise Malformed("a tagged field does not match its length")')
-        self.loops -= 1
-        self.depth -= 1
+        with self.loop("for _ in range(tag_count):"):
+            self.emit("tag, position = read_uvarint(data, position)")
+            self.emit("size, position = read_uvarint(data, position)")
+            self.emit("tag_stop = position + size")
+            for index, each in enumerate(known):
+                with self.block(f"{'elif' if index else 'if'} tag == {each.tag}:"):
+                    made = self.value(each)
+                    self.flush()
+                    self.emit(f"{names[each.name]} = {made}")
+            self.emit("else:", "    position = tag_stop", "if position != tag_stop:")
+            self.emit('    raise Malformed("a tagged field does not match its length")')
         return names
 
 
@@ -278,7 +280,9 @@ class _Writer(_Code):
         if self.is_strict:
             for each in owner.fields:
                 if self.version not in each.versions and not each.is_ignorable:
-                    self.refuse_loss(each, f"{var}.{each.name}")
+                    values = f'"{each.name}", {self.version}, "does not have this field"'
+                    self.emit(f"if {_differs(each, f'{var}.{each.name}')}:")
+                    self.emit(f"    raise UnsupportedVersion({values})")
         for each in present(owner.fields, self.version):
             self.value(each, f"{var}.{each.name}")
         if self.is_flexible:
@@ -288,20 +292,18 @@ class _Writer(_Code):
             else:
                 self.run.append(("x", ""))
 
-    def refuse_loss(self, each: Field, expression: str) -> None:
-        self.emit(f"if {_differs(each, expression)}:")
-        self.emit(f'    raise inexpressible("{each.name}", {self.version})')
-
     def value(self, each: Field, expression: str) -> None:
-        if each.may_be_null and self.version not in each.nullable:
-            self.emit(f"if {expression} is None:", f'    raise not_null("{each.name}")')
+        if each.nullable != NEVER and self.version not in each.nullable:
+            text = f"{each.name} must not be null"
+            self.emit(f"if {expression} is None:", f'    raise TypeError("{text}")')
         if each.is_array:
             self.array(each, expression)
         elif each.struct:
             self.nested(each, each.struct, expression)
         elif each.is_fixed:
             if each.type == "uuid":
-                self.emit(f"if len({expression}) != 16:", f'    raise not_uuid("{each.name}")')
+                text = f"{each.name} must have 16 bytes"
+                self.emit(f"if len({expression}) != 16:", f'    raise struct.error("{text}")')
             self.run.append((FIXED[each.type], expression))
         elif each.type == "slices":  # slices are not copied: the parts so far become a buffer
             self.length("i", f"sum(map(len, {expression}))")
@@ -321,12 +323,10 @@ class _Writer(_Code):
             self.length(code, f"len({raw})")
         elif self.is_flexible:
             self.flush()
-            self.emit(f"if {expression} is None:", '    add(b"\\x00")', "else:")
-            self.depth += 1
-            self.emit(f"{raw} = {content}")
-            self.length(code, f"len({raw})")
-            self.emit(f"add({raw})")
-            self.depth -= 1
+            with self.block(f"if {expression} is None:", '    add(b"\\x00")', "else:"):
+                self.emit(f"{raw} = {content}")
+                self.length(code, f"len({raw})")
+                self.emit(f"add({raw})")
             return
         else:
             self.emit(f'{raw} = b"" if {expression} is None else {content}')
@@ -347,10 +347,8 @@ class _Writer(_Code):
             return
         self.flush()
         null = "\\x00" if self.is_flexible else "\\xff\\xff\\xff\\xff"
-        self.emit(f"if {expression} is None:", f'    add(b"{null}")', "else:")
-        self.depth += 1
-        self.elements(each, expression)
-        self.depth -= 1
+        with self.block(f"if {expression} is None:", f'    add(b"{null}")', "else:"):
+            self.elements(each, expression)
 
     def elements(self, each: Field, expression: str) -> None:
         if each.type in _TABLES:
@@ -361,46 +359,40 @@ class _Writer(_Code):
             return
         self.length("i", f"len({expression})")
         item = self.name("item")
-        self.emit(f"for {item} in {expression}:")
-        self.depth += 1
-        if each.struct:
-            self.fields(each.struct, item)
-        else:
-            self.value(Field(item, each.type, each.versions), item)
-        self.flush()
-        self.depth -= 1
+        with self.block(f"for {item} in {expression}:"):
+            if each.struct:
+                self.fields(each.struct, item)
+            else:
+                self.value(Field(item, each.type, each.versions), item)
+            self.flush()
 
     def nested(self, each: Field, inner: Struct, expression: str) -> None:
         if self.version not in each.nullable:
             self.fields(inner, expression)
             return
         self.flush()
-        self.emit(f"if {expression} is None:", '    add(b"\\xff")', "else:")
-        self.depth += 1
-        self.run.append(("b", "1"))
-        self.fields(inner, expression)
-        self.flush()
-        self.depth -= 1
+        with self.block(f"if {expression} is None:", '    add(b"\\xff")', "else:"):
+            self.run.append(("b", "1"))
+            self.fields(inner, expression)
+            self.flush()
 
     def tags(self, known: Sequence[Field], var: str) -> None:
         """Write code for tagged fields; values that equal their defaults are not sent."""
         self.flush()
         values = {each.name: f"{var}.{each.name}" for each in known}
         differs = {each.name: _differs(each, values[each.name]) for each in known}
-        self.emit(f"if {' or '.join(differs.values())}:", "    tags = []", "    message_add = add")
-        self.depth += 1
-        for each in known:
-            self.emit(f"if {differs[each.name]}:")
-            self.depth += 1
-            parts = self.name("parts")
-            self.emit(f"{parts} = []", f"add = {parts}.append")
-            self.value(each, values[each.name])
-            self.flush()
-            self.emit(f'tags.append(({each.tag}, b"".join({parts})))')
-            self.depth -= 1
-        self.emit("add = message_add", "add(UVARINT[len(tags)])", "for tag, tag_body in tags:")
-        self.emit("    add(UVARINT[tag])", "    add(UVARINT[len(tag_body)])", "    add(tag_body)")
-        self.depth -= 1
+        with self.block(f"if {' or '.join(differs.values())}:"):
+            self.emit("tags = []", "message_add = add")
+            for each in known:
+                with self.block(f"if {differs[each.name]}:"):
+                    parts = self.name("parts")
+                    self.emit(f"{parts} = []", f"add = {parts}.append")
+                    self.value(each, values[each.name])
+                    self.flush()
+                    self.emit(f'tags.append(({each.tag}, b"".join({parts})))')
+            self.emit("add = message_add", "add(UVARINT[len(tags)])", "for tag, tag_body in tags:")
+            self.emit("    add(UVARINT[tag])", "    add(UVARINT[len(tag_body)])")
+            self.emit("    add(tag_body)")
         self.emit("else:", '    add(b"\\x00")')
 
 
@@ -419,23 +411,21 @@ def _differs(each: Field, expression: str) -> str:
 T = TypeVar("T", bound=Message)
 Buffers = list[Piece]
 Write = Callable[[T, list[bytes | memoryview], Buffers | None], None]
-_NAMES: Final = {**vars(primitives), "Malformed": Malformed, "TooManyEntries": TooManyEntries}
 
 
 def codec(
     kind: type[T], first: int, last: int, flexible_from: int | None, *, has_slices: bool = False
 ) -> tuple[Callable[[Buffer, int, int], T], Callable[[T, int], bytes]]:
-    """Return ``decode(buffer, position, version)`` and ``encode(value, version)`` for the versions
-    from ``first`` to ``last``. Like Kafka, ``decode`` ignores bytes after the message. With
-    ``has_slices`` some fields are views of the buffer, which is not copied. A message with slices
-    is encoded into the list given to ``encode``, which returns the bytes after the last slice."""
+    """Return ``decode(buffer, position, version)``, which ignores bytes after the message as Kafka
+    does, and ``encode(value, version)``. With ``has_slices`` some fields are views of the buffer.
+    A message with slices is encoded into a list given to ``encode``, which returns the rest."""
     name = kind.__name__
     readers: dict[int, Callable[[Buffer, int, int], T]] = {}
     writers: dict[int, Write[T]] = {}
 
     def is_flexible(version: int) -> bool:
         if not first <= version <= last:
-            raise UnsupportedVersion(name, version)
+            raise primitives.UnsupportedVersion(name, version)
         return flexible_from is not None and version >= flexible_from
 
     def decode(buffer: Buffer, position: int, version: int, most: int = KAFKA_PARTITIONS_MAX) -> T:
@@ -455,7 +445,7 @@ def codec(
         try:
             write(value, parts, buffers)
         except UNFIT as error:
-            raise Unencodable(f"{name} version {version}: {error}") from error
+            raise primitives.Unencodable(f"{name} version {version}: {error}") from error
         return b"".join(parts)
 
     return decode, encode
@@ -487,6 +477,6 @@ def _compile(kind: type[Message], what: str, code: _Code, head: list[str]) -> An
     text = "\n".join([*head, *code.lines, ""])
     file = f"<{kind.__name__} {what}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    names = {**_NAMES, **classes_of(kind), **code.names}
+    names = {**vars(primitives), **classes_of(kind), **code.names}
     exec(compile(text, file, "exec"), names)  # noqa: S102  made of our own classes alone
     return names["read" if "reader" in what else "write"]

@@ -13,8 +13,7 @@ import struct
 from typing import Final
 
 from penstock.wire.kafka.generated import consumer_protocol_assignment as wire
-from penstock.wire.kafka.malformed import Malformed
-from penstock.wire.kafka.primitives import UUID_BYTES, encode_uvarint
+from penstock.wire.kafka.primitives import UUID_BYTES, Malformed, encode_uvarint
 
 ConsumerProtocolAssignment = wire.ConsumerProtocolAssignment
 

@@ -177,8 +177,4 @@ CODES: Mapping[type[errors.PenstockError], ErrorCode] = MappingProxyType(
 
 
 def code_of(error: errors.PenstockError) -> ErrorCode:
-    for kind in type(error).__mro__:
-        code = CODES.get(kind)
-        if code is not None:
-            return code
-    raise AssertionError("every error must derive from PenstockError")
+    return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)

@@ -10,9 +10,7 @@ from penstock.model.file_slice import Piece, in_memory
 from penstock.wire.kafka.compiler import codec
 from penstock.wire.kafka.primitives import ZERO_UUID, Leader, Message, NodeEndpoint
 
-VERSION_MIN = 4
-VERSION_MAX = 18
-FLEXIBLE_FROM = 12
+VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM = _VERSIONS = (4, 18, 12)
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
@@ -77,9 +75,7 @@ class FetchRequest(Message, frozen=True, gc=False):
     cluster_id: Annotated[str | None, "string", "12+", "null 12+", "tag 0 12+", "ignorable"] = None
 
 
-decode_fetch_request, encode_fetch_request = codec(
-    FetchRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
-)
+decode_fetch_request, encode_fetch_request = codec(FetchRequest, *_VERSIONS)
 
 
 class AbortedTransaction(Message, frozen=True, gc=False):
@@ -134,9 +130,7 @@ class FetchResponse(Message, frozen=True, gc=False):
 
 # Records of a decoded reply are slices of the buffer.
 _encode_response: Callable[..., bytes]
-decode_fetch_response, _encode_response = codec(
-    FetchResponse, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM, has_slices=True
-)
+decode_fetch_response, _encode_response = codec(FetchResponse, *_VERSIONS, has_slices=True)
 
 
 def encode_fetch_reply(value: FetchResponse, version: int) -> tuple[list[Piece], int]:

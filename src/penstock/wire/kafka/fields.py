@@ -19,17 +19,8 @@ import msgspec
 
 from penstock.model.limits import KAFKA_ENTRIES_MAX, KAFKA_PARTITIONS_MAX, KAFKA_USERS_MAX
 
-FIXED: Final = {
-    "bool": "?",
-    "int8": "b",
-    "int16": "h",
-    "uint16": "H",
-    "int32": "i",
-    "uint32": "I",
-    "int64": "q",
-    "float64": "d",
-    "uuid": "16s",
-}
+_INTS = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q"}
+FIXED: Final = {**_INTS, "bool": "?", "float64": "d", "uuid": "16s"}  # codes of ``struct``
 _EVER = 32_767
 
 
@@ -74,10 +65,6 @@ class Field:
     tag: int = -1
     default: str = ""  # the default value as a Python expression
     is_ignorable: bool = False
-
-    @property
-    def may_be_null(self) -> bool:
-        return self.nullable != NEVER
 
     @property
     def is_fixed(self) -> bool:

@@ -1,4 +1,5 @@
-"""Functions that compiled and hand-written codecs share: varints, integer arrays, tagged fields.
+"""Functions that compiled and hand-written codecs share: varints, integer arrays, tagged fields,
+and their errors.
 
 flexible versions     length + 1 as an unsigned varint, 0 for null; a section of tagged fields
                       after every struct
@@ -15,7 +16,6 @@ from typing import Annotated, Final
 import msgspec
 
 from penstock.model.limits import KAFKA_PARTITIONS_MAX
-from penstock.wire.kafka.malformed import Malformed, TooManyEntries, UnsupportedVersion
 
 Buffer = bytes | bytearray | memoryview
 Add = Callable[[bytes | memoryview], None]
@@ -31,6 +31,31 @@ _VARINT_BYTES_MAX = 5
 _VARINT_MAX = 0x7FFF_FFFF
 _TABLE_SIZE = 4_096
 _INTS_MAX = 256  # longer arrays are rare
+
+
+class Malformed(ValueError):
+    """The bytes are not a valid message. Decoders raise no other error."""
+
+
+class TooManyEntries(Malformed):
+    def __init__(self, name: str, count: int, bound: int) -> None:
+        super().__init__(f"{name} has {count} elements; {bound} are allowed in one request")
+        self.name = name
+        self.count = count
+        self.bound = bound
+
+
+class UnsupportedVersion(ValueError):
+    """The version is not supported, or a value cannot be sent in that version."""
+
+    def __init__(self, what: str, version: int, reason: str = "") -> None:
+        super().__init__(f"{what} version {version} {reason or 'is not supported'}")
+        self.what = what
+        self.version = version
+
+
+class Unencodable(ValueError):
+    """A value cannot be encoded, because of a bug."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False): ...
@@ -129,19 +154,3 @@ def short() -> Malformed:
 
 def absent(name: str) -> Malformed:
     return Malformed(f"{name} is null or has a negative length")
-
-
-def oversized(name: str) -> Malformed:
-    return Malformed(f"{name} has more elements than there are bytes left")
-
-
-def not_null(name: str) -> TypeError:
-    return TypeError(f"{name} must not be null")
-
-
-def not_uuid(name: str) -> struct.error:
-    return struct.error(f"{name} must have {UUID_BYTES} bytes")
-
-
-def inexpressible(name: str, version: int) -> UnsupportedVersion:
-    return UnsupportedVersion(name, version, "does not have this field")

@@ -10,9 +10,7 @@ from typing import Annotated
 from penstock.wire.kafka.compiler import codec
 from penstock.wire.kafka.primitives import UVARINT, ZERO_UUID, Leader, Message, NodeEndpoint
 
-VERSION_MIN = 3
-VERSION_MAX = 13
-FLEXIBLE_FROM = 9
+VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM = _VERSIONS = (3, 13, 9)
 _TOPIC_ID_FROM = 13
 
 # The usual end of a reply: index, error, base offset, append time, log start; then no bad records,
@@ -70,12 +68,8 @@ class ProduceResponse(Message, frozen=True, gc=False):
 
 # The fourth argument limits the number of topics and of partitions.
 decode_produce_request: Callable[..., ProduceRequest]
-decode_produce_request, encode_produce_request = codec(
-    ProduceRequest, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM, has_slices=True
-)
-decode_produce_response, _encode_response = codec(
-    ProduceResponse, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM
-)
+decode_produce_request, encode_produce_request = codec(ProduceRequest, *_VERSIONS, has_slices=True)
+decode_produce_response, _encode_response = codec(ProduceResponse, *_VERSIONS)
 
 
 def encode_produce_response(value: ProduceResponse, version: int) -> bytes:

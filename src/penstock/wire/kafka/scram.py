@@ -247,11 +247,8 @@ def _read_server_first(text: str) -> tuple[str, bytes, int]:
         raise ScramRefused("the server requires an extension, which is not supported")
     if len(attributes) < 3 or [part[:2] for part in attributes[:3]] != ["r=", "s=", "i="]:
         raise ScramRefused("the server's first message lacks nonce, salt or iterations")
-    nonce, salt, count = (
-        attributes[0][2:],
-        _base64(attributes[1][2:], "a value of the server"),
-        attributes[2][2:],
-    )
+    nonce, salt_text, count = (part[2:] for part in attributes[:3])
+    salt = _base64(salt_text, "a value of the server")
     if len(nonce) > 2 * NONCE_CHARS_MAX or not 0 < len(salt) <= SALT_BYTES_MAX:
         raise ScramRefused("the server's nonce or salt has an invalid size")
     if not count.isascii() or not count.isdigit() or len(count) > 10:

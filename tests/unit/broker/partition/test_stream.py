@@ -26,7 +26,7 @@ from penstock.model.errors import OffsetOutOfRange, ProducerRefused
 from penstock.model.limits import KIB
 from penstock.model.ports import LeaseRequest, Marker
 from penstock.model.topic import Fsync, Kind, Topic
-from penstock.net.kafka.eager import EagerCoroutine
+from penstock.net.kafka.listener import EagerCoroutine
 from penstock.record.batch import ATTR_TRANSACTIONAL, encode_batch, parse_header, split_batches
 from penstock.record.record import encode_record, iter_records
 

@@ -12,6 +12,7 @@ from tests.unit.cli.topics.test_group import batch
 
 from penstock.cli.messages import producing
 from penstock.cli.terminal.failure import ExitCode
+from penstock.model.ports import Marker
 from penstock.record.batch import parse_header
 from penstock.record.control import encode_marker_batch
 from penstock.record.record import iter_records
@@ -213,13 +214,7 @@ def test_a_tail_leaves_out_what_was_aborted(cli: Cli, kafka: KafkaEndpoint, topi
         return bytes(data)
 
     def marker(base: int, *, is_commit: bool) -> bytes:
-        data = encode_marker_batch(
-            is_commit=is_commit,
-            coordinator_epoch=0,
-            producer_id=PRODUCER_ID,
-            producer_epoch=0,
-            timestamp=1_000,
-        )
+        data = encode_marker_batch(Marker(PRODUCER_ID, 0, is_commit), timestamp=1_000)
         return base.to_bytes(8, "big") + data[8:]
 
     topic.batches[0] = [

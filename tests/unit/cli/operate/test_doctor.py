@@ -12,7 +12,7 @@ from penstock.cli.clients.contexts import Settings
 from penstock.cli.command import Session
 from penstock.cli.operate import doctor
 from penstock.cli.terminal.failure import ExitCode
-from penstock.model.troubles import disk_full, no_operator
+from penstock.model.troubles import DISK_FULL, NO_OPERATOR
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_a_table_shows_checks_and_settings(cli: Cli, tmp_path: Path) -> None:
 def test_troubles_of_the_server_are_told_in_its_own_words(
     cli: Cli, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    trouble = disk_full(7, 5, dict)
+    trouble = DISK_FULL.filled(free_bytes=7, reserve_bytes=5)
     reason = {"kind": trouble.kind, "name": trouble.name, "text": trouble.text, "do": trouble.do}
     endpoint.paths["/api/v1/info"] = server_info(data=str(tmp_path), reasons=[reason])
     endpoint.paths["/api/v1/config"] = {"settings": []}
@@ -133,7 +133,7 @@ def test_troubles_of_the_server_are_told_in_its_own_words(
 
 
 def test_a_server_without_an_operator_says_so_to_everybody(cli: Cli, endpoint: Endpoint) -> None:
-    trouble = no_operator()
+    trouble = NO_OPERATOR
     reason = {"kind": trouble.kind, "name": trouble.name, "text": trouble.text, "do": trouble.do}
     denied = {"error": {"code": "access_denied", "message": "Only an operator may do this."}}
     endpoint.paths["/api/v1/info"] = (403, denied)

@@ -22,7 +22,7 @@ from penstock.model.errors import Damaged, DiskFull, PenstockError, Throttled, T
 from penstock.model.message import Attribute, Message, Record
 from penstock.model.ports import Peeked
 from penstock.model.topic import Kind, PeekState, QueueStats, Redrive, Topic
-from penstock.model.troubles import row_unreadable
+from penstock.model.troubles import ROW_UNREADABLE
 from penstock.net.http.exchange import HttpReply, HttpRequest
 from penstock.telemetry.metrics import Meter
 
@@ -188,7 +188,9 @@ async def test_the_life_of_a_node_as_its_probes_tell_it(world: World) -> None:
     world.health.ready()
     assert (await world.get("/readyz"))["status"] == "ready"
     assert (await world.get("/startupz"))["percent"] == 100
-    world.health.show([row_unreadable("__groups", 3, 17, "the row is unreadable")])
+    row = "the row is unreadable"
+    trouble = ROW_UNREADABLE.filled(topic="__groups", partition=3, offset=17, row=row)
+    world.health.show([trouble])
     told = await world.get("/readyz", 503)
     assert told["status"] == "not_ready"
     (reason,) = told["reasons"]

@@ -3,7 +3,7 @@ import pytest
 
 from penstock.frontend.admin import health as health_module
 from penstock.frontend.admin.health import Health, State
-from penstock.model.troubles import Kind, Trouble, no_manager
+from penstock.model.troubles import NO_MANAGER, Kind, Trouble
 
 
 def test_a_node_is_ready_only_between_start_and_drain() -> None:
@@ -85,7 +85,7 @@ def test_the_log_has_one_line_when_a_trouble_begins_and_one_when_it_ends(
 
 def test_every_kind_has_a_series_that_counts_its_troubles() -> None:
     health = Health()
-    health.show([trouble("a"), trouble("b"), no_manager()])
+    health.show([trouble("a"), trouble("b"), NO_MANAGER])
     found = {labels: value for family, (labels, value) in health.samples()}
     assert found.keys() == {(kind.value,) for kind in Kind}
     assert {kind: value for kind, value in found.items() if value} == {

@@ -35,10 +35,8 @@ from penstock.model.limits import (
 )
 from penstock.model.stream import LONG_MAX, StreamSettings, settings_of
 from penstock.model.topic import Topic
-from penstock.net.kafka.eager import EagerCoroutine
-from penstock.net.kafka.listener import HangUp
-from penstock.net.slices import in_slices
-from penstock.net.unpacking import unpacked
+from penstock.net.kafka.listener import EagerCoroutine, HangUp
+from penstock.net.slices import in_slices, unpacked
 from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader
 from penstock.record.compression import Codec, TooLarge
 from penstock.record.malformed import MalformedBatch
@@ -46,9 +44,9 @@ from penstock.record.message import decode_batch
 from penstock.record.opened import PIECE_BYTES, PIECE_RECORDS, BadRecord, OpenedBatch, bad_records
 from penstock.wire.kafka.batches import (
     BatchRefused,
-    BatchTooLarge,
     check_batches,
     check_opened_count,
+    too_large,
 )
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.produce import (
@@ -110,7 +108,7 @@ class RecordRules:
                 )
             )
         except TooLarge as error:
-            raise BatchTooLarge(str(error)) from None
+            raise too_large(str(error)) from None
         except MalformedBatch as error:
             raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from None
         if bad:
@@ -299,7 +297,7 @@ async def _check_records(topic: Topic, batch: memoryview, header: BatchHeader) -
         blob = await unpacked(data, header, tenant=topic.account, bytes_max=OPENED_BATCH_BYTES_MAX)
         await in_slices(_open_all(OpenedBatch(header, blob, origin=b"")))
     except TooLarge as error:
-        raise BatchTooLarge(str(error)) from None
+        raise too_large(str(error)) from None
     except MalformedBatch as error:
         raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from None
 
@@ -307,7 +305,7 @@ async def _check_records(topic: Topic, batch: memoryview, header: BatchHeader) -
 def _open_all(opened: OpenedBatch) -> Generator[None, None, None]:
     yield from opened.index()
     if opened.largest > OPENED_RECORD_BYTES_MAX:
-        raise BatchTooLarge(
+        raise too_large(
             f"a record has {opened.largest} bytes; a queue allows at most {OPENED_RECORD_BYTES_MAX}"
         )
     for _ in opened.pieces(0):

@@ -6,7 +6,7 @@ from typing import Final
 
 from penstock.frontend.sqs.actions import move_tasks, queues, receive, send
 from penstock.frontend.sqs.context import Action, Call, Context, Run
-from penstock.wire.aws.sts import CallerIdentity
+from penstock.wire.aws.shapes import CallerIdentity
 
 _RUNS: Final[Mapping[str, Run]] = {
     "AddPermission": queues.add_permission,

@@ -1,14 +1,20 @@
-"""Replies of the query protocol: typed replies and faults as XML.
+"""Replies of the query protocol: typed replies and faults as XML, or as JSON for clients that send
+a form and accept ``application/json``, such as HTTP libraries of browsers.
 
 Lists are flattened (the element is repeated, without a wrapper), maps are ``<Attribute><Name/>
 <Value/></Attribute>``, absent values have no element. Writers are built once per type from the same
 structs that JSON encodes, so the two protocols cannot differ.
 
-Elements of lists and maps have singular names, which are listed here because AWS has no rule."""
+Elements of lists and maps have singular names, which are listed here because AWS has no rule.
+
+The JSON is the XML document in another notation, not AWS JSON 1.0: response and result are wrapped
+by name, absent values are null, and maps are lists of ``Name`` and ``Value``. Only clients without
+an SDK use it, so it need not be fast."""
 
 import base64
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -18,14 +24,14 @@ from penstock.wire.aws.faults import QUEUE_DOES_NOT_EXIST, Fault, Headers
 from penstock.wire.aws.shapes import (
     OPERATIONS,
     BatchResultErrorEntry,
+    CallerIdentity,
     MessageMoveTaskEntry,
-    Operation,
-    Reply,
     Shape,
 )
 
-CONTENT_TYPE = "text/xml"
+XML, JSON = "text/xml", "application/json"
 NAMESPACE = "http://queue.amazonaws.com/doc/2012-11-05/"
+STS_NAMESPACE = "https://sts.amazonaws.com/doc/2011-06-15/"
 _DECLARATION = '<?xml version="1.0"?>'
 
 Writer = Callable[[Any], str]  # value → markup
@@ -56,24 +62,13 @@ def element(name: str, text: str) -> str:
     return f"<{name}>{escape(text)}</{name}>"
 
 
-_SINGULARS: Mapping[str, str] = {
-    "AWSAccountIds": "AWSAccountId",
-    "Actions": "ActionName",
-    "AttributeNames": "AttributeName",
-    "Attributes": "Attribute",
-    "BinaryListValues": "BinaryListValue",
-    "MessageAttributeNames": "MessageAttributeName",
-    "MessageAttributes": "MessageAttribute",
-    "MessageSystemAttributeNames": "MessageSystemAttributeName",
-    "MessageSystemAttributes": "MessageSystemAttribute",
-    "Messages": "Message",
-    "QueueUrls": "QueueUrl",
-    "StringListValues": "StringListValue",
-    "TagKeys": "TagKey",
-    "Tags": "Tag",
-    "queueUrls": "QueueUrl",
-    "tags": "Tag",
-}
+_PLURALS = (
+    "AWSAccountIds AttributeNames Attributes BinaryListValues MessageAttributeNames"
+    " MessageAttributes MessageSystemAttributeNames MessageSystemAttributes Messages QueueUrls"
+    " StringListValues TagKeys Tags queueUrls tags"
+)
+_SINGULARS = {name: name[0].upper() + name[1:-1] for name in _PLURALS.split()}
+_SINGULARS["Actions"] = "ActionName"
 _ENTRY_NAMES: Mapping[type[Shape], str] = {
     BatchResultErrorEntry: "BatchResultErrorEntry",
     MessageMoveTaskEntry: "ListMessageMoveTasksResultEntry",
@@ -100,15 +95,17 @@ def without_none(type_info: inspect.Type) -> inspect.Type:
     return present[0] if len(present) == 1 else inspect.StrType()
 
 
-def encode_reply(operation: Operation, reply: Reply | None, *, request_id: str) -> bytes:
-    name = operation.name
+def encode_reply(
+    name: str, reply: Shape | None, *, request_id: str, namespace: str = NAMESPACE
+) -> bytes:
+    """Return the reply of the action ``name``."""
     result = ""
     if reply is not None:
         content = _write_struct(reply)
         # Clients that search the text for a pattern expect the short form of an empty result.
         result = f"<{name}Result>{content}</{name}Result>" if content else f"<{name}Result/>"
     return (
-        f'{_DECLARATION}<{name}Response xmlns="{NAMESPACE}">{result}'
+        f'{_DECLARATION}<{name}Response xmlns="{namespace}">{result}'
         f"<ResponseMetadata>{element('RequestId', request_id)}</ResponseMetadata></{name}Response>"
     ).encode()
 
@@ -194,6 +191,48 @@ def _prepare(struct: type[msgspec.Struct]) -> None:
     )
 
 
-for _operation in OPERATIONS.values():
-    if _operation.reply is not None:
-        _prepare(_operation.reply)
+for _reply in (CallerIdentity, *(each.reply for each in OPERATIONS.values())):
+    if _reply is not None:
+        _prepare(_reply)
+
+
+# ── As JSON ──────────────────────────────────────────────────────────────────────────────────
+
+# Lists that have another name in this format.
+_NAMES = {"Messages": "messages", "QueueUrls": "queueUrls"}
+
+
+def encode_json_reply(name: str, reply: Shape | None, *, request_id: str) -> bytes:
+    response: dict[str, Any] = {"ResponseMetadata": {"RequestId": request_id}}
+    if reply is not None:
+        response[f"{name}Result"] = _members(reply)
+    return msgspec.json.encode({f"{name}Response": response})
+
+
+def encode_json_fault(refusal: Fault, *, request_id: str) -> tuple[bytes, Headers]:
+    message = fault_message(refusal).encode(errors="replace").decode()
+    error = {"Code": refusal.code, "Message": message, "Type": refusal.blame}
+    return msgspec.json.encode({"Error": error, "RequestId": request_id}), refusal.headers
+
+
+def _members(struct: msgspec.Struct) -> dict[str, Any]:
+    return {
+        _NAMES.get(name, name): _plain(getattr(struct, field), name)
+        for field, name in _fields(type(struct))
+    }
+
+
+def _plain(value: Any, name: str) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return _members(value)
+    if isinstance(value, dict):
+        key = key_name(name)
+        return [{key: one, "Value": _plain(inner, name)} for one, inner in value.items()]
+    if isinstance(value, list):
+        return [_plain(one, name) for one in value]
+    return value
+
+
+@lru_cache(maxsize=64)  # the number of structs in replies
+def _fields(struct: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    return tuple((field.name, field.encode_name) for field in msgspec.structs.fields(struct))
