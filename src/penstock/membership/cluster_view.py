@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from penstock.metadata import cluster_entries as cluster
-from penstock.metadata.cache import PrefixWatch
+from penstock.metadata.cache import PrefixWatch, WatchGroup
 from penstock.metadata.store import Change as StoreChange
 from penstock.metadata.store import ChangeKind, Store
 from penstock.model.errors import Damaged, PenstockError, VersionConflict
@@ -128,11 +128,12 @@ class _Rows(PrefixWatch):
             listener(key, None)
 
 
-class ClusterView:
+class ClusterView(WatchGroup):
     def __init__(self, store: Store) -> None:
         self._store = store
         self._nodes = _Nodes(store)
         self._rows = _Rows(store)
+        super().__init__(self._nodes, self._rows)  # listeners must be added before the start
         self.nodes = self._nodes.entries
         self.incarnations = self._nodes.incarnations
         self.rows = self._rows.views
@@ -140,19 +141,6 @@ class ClusterView:
         self.on_nodes = self._nodes.listeners.append
         # Listeners get each newer view of a row, or None if the row was deleted.
         self.on_row = self._rows.listeners.append
-
-    async def start(self) -> None:
-        """Load everything into memory. Listeners must be added before."""
-        await self._nodes.start()
-        await self._rows.start()
-
-    async def stop(self) -> None:
-        await self._rows.stop()
-        await self._nodes.stop()
-
-    @property
-    def trouble(self) -> str | None:
-        return self._rows.trouble or self._nodes.trouble
 
     @property
     def revision(self) -> int:

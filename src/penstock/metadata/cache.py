@@ -9,7 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -85,6 +85,29 @@ class PrefixWatch(ABC):
                     log.exception("metadata watch failed", extra=extra)
                 await asyncio.sleep(retry_seconds)
                 retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
+
+
+class WatchGroup:
+    """Several watched prefixes, started in order and stopped in reverse."""
+
+    def __init__(self, *watches: PrefixWatch) -> None:
+        self._watches = watches
+
+    async def start(self) -> None:
+        try:
+            for watch in self._watches:
+                await watch.start()
+        except BaseException:
+            await WatchGroup.stop(self)  # subclasses extend ``stop``
+            raise
+
+    async def stop(self) -> None:
+        for watch in reversed(self._watches):
+            await watch.stop()
+
+    @property
+    def trouble(self) -> str | None:
+        return next((watch.trouble for watch in self._watches if watch.trouble), None)
 
 
 TRIES_MAX: Final = 32  # attempts at a change that conflicts with changes of other nodes
@@ -212,3 +235,17 @@ class Cache(PrefixWatch, Generic[T]):
                 del self._deletes[key]
                 if key not in self._values:
                     self._versions.pop(key, None)
+
+
+async def write_all(
+    store: Store, compare: Sequence[tuple[str, int]], writes: Sequence[tuple[Cache[Any], str, Any]]
+) -> None:
+    """Write entries, each given by its cache, key and value, in one transaction, and then to
+    memory; the value None deletes an entry."""
+    version = await store.txn(
+        compare=compare,
+        puts=[(key, cache._encode(value)) for cache, key, value in writes if value is not None],
+        deletes=[key for _, key, value in writes if value is None],
+    )
+    for cache, key, value in writes:
+        cache.apply(key, value, version=version)

@@ -306,38 +306,27 @@ def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE")
         raise
 
 
-class LeaseTimes:
-    """The end times of leases. After a restart every lease lasts its full time again."""
-
-    def __init__(self) -> None:
-        self._ttl_ms: dict[int, int] = {}
-        self._ends_at_ms: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._ttl_ms)
+class LeaseTimes(dict[int, tuple[int, int]]):
+    """The end times and TTLs of leases. After a restart every lease lasts its full time again."""
 
     def begin(self, lease: int, *, ttl_ms: int, now_ms: int) -> None:
-        self._ttl_ms[lease] = ttl_ms
-        self._ends_at_ms[lease] = now_ms + ttl_ms
+        self[lease] = (now_ms + ttl_ms, ttl_ms)
 
     def renew(self, lease: int, *, now_ms: int) -> int:
-        ttl_ms = self._ttl_ms.get(lease)
-        if ttl_ms is None or self._ends_at_ms[lease] <= now_ms:
+        end_ms, ttl_ms = self.get(lease, (now_ms, 0))
+        if end_ms <= now_ms:
             raise LeaseGone(lease)
-        self._ends_at_ms[lease] = now_ms + ttl_ms
+        self.begin(lease, ttl_ms=ttl_ms, now_ms=now_ms)
         return ttl_ms
 
     def ended(self, *, now_ms: int) -> Sequence[int]:
-        """Return the leases that have ended, oldest first. They stay until ``forget`` is called."""
-        ended = [lease for lease, at_ms in self._ends_at_ms.items() if at_ms <= now_ms]
-        return sorted(ended, key=self._ends_at_ms.__getitem__)
-
-    def forget(self, lease: int) -> None:
-        self._ttl_ms.pop(lease, None)
-        self._ends_at_ms.pop(lease, None)
+        """Return the leases that have ended, oldest first."""
+        return sorted(
+            (one for one, (at_ms, _) in self.items() if at_ms <= now_ms), key=self.__getitem__
+        )
 
     def next_end_ms(self) -> int | None:
-        return min(self._ends_at_ms.values(), default=None)
+        return min((end_ms for end_ms, _ in self.values()), default=None)
 
 
 class SqliteStore(Store):
@@ -413,7 +402,7 @@ class SqliteStore(Store):
 
     async def revoke(self, lease: int) -> None:
         await self._call(partial(self._commit, partial(self._database.end_lease, lease)))
-        self._leases.forget(lease)
+        self._leases.pop(lease, None)
 
     def _grant(self, ttl_ms: int) -> int:
         lease = self._database.grant(ttl_ms)

@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from penstock.metadata.cache import TRIES_MAX, Cache
+from penstock.metadata.cache import TRIES_MAX, Cache, write_all
 from penstock.metadata.security.identities import Resealed
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
 from penstock.model.errors import Damaged, Overloaded, Throttled, VersionConflict
@@ -68,7 +68,6 @@ class DataKeyEntry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 decode_data_key = msgspec.json.Decoder(DataKeyEntry).decode
-_encode = msgspec.json.Encoder().encode
 
 
 class DataKey:
@@ -357,15 +356,11 @@ class DataKeys:
 
     async def _write(self, changes: Sequence[tuple[str, DataKeyEntry | None]]) -> int:
         compare = [(at, self._entries.version(at)) for at, _ in changes]
-        puts = [(at, _encode(entry)) for at, entry in changes if entry is not None]
-        deletes = [at for at, entry in changes if entry is None]
         try:
-            version = await self._store.txn(compare=compare, puts=puts, deletes=deletes)
+            await write_all(self._store, compare, [(self._entries, *change) for change in changes])
         except VersionConflict:
             return 0  # one of the keys has changed; the next round tries again
-        for at, entry in changes:
-            self._entries.apply(at, entry, version=version)
-        return len(deletes)
+        return sum(entry is None for _, entry in changes)
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
         """Encrypt every data key with the present master key. Messages are not changed."""

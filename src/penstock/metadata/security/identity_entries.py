@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from penstock.metadata.cache import Cache, PrefixWatch
+from penstock.metadata.cache import Cache, WatchGroup
 from penstock.metadata.security.acl_rules import AclRules
 from penstock.metadata.store import Store
 from penstock.model.acls import AclIndex
@@ -208,7 +208,7 @@ def check_scram(credential: ScramCredential) -> None:
         raise InvalidRequest(f"The keys of {credential.mechanism} must have {key_bytes} bytes.")
 
 
-class IdentityMemory:
+class IdentityMemory(WatchGroup):
     def __init__(self, store: Store, ring: KeyRing) -> None:
         self._store = store
         self._ring = ring
@@ -221,26 +221,13 @@ class IdentityMemory:
             store, SCRAM_PREFIX, decode=decode_scram, on_change=self._on_scram_change
         )
         self._acls = AclRules(store, on_rules_change=self._raise_epoch)
-        caches = (self._tenants, self._users, self._keys, self._scrams, self._acls)
-        self._caches: Sequence[PrefixWatch] = caches
+        super().__init__(self._tenants, self._users, self._keys, self._scrams, self._acls)
         # Views of the entries:
         self._by_account: dict[str, dict[str, User]] = {}
         self._live_keys: dict[str, AccessKey] = {}  # keys that their user's entry names
         # The number of users, by mechanism, account and iterations.
         self._iteration_counts: dict[str, dict[str, dict[int, int]]] = {}
         self.epoch = 1
-
-    async def start(self) -> None:
-        for cache in self._caches:
-            await cache.start()
-
-    async def stop(self) -> None:
-        for cache in self._caches:
-            await cache.stop()
-
-    @property
-    def trouble(self) -> str | None:
-        return next((cache.trouble for cache in self._caches if cache.trouble is not None), None)
 
     def tenant(self, account: str) -> Tenant | None:
         entry = self._tenants.get(tenant_key(account))

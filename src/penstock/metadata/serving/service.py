@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.metadata.cache import WatchGroup
 from penstock.metadata.cluster_entries import MANAGER_KEY
 from penstock.metadata.serving import calls
 from penstock.metadata.serving.entry_rules import CLUSTER, RULES, check_txn, prefix_of, topic_id_of
@@ -58,7 +59,7 @@ class MetadataConfig:
     history_changes_max: int = HISTORY_CHANGES_MAX
 
 
-class MetadataService:
+class MetadataService(WatchGroup):
     def __init__(
         self,
         store: Store,
@@ -93,6 +94,7 @@ class MetadataService:
             if prefix != TOPICS_PREFIX
         }
         self._mirrors[TOPICS_PREFIX] = self.topics
+        super().__init__(*self._mirrors.values())
         self.ring = Ring([Member(node_id)])
         self._ring_members: Sequence[Member] = self.ring.members
         self._held_ring: str | None = None  # fingerprint of the ring whose part is held
@@ -106,13 +108,7 @@ class MetadataService:
         self.fallback_count = 0  # requests for other members that were served from the store
 
     async def start(self) -> None:
-        try:
-            for mirror in self._mirrors.values():
-                await mirror.start()
-        except BaseException:
-            for mirror in self._mirrors.values():
-                await mirror.stop()
-            raise
+        await super().start()
         self.members_changed()
         await self._settle()
         self._keeper = asyncio.create_task(self._keep(), name="metadata ring")
@@ -124,8 +120,7 @@ class MetadataService:
         if keeper is not None:
             keeper.cancel()
             await asyncio.wait((keeper,))
-        for mirror in self._mirrors.values():
-            await mirror.stop()
+        await super().stop()
 
     def register(self, answers: CallHandlers) -> None:
         answers.add(calls.GET, self._get)
@@ -136,10 +131,6 @@ class MetadataService:
         answers.add(calls.GRANT, self._grant)
         answers.add(calls.KEEP_ALIVE, self._keep_alive)
         answers.add(calls.REVOKE, self._revoke)
-
-    @property
-    def trouble(self) -> str | None:
-        return next((one.trouble for one in self._mirrors.values() if one.trouble), None)
 
     @property
     def is_settled(self) -> bool:

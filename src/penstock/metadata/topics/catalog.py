@@ -19,7 +19,7 @@ from itertools import takewhile
 
 import msgspec
 
-from penstock.metadata.cache import TRIES_MAX, Cache
+from penstock.metadata.cache import TRIES_MAX, Cache, WatchGroup, write_all
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
 from penstock.model import errors
 from penstock.model.limits import DELETED_NAME_MS
@@ -49,7 +49,6 @@ log = logging.getLogger(__name__)
 
 _decode = msgspec.json.Decoder(Topic).decode
 _decode_move = msgspec.json.Decoder(MoveTask).decode
-_encode = msgspec.json.Encoder().encode
 
 
 def topic_key(account: str, region: str, name: str) -> str:
@@ -65,7 +64,7 @@ def _logs_of(topic: Topic) -> int:
     return 0 if topic.is_share else topic.partition_count
 
 
-class StoredCatalog:
+class StoredCatalog(WatchGroup):
     """Implements ``model.ports.Catalog`` over any store."""
 
     def __init__(
@@ -83,6 +82,8 @@ class StoredCatalog:
         self.partition_count = 0  # of all topics; shares have no partitions
         self._topics = Cache(store, TOPICS_PREFIX, decode=_decode, on_change=self._on_topic_change)
         self._tombs = Cache(store, TOMBS_PREFIX, decode=_decode, on_change=self._on_tomb_change)
+        # Tombstones first: if a topic is missing, it can be checked whether it was deleted.
+        super().__init__(self._tombs, self._topics)
         # Views of the topics:
         self._by_name: dict[NameKey, Topic] = {}
         self._by_id: dict[str, Topic] = {}
@@ -93,19 +94,6 @@ class StoredCatalog:
         self._deleted: dict[NameKey, Topic] = {}
         self._listeners: list[Listener] = []
         self._tomb_listeners: list[Callable[[Topic], None]] = []
-
-    async def start(self) -> None:
-        # Tombstones first: if a topic is missing, it can be checked whether it was deleted.
-        await self._tombs.start()
-        await self._topics.start()
-
-    async def stop(self) -> None:
-        await self._topics.stop()
-        await self._tombs.stop()
-
-    @property
-    def trouble(self) -> str | None:
-        return self._topics.trouble or self._tombs.trouble
 
     def find(self, account: str, region: str, name: str) -> Topic | None:
         return self._by_name.get((account, region, name))
@@ -192,18 +180,13 @@ class StoredCatalog:
         for _ in range(TRIES_MAX):
             topic, version = await self._newest(key, name)
             tomb = msgspec.structs.replace(topic, deleted_at_ms=now_ms)
-            tomb_at = tomb_key(topic.topic_id)
+            writes = ((self._tombs, tomb_key(topic.topic_id), tomb), (self._topics, key, None))
             try:
-                version = await self._store.txn(
-                    compare=((key, version),), puts=((tomb_at, _encode(tomb)),), deletes=(key,)
-                )
+                await write_all(self._store, ((key, version),), writes)
+                return tomb
             except errors.VersionConflict as exc:
                 if (await self._topics.refresh(key))[0] is None:
                     raise errors.TopicNotFound(name) from exc
-                continue
-            self._tombs.apply(tomb_at, tomb, version=version)
-            self._topics.apply(key, None, version=version)
-            return tomb
         raise errors.Throttled(f"The queue {name} is being changed by another request; retry.")
 
     async def sweep(
@@ -221,9 +204,7 @@ class StoredCatalog:
         ]
         for start in range(0, len(keys), CHANGES_PER_TXN_MAX):
             some = keys[start : start + CHANGES_PER_TXN_MAX]
-            version = await self._store.txn(deletes=some)
-            for key in some:
-                self._tombs.apply(key, None, version=version)
+            await write_all(self._store, (), [(self._tombs, key, None) for key in some])
         return len(keys)
 
     def _check_room(self, added: int) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from penstock.metadata.cache import Cache
+from penstock.metadata.cache import Cache, WatchGroup
 from penstock.metadata.store import KEY_BYTES_MAX, Store
 from penstock.model.errors import InvalidRequest, QuotaExceeded
 from penstock.model.levels import BROKER_CONFIGS_STORED, LEVEL_MAX
@@ -85,7 +85,7 @@ def _encode_configs(configs: Configs) -> bytes:
     return value
 
 
-class ResourceConfigs:
+class ResourceConfigs(WatchGroup):
     def __init__(self, store: Store) -> None:
         self._cache = Cache(
             store,
@@ -94,13 +94,9 @@ class ResourceConfigs:
             encode=_encode_configs,
             on_change=self._on_entry_change,
         )
-        self.start, self.stop = self._cache.start, self._cache.stop
+        super().__init__(self._cache)
         self._names: dict[tuple[str, str], set[str]] = {}  # by account and kind
         self._listeners: dict[str, list[Listener]] = {}  # by kind
-
-    @property
-    def trouble(self) -> str | None:
-        return self._cache.trouble
 
     def get(self, resource: Resource) -> Configs:
         """Return the configs of a resource, even if the resource itself does not exist."""
