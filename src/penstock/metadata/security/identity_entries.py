@@ -97,7 +97,6 @@ decode_tenant = msgspec.json.Decoder(TenantEntry).decode
 decode_user = msgspec.json.Decoder(UserEntry).decode
 decode_key = msgspec.json.Decoder(AccessKey).decode
 decode_scram = msgspec.json.Decoder(ScramCredential).decode
-encode = msgspec.json.Encoder().encode
 
 
 def new_key_id(entropy: bytes) -> str:
