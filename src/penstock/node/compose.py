@@ -66,7 +66,6 @@ def make_node(loaded: Loaded[Config]) -> "Node | MetadataNode":
 
 class Node:
     def __init__(self, setup: NodeSetup) -> None:
-        self.is_auth_on = setup.is_auth_on
         self._setup = setup
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="disk")
         reserve = setup.config.log.disk_reserve_bytes
@@ -147,6 +146,10 @@ class Node:
         self._start_jobs()
         metadata.started()
         setup.health.ready()
+        if not setup.is_auth_on:
+            log_.warning(
+                "authentication is off: requests are accepted with any credentials or none"
+            )
 
     def _make_backup(self, metadata: MetadataLink, cluster: ClusterRole | None) -> BackupAdmin:
         setup, cutting, topics = self._setup, self._role.cutting, metadata.topics
@@ -246,7 +249,7 @@ class Node:
     def reread(self) -> None:
         self._setup.certificates.renew()
 
-    async def drain(self) -> None:
+    async def drain(self) -> bool:
         self._setup.health.drain()
         if self._setup.config.node.drain_ms:
             await asyncio.sleep(self._setup.config.node.drain_ms / 1_000)
@@ -274,3 +277,4 @@ class Node:
         await self._metadata.stop()
         self._pool.shutdown()
         self._setup.folder.release()
+        return True

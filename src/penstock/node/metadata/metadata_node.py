@@ -122,7 +122,6 @@ AWAY_MS = 10_000  # health checks report an outage of the node with the store af
 class MetadataNode:
     def __init__(self, setup: NodeSetup) -> None:
         config = setup.config
-        self.is_auth_on = setup.is_auth_on
         self.root_key: NewKey | None = None
         self.http_url = ""
         self._setup = setup
@@ -186,7 +185,7 @@ class MetadataNode:
     def reread(self) -> None:
         self._setup.certificates.renew()
 
-    async def drain(self) -> None:
+    async def drain(self) -> bool:
         self._setup.health.drain()
         for job in self._jobs:
             job.cancel()
@@ -197,6 +196,7 @@ class MetadataNode:
         await self._peers.close()
         await self._store.close()
         self._setup.folder.release()
+        return True
 
     def _report(self) -> None:
         reason = self._service.trouble
