@@ -26,7 +26,6 @@ from penstock.metadata.serving import calls
 from penstock.metadata.serving.entry_rules import CLUSTER, RULES, check_txn, prefix_of, topic_id_of
 from penstock.metadata.serving.mirror import (
     HISTORY_CHANGES_MAX,
-    Member,
     Mirror,
     Ring,
     merge_pages,
@@ -65,7 +64,7 @@ class MetadataService(WatchGroup):
         store: Store,
         *,
         node_id: str,
-        members: Callable[[], Sequence[Member]],
+        members: Callable[[], Sequence[str]],
         peer: Callable[[str], Caller],
         config: MetadataConfig | None = None,
         store_stale_ms: Callable[[], int] = lambda: 0,
@@ -95,8 +94,7 @@ class MetadataService(WatchGroup):
         }
         self._mirrors[TOPICS_PREFIX] = self.topics
         super().__init__(*self._mirrors.values())
-        self.ring = Ring([Member(node_id)])
-        self._ring_members: Sequence[Member] = self.ring.members
+        self.ring = Ring([node_id])
         self._held_ring: str | None = None  # fingerprint of the ring whose part is held
         self._read_through: OrderedDict[str, Entry] = OrderedDict()
         self.watcher_count = 0
@@ -143,9 +141,8 @@ class MetadataService(WatchGroup):
 
     def members_changed(self) -> None:
         """Update the ring if the members have changed."""
-        members = tuple(sorted(self._members())) or (Member(self._node_id),)
-        if members != self._ring_members:
-            self._ring_members = members
+        members = tuple(sorted(self._members())) or (self._node_id,)
+        if members != self.ring.members:
             self.ring = Ring(members)
             self._unsettled.set()
 
@@ -274,7 +271,7 @@ class MetadataService(WatchGroup):
                 f"Node {self._node_id} is loading another part of the ring."
             )
         timeout_ms = min(asked.timeout_ms, self._config.forward_ms_max)
-        others = [one.node_id for one in self.ring.members if one.node_id != self._node_id]
+        others = [one for one in self.ring.members if one != self._node_id]
 
         async def ask(node_id: str) -> R:
             return await self._peer(node_id).call(call, request, timeout_ms=timeout_ms)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.calls.internal.client import FirstReachable, InternalClient
 from penstock.calls.internal.connection import NodeEnd
-from penstock.metadata.serving.remote_catalog import RemoteCatalog
-from penstock.metadata.serving.remote_store import RemoteConfig
+from penstock.metadata.serving.remote_store import RemoteCatalog, RemoteConfig
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store
 from penstock.metadata.topics.catalog import TOPICS_PREFIX, StoredCatalog

@@ -14,7 +14,6 @@ from penstock.frontend.admin.login import Gate, Unauthenticated
 from penstock.frontend.admin.reply import error_reply, finished, json_reply
 from penstock.frontend.admin.request import ConfigRow
 from penstock.metadata.security.identities import NewKey
-from penstock.metadata.serving.mirror import Member
 from penstock.metadata.serving.remote_store import RemoteConfig, RemoteStore
 from penstock.metadata.serving.service import MetadataConfig, MetadataService
 from penstock.metadata.sqlite import SqliteStore
@@ -166,7 +165,7 @@ class MetadataNode:
         self._service = MetadataService(
             self._store,
             node_id=self._setup.name,
-            members=lambda: [Member(member.name) for member in self._members],
+            members=lambda: [member.name for member in self._members],
             peer=self._peers.by_name(self._members),
             config=MetadataConfig(whole_entries_max=config.whole_topics_max),
             store_stale_ms=lambda: 0 if self._remote is None else self._remote.staleness_ms,
