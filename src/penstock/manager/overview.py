@@ -1,28 +1,20 @@
-"""A summary of a cluster with counts and the names of affected partitions, computed from a
-manager's state or from one read of the store (``cluster_state.py``)."""
+"""The problems of partitions, and what each node has of them, computed from a manager's state or
+from one read of the store (``cluster_state.py``)."""
 
-from collections.abc import Iterable
-from typing import Final
-
-import msgspec
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from penstock.manager.cluster_state import ClusterState
 from penstock.manager.decisions import Policy, Topics, wanted
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.topic import Topic
-
-NAMED_MAX: Final = 100  # partitions listed per problem; the count includes all
-
-
-class Named(msgspec.Struct, frozen=True):
-    count: int = 0
-    partitions: tuple[PartitionKey, ...] = ()
+from penstock.replication.row import PartitionRow
 
 
-class NodeSummary(msgspec.Struct, frozen=True):
+class NodeSummary(NamedTuple):
     node: int
     is_alive: bool
-    is_leaving: bool
     is_draining: bool
     replicas: int
     leaders: int  # partitions that the node leads now
@@ -30,81 +22,58 @@ class NodeSummary(msgspec.Struct, frozen=True):
     behind: int  # replicas that are not up to date
 
 
-class Overview(msgspec.Struct, frozen=True):
-    partitions: int
-    nodes: tuple[NodeSummary, ...]
-    under_replicated: Named  # a replica is missing, lagging or not alive
-    below_minimum: Named  # too few replicas are in sync to accept messages
-    leaderless: Named
-    lost: Named  # no replica is known to be intact
-    moving: Named
-    missing: Named  # partitions that are not created yet
-    orphaned: Named  # partitions without a topic or a tombstone
-
-
-def overview(
-    state: ClusterState, topics: Topics, all_topics: Iterable[Topic], policy: Policy
-) -> Overview:
-    under, below, leaderless, lost, orphaned = (_Names() for _ in range(5))
-    counts: dict[int, list[int]] = {}  # replicas, leaders, preferred leaders, lagging
-    for key, view in state.rows.items():
+def summaries(state: ClusterState) -> Sequence[NodeSummary]:
+    counts: dict[int, list[int]] = {node: [0, 0, 0, 0] for node in state.nodes}
+    for view in state.rows.values():
         row = view.row
-        topic = topics.find_id(key.topic_id)
-        if topic is None and topics.tombstone(key.topic_id) is None:
-            orphaned.add(key)
-        alive = sum(node in state.nodes for node in row.whole)
-        factor = len(row.replicas) if topic is None else wanted(topic, policy, key.index).replicas
-        if alive < max(factor, len(row.replicas)):
-            under.add(key)
-        if alive < row.in_sync_min:
-            below.add(key)
-        if not state.is_led(row):
-            leaderless.add(key)
-        if not row.whole:
-            lost.add(key)
         for node in row.replicas:
             of_node = counts.setdefault(node, [0, 0, 0, 0])
             of_node[0] += 1
             of_node[1] += node == row.leader
             of_node[2] += node == row.replicas[0]
             of_node[3] += node not in row.whole
-    return Overview(
-        len(state.rows),
-        tuple(_summary(state, node, counts) for node in sorted({*state.nodes, *counts})),
-        under.named(),
-        below.named(),
-        leaderless.named(),
-        lost.named(),
-        _Names(state.requests).named(),
-        _Names(state.missing(all_topics)).named(),
-        orphaned.named(),
-    )
+    return [
+        NodeSummary(node, node in state.nodes, node in state.draining, *found)
+        for node, found in sorted(counts.items())
+    ]
 
 
-def _summary(state: ClusterState, node: int, counts: dict[int, list[int]]) -> NodeSummary:
-    entry = state.nodes.get(node)
-    is_leaving = entry is not None and entry.is_leaving
-    is_draining, found = node in state.draining, counts.get(node, (0, 0, 0, 0))
-    return NodeSummary(node, entry is not None, is_leaving, is_draining, *found)
+def factor_of(key: PartitionKey, row: PartitionRow, topics: Topics, policy: Policy) -> int:
+    topic = topics.find_id(key.topic_id)
+    return len(row.replicas) if topic is None else wanted(topic, policy, key.index).replicas
 
 
-class _Names:
-    def __init__(self, keys: Iterable[PartitionKey] = ()) -> None:
-        self._count = 0
-        self._keys: list[PartitionKey] = []
-        for key in keys:
-            self.add(key)
+def states_of(
+    state: ClusterState, key: PartitionKey, topics: Topics, policy: Policy
+) -> Iterator[str]:
+    """Yield the values of ``frontend.admin.ports.PartitionState`` that apply to a partition."""
+    row, request = state.rows[key].row, state.requests.get(key)
+    alive = sum(node in state.nodes for node in row.whole)
+    # While a partition moves, replicas that are being added do not count as missing.
+    aimed = len(row.replicas if request is None else min(request.replicas, row.replicas, key=len))
+    if alive < max(factor_of(key, row, topics, policy), aimed):
+        yield "under_replicated"
+    if alive < row.in_sync_min:
+        yield "below_minimum"
+    if not state.is_led(row):
+        yield "leaderless"
+    if not row.whole:
+        yield "lost"
+    if request is not None:
+        yield "moving"
+    if topics.find_id(key.topic_id) is None and topics.tombstone(key.topic_id) is None:
+        yield "orphaned"
 
-    def add(self, key: PartitionKey) -> None:
-        self._count += 1
-        if len(self._keys) < NAMED_MAX:
-            self._keys.append(key)
 
-    def named(self) -> Named:
-        return Named(self._count, tuple(sorted(self._keys)))
+def count_states(
+    state: ClusterState, topics: Topics, all_topics: Iterable[Topic], policy: Policy
+) -> Counter[str]:
+    counts = Counter(one for key in state.rows for one in states_of(state, key, topics, policy))
+    counts["missing"] = sum(1 for _ in state.missing(all_topics))
+    return counts
 
 
-class StopRisk(msgspec.Struct, frozen=True):
+class StopRisk(NamedTuple):
     """Numbers of partitions that would be affected if this node stopped now."""
 
     unavailable: int  # no other live node has an intact replica

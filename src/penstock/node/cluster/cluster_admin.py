@@ -6,13 +6,11 @@ partitions. Before the reply that a node may be stopped, the store is read. Chan
 the store, which the manager performs (``manager/operator_requests.py``)."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.frontend.admin import ports as port
-from penstock.frontend.admin.ports import (
-    PartitionState,
-)
+from penstock.frontend.admin.ports import PartitionState
 from penstock.manager import operator_requests
 from penstock.manager.cluster_state import (
     ClusterState,
@@ -21,9 +19,16 @@ from penstock.manager.cluster_state import (
     read_cluster_state,
     read_requests,
 )
-from penstock.manager.decisions import Policy, wanted
+from penstock.manager.decisions import Policy
 from penstock.manager.in_cluster import Catalog
-from penstock.manager.overview import NodeSummary, Overview, overview, risk_of_stopping
+from penstock.manager.overview import (
+    NodeSummary,
+    count_states,
+    factor_of,
+    risk_of_stopping,
+    states_of,
+    summaries,
+)
 from penstock.membership.cluster_view import ClusterLevel, ClusterView
 from penstock.metadata.cluster_entries import (
     LEVEL_KEY,
@@ -34,7 +39,7 @@ from penstock.metadata.cluster_entries import (
 )
 from penstock.metadata.store import Store
 from penstock.model import errors
-from penstock.replication.row import NO_NODE, PartitionRow
+from penstock.replication.row import NO_NODE
 
 WAIT_SECONDS = 10.0  # time for the manager to raise the feature level
 NAMED_MAX = 10  # number of nodes that an error names
@@ -69,14 +74,16 @@ class ClusterAdmin:
         manager = self._heard()
         async with self._turn:
             cluster = await self._state()
-            summary, counts = await asyncio.to_thread(self._summarize, cluster)
-        numbers = {state.value: counts[state] for state in PartitionState}
+            counts = await asyncio.to_thread(self._counts, cluster)
+            nodes = await asyncio.to_thread(summaries, cluster)
         return port.ClusterShown(
             self.node,
             None if manager == NO_NODE else manager,
             self._view.trouble or self._requests_trouble,
-            port.PartitionCounts(total=summary.partitions, **numbers),
-            [self._node_shown(node, manager) for node in summary.nodes],
+            port.PartitionCounts(
+                total=len(cluster.rows), **{state.value: counts[state] for state in PartitionState}
+            ),
+            [self._node_shown(node, manager) for node in nodes],
             level_shown(self.level, self._view.nodes),
         )
 
@@ -189,7 +196,8 @@ class ClusterAdmin:
             request = cluster.requests.get(key)
             replicas = cluster.rows[key].row.replicas if request is None else request.replicas
             kept = {each for each in replicas if each not in going}
-            missing = self._factor(key, cluster.rows[key].row) - len(kept)
+            factor = factor_of(key, cluster.rows[key].row, self._catalog, self.policy)
+            missing = factor - len(kept)
             count += node in replicas and missing > len(open_nodes - kept)
         return count
 
@@ -213,49 +221,13 @@ class ClusterAdmin:
         nodes, incarnations, rows = dict(view.nodes), dict(view.incarnations), dict(view.rows)
         return await asyncio.to_thread(arrange, nodes, incarnations, rows, self._requests)
 
-    def _summarize(self, cluster: ClusterState) -> tuple[Overview, Mapping[PartitionState, int]]:
-        summary = overview(cluster, self._catalog, self._catalog.all_topics(), self.policy)
-        counts = dict.fromkeys(PartitionState, 0)
-        counts[PartitionState.MISSING] = summary.missing.count
-        for key in cluster.rows:
-            for state in self._states(cluster, key):
-                counts[state] += 1
-        return summary, counts
-
-    def _factor(self, key: PartitionKey, row: PartitionRow) -> int:
-        topic = self._catalog.find_id(key.topic_id)
-        if topic is None:
-            return len(row.replicas)
-        return wanted(topic, self.policy, key.index).replicas
-
-    def _states(self, cluster: ClusterState, key: PartitionKey) -> Iterator[PartitionState]:
-        row = cluster.rows[key].row
-        request = cluster.requests.get(key)
-        alive = sum(node in cluster.nodes for node in row.whole)
-        # While a partition moves, replicas that are being added do not count as missing.
-        aimed = (
-            len(row.replicas) if request is None else min(len(request.replicas), len(row.replicas))
-        )
-        if alive < max(self._factor(key, row), aimed):
-            yield PartitionState.UNDER_REPLICATED
-        if alive < row.in_sync_min:
-            yield PartitionState.BELOW_MINIMUM
-        if not cluster.is_led(row):
-            yield PartitionState.LEADERLESS
-        if not row.whole:
-            yield PartitionState.LOST
-        if request is not None:
-            yield PartitionState.MOVING
-        catalog = self._catalog
-        if catalog.find_id(key.topic_id) is None and catalog.tombstone(key.topic_id) is None:
-            yield PartitionState.ORPHANED
+    def _counts(self, cluster: ClusterState) -> Mapping[str, int]:
+        return count_states(cluster, self._catalog, self._catalog.all_topics(), self.policy)
 
     def _safety(self, cluster: ClusterState, node: int | None) -> port.Safety:
-        _, counts = self._summarize(cluster)
-        risks = []
-        for each in sorted(cluster.nodes) if node is None else (node,):
-            found = risk_of_stopping(cluster, each)
-            risks.append(port.StopRisk(each, found.unavailable, found.unsendable, found.only_here))
+        counts = self._counts(cluster)
+        nodes = sorted(cluster.nodes) if node is None else (node,)
+        risks = [port.StopRisk(each, *risk_of_stopping(cluster, each)) for each in nodes]
         states = (PartitionState.LEADERLESS, PartitionState.BELOW_MINIMUM, PartitionState.MISSING)
         now = {state.value: counts[state] for state in states}
         is_safe = not any(now.values()) and not any(
@@ -266,11 +238,9 @@ class ClusterAdmin:
     def _node_shown(self, summary: NodeSummary, manager: int) -> port.NodeShown:
         entry = self._view.nodes.get(summary.node) or self.seen.get(summary.node, _STRANGER)
         return port.NodeShown(
-            node=summary.node,
+            **summary._asdict(),
             name=entry.name,
-            is_alive=summary.is_alive,
             is_leaving=entry.is_leaving,
-            is_draining=summary.is_draining,
             is_manager=summary.node == manager,
             internal=entry.internal,
             http=entry.http,
@@ -278,10 +248,6 @@ class ClusterAdmin:
             version=entry.version,
             feature_level=entry.levels.highest,
             rack=entry.rack,
-            leaders=summary.leaders,
-            preferred=summary.preferred,
-            replicas=summary.replicas,
-            behind=summary.behind,
             feature_level_min=entry.levels.lowest,
         )
 
@@ -290,6 +256,9 @@ class ClusterAdmin:
         view = cluster.rows.get(key)
         row = None if view is None else view.row
         request = cluster.requests.get(key)
+        states: Iterable[str] = (PartitionState.MISSING,)
+        if row is not None:
+            states = states_of(cluster, key, self._catalog, self.policy)
         return port.PartitionShown(
             topic_id=key.topic_id,
             partition=key.index,
@@ -302,7 +271,7 @@ class ClusterAdmin:
             in_sync=() if row is None else sorted(row.whole),
             in_sync_min=0 if row is None else row.in_sync_min,
             moving_to=None if request is None else request.replicas,
-            states=(PartitionState.MISSING,) if row is None else tuple(self._states(cluster, key)),
+            states=tuple(map(PartitionState, states)),
         )
 
 
