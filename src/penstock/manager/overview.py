@@ -2,8 +2,9 @@
 from one read of the store (``cluster_state.py``)."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
 
 from penstock.manager.cluster_state import ClusterState
 from penstock.manager.decisions import Policy, Topics, wanted
@@ -12,7 +13,7 @@ from penstock.model.topic import Topic
 from penstock.replication.row import PartitionRow
 
 
-class NodeSummary(NamedTuple):
+class NodeSummary(msgspec.Struct, frozen=True):
     node: int
     is_alive: bool
     is_draining: bool
@@ -22,20 +23,31 @@ class NodeSummary(NamedTuple):
     behind: int  # replicas that are not up to date
 
 
-def summaries(state: ClusterState) -> Sequence[NodeSummary]:
+class Overview(msgspec.Struct, frozen=True):
+    partitions: int
+    nodes: Sequence[NodeSummary]
+    states: Mapping[str, int]  # number of partitions in each state
+
+
+def overview(
+    state: ClusterState, topics: Topics, all_topics: Iterable[Topic], policy: Policy
+) -> Overview:
     counts: dict[int, list[int]] = {node: [0, 0, 0, 0] for node in state.nodes}
-    for view in state.rows.values():
+    states = Counter(missing=sum(1 for _ in state.missing(all_topics)))
+    for key, view in state.rows.items():
         row = view.row
+        states.update(states_of(state, key, topics, policy))
         for node in row.replicas:
             of_node = counts.setdefault(node, [0, 0, 0, 0])
             of_node[0] += 1
             of_node[1] += node == row.leader
             of_node[2] += node == row.replicas[0]
             of_node[3] += node not in row.whole
-    return [
+    nodes = [
         NodeSummary(node, node in state.nodes, node in state.draining, *found)
         for node, found in sorted(counts.items())
     ]
+    return Overview(len(state.rows), nodes, states)
 
 
 def factor_of(key: PartitionKey, row: PartitionRow, topics: Topics, policy: Policy) -> int:
@@ -65,15 +77,7 @@ def states_of(
         yield "orphaned"
 
 
-def count_states(
-    state: ClusterState, topics: Topics, all_topics: Iterable[Topic], policy: Policy
-) -> Counter[str]:
-    counts = Counter(one for key in state.rows for one in states_of(state, key, topics, policy))
-    counts["missing"] = sum(1 for _ in state.missing(all_topics))
-    return counts
-
-
-class StopRisk(NamedTuple):
+class StopRisk(msgspec.Struct, frozen=True):
     """Numbers of partitions that would be affected if this node stopped now."""
 
     unavailable: int  # no other live node has an intact replica

@@ -14,7 +14,7 @@ from tests.unit.manager.cluster import is_empty, is_safe_to_stop, situation, top
 from penstock.manager import decisions as deciding
 from penstock.manager.cluster_state import ClusterState, Requested
 from penstock.manager.decisions import Ask, Decision, DecisionKind, Policy, due, wanted
-from penstock.manager.overview import count_states, summaries
+from penstock.manager.overview import overview
 from penstock.metadata.cluster_entries import NodeEntry, PartitionKey
 from penstock.model.topic import Topic
 from penstock.replication.election import Standing
@@ -467,12 +467,11 @@ class TestACluster:
         assert not state.requests
         assert not state.behind
         assert not state.unpreferred
-        topics = world.topics.there.values()
-        counts = count_states(state, world.topics, topics, world.policy)
-        assert not counts["leaderless"] + counts["under_replicated"] + counts["missing"]
-        assert len(state.rows) == sum(each.partition_count for each in topics)
+        seen = overview(state, world.topics, world.topics.there.values(), world.policy)
+        assert not any(seen.states[one] for one in ("leaderless", "under_replicated", "missing"))
+        assert seen.partitions == sum(each.partition_count for each in world.topics.there.values())
         assert all(len(view.row.replicas) == 3 for view in state.rows.values())
-        assert sum(node.leaders for node in summaries(state)) == len(state.rows)
+        assert sum(node.leaders for node in seen.nodes) == seen.partitions
         assert all(is_safe_to_stop(state, node) for node in state.nodes)
 
     @given(seed=st.integers(0, 2**32))

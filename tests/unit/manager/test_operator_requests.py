@@ -9,7 +9,7 @@ from tests.unit.manager.cluster import Cluster, is_empty, is_safe_to_stop, topic
 from penstock.manager import operator_requests
 from penstock.manager.cluster_state import read_cluster_state
 from penstock.manager.decisions import Policy
-from penstock.manager.overview import count_states, states_of, summaries
+from penstock.manager.overview import overview, states_of
 from penstock.metadata.cluster_entries import PartitionKey, placement_key
 from penstock.model.errors import Conflict, InvalidRequest, NotFound
 from penstock.replication.row import Change
@@ -233,13 +233,13 @@ class TestOverview:
         assert {"below_minimum", "under_replicated"} <= found[1]
         assert "moving" in found[2]
         assert "below_minimum" not in found[2]
-        topics = [*catalog.all_topics(), missing]
-        counts = count_states(state, catalog, topics, cluster.policy)
+        seen = overview(state, catalog, [*catalog.all_topics(), missing], cluster.policy)
+        counts = seen.states
+        assert seen.partitions == 3
         assert (counts["lost"], counts["under_replicated"], counts["moving"]) == (1, 2, 1)
         assert (counts["missing"], counts["orphaned"]) == (2, 0)
-        nodes = summaries(state)
-        assert [node.replicas for node in nodes] == [3, 3, 3]
-        assert sum(node.preferred for node in nodes) == 3
+        assert [node.replicas for node in seen.nodes] == [3, 3, 3]
+        assert sum(node.preferred for node in seen.nodes) == 3
         assert not is_safe_to_stop(state, 1)
 
     async def test_says_when_a_node_may_be_stopped(self, cluster: Cluster) -> None:
@@ -250,9 +250,9 @@ class TestOverview:
         await cluster.kill(3)
         state = await read_cluster_state(cluster.store)
         assert not is_safe_to_stop(state, 1), "two are needed for anything to be sent"
-        assert [node.is_alive for node in summaries(state)] == [True, True, False]
-        counts = count_states(state, cluster.catalog, (), cluster.policy)
-        assert counts["under_replicated"] == 4
+        seen = overview(state, cluster.catalog, cluster.catalog.all_topics(), cluster.policy)
+        assert [node.is_alive for node in seen.nodes] == [True, True, False]
+        assert seen.states["under_replicated"] == 4
 
 
 class TestCreations:

@@ -23,11 +23,11 @@ from penstock.manager.decisions import Policy
 from penstock.manager.in_cluster import Catalog
 from penstock.manager.overview import (
     NodeSummary,
-    count_states,
+    Overview,
     factor_of,
+    overview,
     risk_of_stopping,
     states_of,
-    summaries,
 )
 from penstock.membership.cluster_view import ClusterLevel, ClusterView
 from penstock.metadata.cluster_entries import (
@@ -74,16 +74,14 @@ class ClusterAdmin:
         manager = self._heard()
         async with self._turn:
             cluster = await self._state()
-            counts = await asyncio.to_thread(self._counts, cluster)
-            nodes = await asyncio.to_thread(summaries, cluster)
+            summary, counts = await asyncio.to_thread(self._summarize, cluster)
+        numbers = {state.value: counts[state] for state in PartitionState}
         return port.ClusterShown(
             self.node,
             None if manager == NO_NODE else manager,
             self._view.trouble or self._requests_trouble,
-            port.PartitionCounts(
-                total=len(cluster.rows), **{state.value: counts[state] for state in PartitionState}
-            ),
-            [self._node_shown(node, manager) for node in nodes],
+            port.PartitionCounts(total=summary.partitions, **numbers),
+            [self._node_shown(node, manager) for node in summary.nodes],
             level_shown(self.level, self._view.nodes),
         )
 
@@ -221,13 +219,16 @@ class ClusterAdmin:
         nodes, incarnations, rows = dict(view.nodes), dict(view.incarnations), dict(view.rows)
         return await asyncio.to_thread(arrange, nodes, incarnations, rows, self._requests)
 
-    def _counts(self, cluster: ClusterState) -> Mapping[str, int]:
-        return count_states(cluster, self._catalog, self._catalog.all_topics(), self.policy)
+    def _summarize(self, cluster: ClusterState) -> tuple[Overview, Mapping[str, int]]:
+        found = overview(cluster, self._catalog, self._catalog.all_topics(), self.policy)
+        return found, found.states
 
     def _safety(self, cluster: ClusterState, node: int | None) -> port.Safety:
-        counts = self._counts(cluster)
-        nodes = sorted(cluster.nodes) if node is None else (node,)
-        risks = [port.StopRisk(each, *risk_of_stopping(cluster, each)) for each in nodes]
+        _, counts = self._summarize(cluster)
+        risks = []
+        for each in sorted(cluster.nodes) if node is None else (node,):
+            found = risk_of_stopping(cluster, each)
+            risks.append(port.StopRisk(each, found.unavailable, found.unsendable, found.only_here))
         states = (PartitionState.LEADERLESS, PartitionState.BELOW_MINIMUM, PartitionState.MISSING)
         now = {state.value: counts[state] for state in states}
         is_safe = not any(now.values()) and not any(
@@ -238,9 +239,11 @@ class ClusterAdmin:
     def _node_shown(self, summary: NodeSummary, manager: int) -> port.NodeShown:
         entry = self._view.nodes.get(summary.node) or self.seen.get(summary.node, _STRANGER)
         return port.NodeShown(
-            **summary._asdict(),
+            node=summary.node,
             name=entry.name,
+            is_alive=summary.is_alive,
             is_leaving=entry.is_leaving,
+            is_draining=summary.is_draining,
             is_manager=summary.node == manager,
             internal=entry.internal,
             http=entry.http,
@@ -248,6 +251,10 @@ class ClusterAdmin:
             version=entry.version,
             feature_level=entry.levels.highest,
             rack=entry.rack,
+            leaders=summary.leaders,
+            preferred=summary.preferred,
+            replicas=summary.replicas,
+            behind=summary.behind,
             feature_level_min=entry.levels.lowest,
         )
 
