@@ -107,9 +107,6 @@ async def _share_master(config: Config, folder: Path) -> dict[str, str]:
     return {"keys.old_master_files": ",".join([*old, str(made)])}
 
 
-# ── Addresses ────────────────────────────────────────────────────────────────────────────────
-
-
 def _hold_addresses(config: Config, held: contextlib.ExitStack) -> Addresses:
     """Reserve ports by sockets that never listen, so that no other process gets the port of a
     worker that restarts. Raises SetupError if a configured port is in use."""
@@ -197,9 +194,6 @@ def _prepare(one: socket.socket, family: int, *, is_shared: bool) -> None:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if family == socket.AF_INET6:
         one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-
-
-# ── Processes ────────────────────────────────────────────────────────────────────────────────
 
 
 class Child:

@@ -163,8 +163,6 @@ class DataKeys:
             )
         return self._entries.trouble
 
-    # ── Decryption ───────────────────────────────────────────────────────────────────────────
-
     def has(self, topic_id: str) -> bool:
         return topic_id in self._ids
 
@@ -204,8 +202,6 @@ class DataKeys:
             del self._ready[next(iter(self._ready))]
         self._ready[key.place] = key
         return key
-
-    # ── Encryption ───────────────────────────────────────────────────────────────────────────
 
     def take(self, topic: Topic, count: int) -> DataKey | None:
         """Return the key for the next ``count`` messages, or None if too few are reserved."""
@@ -312,8 +308,6 @@ class DataKeys:
     def _hold(self, topic: Topic, label: str, key: DataKey) -> None:
         until_ms = self._clock.mono_ms() + RESERVED_MS
         self._blocks[topic.topic_id] = _Block(key, label, until_ms, until_ms - RENEW_BEFORE_MS)
-
-    # ── Removal ──────────────────────────────────────────────────────────────────────────────
 
     async def sweep(self) -> int:
         """Remove keys that no message needs, at most once an hour, and return their number."""

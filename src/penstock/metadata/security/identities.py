@@ -77,8 +77,6 @@ class StoredIdentities(entries.IdentityMemory):
         self._commit = partial(write_all, store)
         self._used: dict[str, int] = {}  # by key id: the time of its last use, not yet stored
 
-    # ── Changing tenants ─────────────────────────────────────────────────────────────────────
-
     def free_account(self) -> str:
         while True:
             account = entries.new_account(self._entropy(8))
@@ -126,8 +124,6 @@ class StoredIdentities(entries.IdentityMemory):
         for other in self._tenants.values():
             if other.tenant.name == tenant.name and other.tenant.account != tenant.account:
                 raise Conflict(f"The tenant {other.tenant.account} has the name {tenant.name}.")
-
-    # ── Changing users ───────────────────────────────────────────────────────────────────────
 
     @_repeated("The user {user.name}")
     async def create_user(
@@ -204,8 +200,6 @@ class StoredIdentities(entries.IdentityMemory):
             ((at, version), (tenant_at, tenant_version)),
             ((self._users, at, None), *keys, *scrams, (self._tenants, tenant_at, counted)),
         )
-
-    # ── Changing keys ────────────────────────────────────────────────────────────────────────
 
     @_repeated("The user {user}")
     async def create_key(

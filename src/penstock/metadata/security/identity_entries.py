@@ -115,9 +115,6 @@ def new_account(entropy: bytes) -> str:
     return str(100_000_000_000 + int.from_bytes(entropy, "big") % span)
 
 
-# ── Validation ───────────────────────────────────────────────────────────────────────────────
-
-
 def check_tenant(tenant: Tenant) -> None:
     if not is_account(tenant.account):
         raise InvalidRequest("An account must be 12 digits.")

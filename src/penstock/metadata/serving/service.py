@@ -359,8 +359,6 @@ class MetadataService(WatchGroup):
         )
         return calls.Listed(page, is_end, revision, self.topics.entry_count)
 
-    # ── Changes ──────────────────────────────────────────────────────────────────────────────
-
     async def _txn(self, request: Txn, _caller: CallerInfo) -> calls.Written:
         for key in check_txn(request):
             mirror = self._mirror_of(key)

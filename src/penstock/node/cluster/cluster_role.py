@@ -13,7 +13,6 @@ from penstock.broker.context.context import BrokerContext
 from penstock.broker.replicas.replicators import Replicators
 from penstock.calls.callees import Callees
 from penstock.calls.internal.client import InternalClient
-from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.remote.broker import RemoteBroker, no_outcomes
 from penstock.calls.remote.service import BrokerService
 from penstock.calls.routing.leaders import Leaders
@@ -31,7 +30,7 @@ from penstock.model.troubles import Trouble, clock_skew, replica_halted
 from penstock.node.cluster.cluster_admin import ClusterAdmin
 from penstock.node.cluster.cluster_troubles import ClockSkew, ClusterTroubles, cluster_samples
 from penstock.node.configuration.cluster_config import parse_listen
-from penstock.node.listening import open_internal
+from penstock.node.listening import make_client, open_internal
 from penstock.node.metadata.metadata_link import MetadataLink
 from penstock.node.process.facts import TELEMETRY_TOPIC
 from penstock.node.process.node_setup import NodeSetup
@@ -145,18 +144,8 @@ class ClusterPeers:
             return known[1]
         if known is not None:
             self._close_later(known[1])
-        setup, nodes = self._setup, self._setup.certificates.nodes
-        client = InternalClient(
-            *parse_listen(entry.internal),
-            NodeEnd(
-                setup.name,
-                setup.config.internal.cluster,
-                levels=self._levels,
-                secret=setup.worker_secret,
-            ),
-            node_id=entry.name,
-            tls=None if nodes is None else nodes.calling,
-        )
+        host, port = parse_listen(entry.internal)
+        client = make_client(self._setup, host, port, entry.name, levels=self._levels)
         self._clients[node, purpose] = (entry, client)
         return client
 

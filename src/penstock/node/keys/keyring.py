@@ -38,6 +38,7 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from penstock.log.storage.files import DISK
 from penstock.model.errors import Damaged, PenstockError, SetupError
 from penstock.node.configuration.config import KeysConfig
 
@@ -326,11 +327,7 @@ def _write_new(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        DISK.sync_folder(path.parent)
     except OSError as error:
         raise KeyRingUnusable(f"{path} cannot be written: {error.strerror}") from error
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.calls.internal.client import FirstReachable, InternalClient
-from penstock.calls.internal.connection import NodeEnd
 from penstock.metadata.serving.remote_store import RemoteCatalog, RemoteConfig
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store
@@ -21,6 +20,7 @@ from penstock.model.errors import Overloaded, PenstockError, SetupError
 from penstock.model.ports import Catalog
 from penstock.node.configuration.cluster_config import NodeAddress, parse_node_addresses
 from penstock.node.configuration.config import Config
+from penstock.node.listening import make_client
 from penstock.node.process.folder import DataFolder, replace_file
 from penstock.node.process.node_setup import NodeSetup
 from penstock.telemetry import families
@@ -77,8 +77,6 @@ class Peers:
 
     def __init__(self, setup: NodeSetup, check_hello: Callable[[Hello], None]) -> None:
         self._setup = setup
-        nodes = setup.certificates.nodes
-        self._tls = None if nodes is None else nodes.calling
         self._check_hello = check_hello
         self._clients: dict[NodeAddress, InternalClient] = {}
 
@@ -99,18 +97,11 @@ class Peers:
     def _client(self, address: NodeAddress) -> InternalClient:
         client = self._clients.get(address)
         if client is None:
-            client = self._clients[address] = InternalClient(
-                address.host,
-                address.port,
-                NodeEnd(
-                    self._setup.name,
-                    self._setup.config.internal.cluster,
-                    check_hello=self._check_hello,
-                    secret=self._setup.worker_secret,
-                ),
-                node_id=address.name or None,
-                tls=self._tls,
+            host, port, name = address
+            client = make_client(
+                self._setup, host, port, name or None, check_hello=self._check_hello
             )
+            self._clients[address] = client
         return client
 
     async def close(self) -> None:
