@@ -133,15 +133,10 @@ class _Writing:
         if self.gone:
             parts = [one for one in parts if one.topic_id not in self.gone]
             definitions, count = self._forget_gone()
+        copied = ("version", "node", "nodes", "account", "region", "at_ms", "master_key_id")
         manifest = Manifest(
-            version=begun.version,
-            node=begun.node,
-            nodes=begun.nodes,
-            account=begun.account,
-            region=begun.region,
-            at_ms=begun.at_ms,
+            **{name: getattr(begun, name) for name in copied},
             finished_at_ms=now_ms(),
-            master_key_id=begun.master_key_id,
             definitions=definitions,
             definition_count=count,
             partitions=parts,

@@ -23,7 +23,6 @@ from penstock.metadata.etcd.links import (
     WITH_LEADER,
     EtcdConfig,
     Failed,
-    Fault,
     Link,
     Links,
     abandon,
@@ -111,9 +110,9 @@ class Watches:
                             retry_seconds = RETRY_SECONDS_MIN
                             yield events
                 except Failed as failed:
-                    if failed.fault.is_final:
-                        raise failed.fault.error from failed
-                    self._links.failed(link, failed.fault.error)
+                    if failed.is_final:
+                        raise failed.error from failed
+                    self._links.failed(link, failed.error)
                 except Unreachable:
                     continue  # ``ready`` has waited
                 except StoreUnusable:
@@ -140,7 +139,7 @@ class Watches:
                 read = read or self._loop.create_task(_read(link, stream), name="etcd watch")
                 if not await self._is_heard(link, stream, read):
                     text = f"etcd at {link.endpoint} stopped replying on a watch"
-                    raise Failed(Fault(StoreUnreachable(text)))
+                    raise Failed(StoreUnreachable(text))
                 data, read = read.result(), None
                 watch.heard_at = self._loop.time()
                 answer = wire.decode_watch(data)
@@ -181,7 +180,7 @@ async def _read(link: Link, stream: Any) -> bytes:
     async with link.failing():
         data = await stream.read()
         if data is aio.EOF:
-            raise Failed(Fault(StoreUnreachable(f"etcd at {link.endpoint} ended a watch")))
+            raise Failed(StoreUnreachable(f"etcd at {link.endpoint} ended a watch"))
         assert isinstance(data, bytes)
         return data
 
@@ -192,7 +191,7 @@ def _end_of(answer: WatchAnswer, link: Link) -> PenstockError | Failed:
     text = f"etcd at {link.endpoint}: {one_line(answer.reason) or 'a watch was ended'}"
     if any(refused in text for refused in _REFUSED):
         return StoreUnusable(text)
-    return Failed(Fault(StoreUnreachable(text)))
+    return Failed(StoreUnreachable(text))
 
 
 class KeepAlives:
@@ -265,9 +264,9 @@ class KeepAlives:
             link = self._links.pop(endpoint, None)
             if link is not None:
                 await link.channel.close()
-            if failed.fault.is_final and not isinstance(failed.fault.error, LeaseGone):
-                raise failed.fault.error from failed
-            return failed.fault.error
+            if failed.is_final and not isinstance(failed.error, LeaseGone):
+                raise failed.error from failed
+            return failed.error
 
     async def close(self) -> None:
         self._is_closed = True

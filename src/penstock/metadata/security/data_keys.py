@@ -26,7 +26,7 @@ import msgspec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from penstock.metadata.cache import TRIES_MAX, Cache, write_all
-from penstock.metadata.security.identities import Resealed
+from penstock.metadata.security.identities import Resealed, reseal
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
 from penstock.model.errors import Damaged, Overloaded, Throttled, VersionConflict
 from penstock.model.limits import SEGMENT_AGE_MS_MAX
@@ -358,25 +358,12 @@ class DataKeys:
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
         """Encrypt every data key with the present master key. Messages are not changed."""
-        count = unreadable = 0
-        for at in [at for topic_id in self._ids for at, _ in self._of_topic(topic_id)]:
-            try:
-                count += await self._reseal(at, rewrap)
-            except Damaged:
-                unreadable += 1
-        return Resealed(count, unreadable)
 
-    async def _reseal(self, at: str, rewrap: Callable[[bytes, bytes], bytes]) -> int:
-        for _ in range(TRIES_MAX):
-            entry = self._entries.get(at)
-            if entry is None:
-                return 0
-            wrapped = rewrap(entry.wrapped, at.encode())
-            if wrapped == entry.wrapped:
-                return 0
-            if await self._put(at, msgspec.structs.replace(entry, wrapped=wrapped)):
-                return 1
-        raise Throttled("A data key is being changed by another node; retry.")
+        def change(at: str, entry: DataKeyEntry) -> DataKeyEntry:
+            return msgspec.structs.replace(entry, wrapped=rewrap(entry.wrapped, at.encode()))
+
+        keys = [at for topic_id in self._ids for at, _ in self._of_topic(topic_id)]
+        return await reseal(self._entries, keys, change)
 
     def _of_topic(self, topic_id: str) -> Iterator[tuple[str, DataKeyEntry]]:
         for key_id in tuple(self._ids.get(topic_id, ())):

@@ -6,7 +6,7 @@ memory when the call returns. Entries, limits and reads are in ``identity_entrie
 deleting a tenant, the caller must check that it has no queues; the admin API decides who may make
 these calls."""
 
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -44,6 +44,24 @@ class NewKey(msgspec.Struct, frozen=True):
 class Resealed(msgspec.Struct, frozen=True):
     count: int  # secrets that are now encrypted by the present master key
     unreadable: int  # secrets encrypted by an unknown master key
+
+
+async def reseal(cache: Cache[T], keys: Iterable[str], change: Callable[[str, T], T]) -> Resealed:
+    """Replace entries by ``change(key, entry)``, which wraps their secrets again and raises Damaged
+    if a secret is unreadable."""
+    count = unreadable = 0
+    for key in keys:
+
+        def step(entry: T | None, key: str = key) -> T | None:
+            return None if entry is None else change(key, entry)
+
+        before = cache.get(key)
+        try:
+            await cache.update(key, step, what=f"The secret {key}")
+            count += cache.get(key) != before
+        except Damaged:
+            unreadable += 1
+    return Resealed(count, unreadable)
 
 
 def _repeated(what: str) -> Callable[[Step[P, R]], Change[P, R]]:
@@ -246,9 +264,10 @@ class StoredIdentities(entries.IdentityMemory):
         return await self.create_key(key.account, key.user, now_ms=now_ms)
 
     async def set_key_status(self, key_id: str, status: KeyStatus) -> AccessKey:
-        return await self._change_key(
-            key_id, lambda key: msgspec.structs.replace(key, status=status)
-        )
+        def change(key: AccessKey) -> AccessKey:
+            return msgspec.structs.replace(key, status=status)
+
+        return await self._change(self._keys, entries.key_key(key_id), f"key {key_id}", change)
 
     @_repeated("The key {key_id}")
     async def delete_key(self, is_behind: bool, key_id: str) -> None:
@@ -338,43 +357,21 @@ class StoredIdentities(entries.IdentityMemory):
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
         """Encrypt every secret with the present master key, so that old keys can be removed."""
-        count = unreadable = 0
 
-        def again(wrapped: bytes, *, context: bytes) -> bytes:
-            return rewrap(wrapped, context)
+        def change(at: str, key: AccessKey) -> AccessKey:
+            sealed = rewrap(key.sealed_secret, at.encode())
+            return msgspec.structs.replace(key, sealed_secret=sealed)
 
-        for key in list(self._live_keys.values()):
-            try:
-                count += await self._reseal_key(key, rewrap)
-            except Damaged:
-                unreadable += 1
-        for sealed in list(self._scrams.values()):
-            at = entries.scram_key(sealed.account, sealed.user, sealed.mechanism)
-            version = self._scrams.version(at)
-            try:
-                after = entries.convert_scram(sealed, at, again)
-            except Damaged:
-                unreadable += 1
-                continue
-            if after != sealed and version:
-                try:
-                    await self._commit(((at, version),), ((self._scrams, at, after),))
-                except VersionConflict:
-                    continue  # a newer password, wrapped by the present key
-                count += 1
-        return Resealed(count, unreadable)
+        def change_scram(at: str, scram: ScramCredential) -> ScramCredential:
+            return entries.convert_scram(scram, at, rewrap)
 
-    async def _reseal_key(self, key: AccessKey, rewrap: Callable[[bytes, bytes], bytes]) -> int:
-        sealed = rewrap(key.sealed_secret, entries.key_key(key.key_id).encode())
-        if sealed == key.sealed_secret:
-            return 0
-        try:
-            await self._change_key(
-                key.key_id, lambda newest: msgspec.structs.replace(newest, sealed_secret=sealed)
-            )
-        except NotFound:
-            return 0  # deleted meanwhile
-        return 1
+        keys = [entries.key_key(key_id) for key_id in self._live_keys]
+        scrams = [
+            entries.scram_key(one.account, one.user, one.mechanism) for one in self._scrams.values()
+        ]
+        first = await reseal(self._keys, keys, change)
+        second = await reseal(self._scrams, scrams, change_scram)
+        return Resealed(first.count + second.count, first.unreadable + second.unreadable)
 
     @_repeated("The {what}")
     async def _change(
@@ -386,9 +383,6 @@ class StoredIdentities(entries.IdentityMemory):
         if after != entry:
             await self._commit(((at, version),), ((cache, at, after),))
         return after
-
-    async def _change_key(self, key_id: str, change: Callable[[AccessKey], AccessKey]) -> AccessKey:
-        return await self._change(self._keys, entries.key_key(key_id), f"key {key_id}", change)
 
     async def _tenant_entry(self, account: str, is_behind: bool) -> tuple[TenantEntry, int]:
         missing = f"There is no tenant {account}."

@@ -56,7 +56,7 @@ class ClusterRoutes:
     def __init__(self, view: ClusterView) -> None:
         self._view = view
         self._hints: dict[tuple[str, int], tuple[int, int]] = {}
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._changed = asyncio.Event()
         view.on_row(self._row_changed)
         view.on_nodes(self._wake)
 
@@ -83,12 +83,8 @@ class ClusterRoutes:
         return list(self._view.nodes)
 
     async def wait_changed(self, timeout_s: float) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
-        try:
-            await asyncio.wait((future,), timeout=timeout_s)
-        finally:
-            self._waiting.discard(future)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
 
     def note_leader(self, place: str, leader: int, epoch: int) -> None:
         topic_id, _, index = place.partition("/")
@@ -110,11 +106,8 @@ class ClusterRoutes:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiting:
-            waiting, self._waiting = self._waiting, set()
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
 
 class ClusterPeers:

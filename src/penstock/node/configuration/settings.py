@@ -186,7 +186,10 @@ def render_toml(config_type: type[Section]) -> str:
         lines += textwrap.wrap(setting.help, 96, initial_indent="# ", subsequent_indent="# ")
         if setting.is_secret:
             lines.append(f'#{setting.name}{FILE_SUFFIX} = ""')
-        lines.append(f"#{setting.name} = {_toml(setting.default)}")
+        value = setting.default
+        # A JSON string is a TOML basic string, except for DEL, which no default contains.
+        shown = msgspec.json.encode(value).decode() if isinstance(value, str) else _text(value)
+        lines.append(f"#{setting.name} = {shown}")
     return "\n".join(lines) + "\n"
 
 
@@ -337,13 +340,6 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value.value) if isinstance(value, Enum) else str(value)
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, str):
-        # A JSON string is a TOML basic string, except for DEL, which no default contains.
-        return msgspec.json.encode(value).decode()
-    return _text(value)
 
 
 def _line(exc: Exception) -> str:

@@ -213,19 +213,17 @@ async def open_etcd(config: Config) -> "EtcdStore":
             what="a cluster node needs more packages",
         ) from None
     cluster = config.cluster
+    files = (cluster.etcd_ca, cluster.etcd_certificate, cluster.etcd_key)
+    ca, cert, key = (Path(name) if name else None for name in files)
     return await EtcdStore.open(
         EtcdConfig(
             endpoints=tuple(str(place) for place in parse_node_addresses(cluster.etcd)),
             namespace=f"/penstock/{config.internal.cluster}",
-            ca_path=_path(cluster.etcd_ca),
-            cert_path=_path(cluster.etcd_certificate),
-            key_path=_path(cluster.etcd_key),
+            ca_path=ca,
+            cert_path=cert,
+            key_path=key,
         )
     )
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None
 
 
 async def check_folder(folder: DataFolder) -> None:

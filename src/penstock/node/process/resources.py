@@ -12,7 +12,7 @@ import resource
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from typing import Final
+from typing import Final, cast
 
 from penstock.model.errors import SetupError
 from penstock.model.limits import MIB
@@ -120,11 +120,7 @@ def _trim_call() -> Callable[[int], int] | None:
         return None
     trim.argtypes = [ctypes.c_size_t]
     trim.restype = ctypes.c_int
-
-    def call(pad: int) -> int:
-        return int(trim(pad))
-
-    return call
+    return cast(Callable[[int], int], trim)
 
 
 class TooFewFiles(SetupError):
