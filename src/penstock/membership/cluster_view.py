@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from penstock.metadata import cluster_entries as cluster
-from penstock.metadata.cache import PrefixWatch, WatchGroup
+from penstock.metadata.cache import PrefixWatch, WatchGroup, put_in
 from penstock.metadata.store import Change as StoreChange
 from penstock.metadata.store import ChangeKind, Store
 from penstock.model.errors import Damaged, PenstockError, VersionConflict
@@ -111,7 +111,7 @@ class _Rows(PrefixWatch):
         if before is not None and view.revision <= before.revision:
             return
         self.views[key] = view
-        self.of_topic.setdefault(key.topic_id, {})[key.index] = view
+        put_in(self.of_topic, key.topic_id, key.index, view)
         for listener in tuple(self.listeners):
             listener(key, view)
 
@@ -120,10 +120,7 @@ class _Rows(PrefixWatch):
         if view is None or view.revision >= revision:
             return
         del self.views[key]
-        of_topic = self.of_topic[key.topic_id]
-        del of_topic[key.index]
-        if not of_topic:
-            del self.of_topic[key.topic_id]
+        put_in(self.of_topic, key.topic_id, key.index, None)
         for listener in tuple(self.listeners):
             listener(key, None)
 

@@ -22,6 +22,10 @@ RETRY_SECONDS_MAX = 5.0
 
 log = logging.getLogger(__name__)
 
+G = TypeVar("G")
+K = TypeVar("K")
+T = TypeVar("T")
+
 
 class PrefixWatch(ABC):
     """Keeps a copy of one prefix up to date: reads all entries, applies the changes that the watch
@@ -110,9 +114,17 @@ class WatchGroup:
         return next((watch.trouble for watch in self._watches if watch.trouble), None)
 
 
-TRIES_MAX: Final = 32  # attempts at a change that conflicts with changes of other nodes
+def put_in(groups: dict[G, dict[K, T]], group: G, key: K, value: T | None) -> None:
+    """Set a value in a dict of dicts, or delete it if it is None; an empty group is deleted."""
+    if value is not None:
+        groups.setdefault(group, {})[key] = value
+        return
+    del groups[group][key]
+    if not groups[group]:
+        del groups[group]
 
-T = TypeVar("T")
+
+TRIES_MAX: Final = 32  # attempts at a change that conflicts with changes of other nodes
 
 
 class Cache(PrefixWatch, Generic[T]):

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.metadata.cache import TRIES_MAX, Cache, write_all
+from penstock.metadata.cache import TRIES_MAX, Cache, put_in, write_all
 from penstock.metadata.store import Store
 from penstock.model import limits
 from penstock.model.acls import Acl, AclIndex
@@ -219,11 +219,8 @@ class DelegationTokens(Cache[DelegationToken]):
         self, _key: str, before: DelegationToken | None, after: DelegationToken | None
     ) -> None:
         if before is not None:
-            tokens = self._by_account[before.account]
-            del tokens[before.token_id]
-            if not tokens:
-                del self._by_account[before.account]
+            put_in(self._by_account, before.account, before.token_id, None)
             del self._by_hmac[self.hmac_of(before.token_id)]
         if after is not None:
-            self._by_account.setdefault(after.account, {})[after.token_id] = after
+            put_in(self._by_account, after.account, after.token_id, after)
             self._by_hmac[self.hmac_of(after.token_id)] = after

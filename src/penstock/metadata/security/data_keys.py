@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from penstock.metadata.cache import TRIES_MAX, Cache, write_all
+from penstock.metadata.cache import TRIES_MAX, Cache, put_in, write_all
 from penstock.metadata.security.identities import Resealed, reseal
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
 from penstock.model.errors import Damaged, Overloaded, Throttled, VersionConflict
@@ -133,7 +133,7 @@ class DataKeys:
         self._entries = Cache(
             store, DATA_KEYS_PREFIX, decode=decode_data_key, on_change=self._on_entry_change
         )
-        self._ids: dict[str, set[str]] = {}  # key ids, by topic id
+        self._by_topic: dict[str, dict[str, DataKeyEntry]] = {}  # by topic id and metadata key
         self._ready: dict[bytes, DataKey] = {}  # by topic id and key id; oldest first
         self._unreadable: set[str] = set()  # entries that the key ring cannot unwrap
         self._blocks: dict[str, _Block] = {}  # by topic id
@@ -143,9 +143,8 @@ class DataKeys:
     async def start(self) -> None:
         """Load all keys. If a key cannot be decrypted, its messages are not delivered."""
         await self._entries.start()
-        for topic_id in self._ids:
-            for at, entry in self._of_topic(topic_id):
-                self._secret(at, entry)
+        for at, entry in self._all():
+            self._secret(at, entry)
         if self._unreadable:
             log.error("data keys cannot be unwrapped", extra={"count": len(self._unreadable)})
 
@@ -164,7 +163,7 @@ class DataKeys:
         return self._entries.trouble
 
     def has(self, topic_id: str) -> bool:
-        return topic_id in self._ids
+        return topic_id in self._by_topic
 
     def find(self, place: bytes) -> DataKey | None:
         """Return a key from memory. ``place`` is its topic id followed by its key id."""
@@ -231,7 +230,7 @@ class DataKeys:
 
     async def rotate(self, topic: Topic) -> None:
         """Create a new key for later messages. Earlier messages are not changed."""
-        if len(self._ids.get(topic.topic_id, ())) >= KEYS_PER_TOPIC_MAX:
+        if len(self._by_topic.get(topic.topic_id, ())) >= KEYS_PER_TOPIC_MAX:
             raise Overloaded(f"{topic.name} has the maximum of {KEYS_PER_TOPIC_MAX} data keys.")
         label = _label_of(topic)
         self._hold(topic, label, await self._create(topic, label))
@@ -275,14 +274,15 @@ class DataKeys:
 
     def _usable(self, topic: Topic, label: str) -> str | None:
         """Return the newest key that may encrypt another block of messages, or None."""
+        known = self._by_topic.get(topic.topic_id, {})
         found = [
             (entry.created_at_ms, at, entry)
-            for at, entry in self._of_topic(topic.topic_id)
+            for at, entry in known.items()
             if entry.reserved + BLOCK_USES <= USES_MAX and at not in self._unreadable
         ]
         found.sort(reverse=True, key=lambda one: one[:2])
         now_ms = self._clock.wall_ms()
-        is_full = len(self._ids.get(topic.topic_id, ())) >= KEYS_PER_TOPIC_MAX
+        is_full = len(known) >= KEYS_PER_TOPIC_MAX
         for created_at_ms, at, entry in found:
             is_fresh = now_ms - created_at_ms < KEY_AGE_MS_MAX and entry.label == label
             if is_full or is_fresh:
@@ -321,9 +321,8 @@ class DataKeys:
                 del self._blocks[topic_id]
         changes = [
             (at, after)
-            for topic_id in self._ids
-            for at, entry in self._of_topic(topic_id)
-            if (after := self._aged(topic_id, entry, now_ms)) != entry
+            for at, entry in self._all()
+            if (after := self._aged(_parts_of(at)[0], entry, now_ms)) != entry
         ]
         gone = 0
         for start in range(0, len(changes), CHANGES_PER_TXN_MAX):
@@ -362,15 +361,11 @@ class DataKeys:
         def change(at: str, entry: DataKeyEntry) -> DataKeyEntry:
             return msgspec.structs.replace(entry, wrapped=rewrap(entry.wrapped, at.encode()))
 
-        keys = [at for topic_id in self._ids for at, _ in self._of_topic(topic_id)]
-        return await reseal(self._entries, keys, change)
+        return await reseal(self._entries, [at for at, _ in self._all()], change)
 
-    def _of_topic(self, topic_id: str) -> Iterator[tuple[str, DataKeyEntry]]:
-        for key_id in tuple(self._ids.get(topic_id, ())):
-            at = data_key_key(topic_id, key_id)
-            entry = self._entries.get(at)
-            if entry is not None:
-                yield at, entry
+    def _all(self) -> Iterator[tuple[str, DataKeyEntry]]:
+        for entries in self._by_topic.values():
+            yield from entries.items()
 
     async def _put(self, at: str, entry: DataKeyEntry) -> bool:
         """Store an entry. Returns False after a conflict; memory then has the newest entry."""
@@ -385,14 +380,10 @@ class DataKeys:
         self, at: str, before: DataKeyEntry | None, after: DataKeyEntry | None
     ) -> None:
         topic_id, key_id = _parts_of(at)
+        put_in(self._by_topic, topic_id, at, after)
         if after is None:
-            ids = self._ids[topic_id]
-            ids.discard(key_id)
-            if not ids:
-                del self._ids[topic_id]
             self._ready.pop(bytes.fromhex(topic_id + key_id), None)
             self._unreadable.discard(at)
         elif before is None:
-            self._ids.setdefault(topic_id, set()).add(key_id)
             # A newer key than the one in use, perhaps made by another node: switch to it.
             self._blocks.pop(topic_id, None)

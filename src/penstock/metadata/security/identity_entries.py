@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from penstock.metadata.cache import Cache, WatchGroup
+from penstock.metadata.cache import Cache, WatchGroup, put_in
 from penstock.metadata.security.acl_rules import AclRules
 from penstock.metadata.store import Store
 from penstock.model.acls import AclIndex
@@ -281,13 +281,9 @@ class IdentityMemory(WatchGroup):
 
     def _on_user_change(self, _at: str, before: UserEntry | None, after: UserEntry | None) -> None:
         self.epoch += 1
-        if after is not None:
-            self._by_account.setdefault(after.user.account, {})[after.user.name] = after.user
-        elif before is not None:
-            users = self._by_account[before.user.account]
-            del users[before.user.name]
-            if not users:
-                del self._by_account[before.user.account]
+        if (entry := after or before) is not None:
+            user = entry.user
+            put_in(self._by_account, user.account, user.name, None if after is None else user)
         for entry in (before, after):
             for key_id in () if entry is None else entry.key_ids:
                 self._look_at_key(key_id)

@@ -19,7 +19,7 @@ from itertools import takewhile
 
 import msgspec
 
-from penstock.metadata.cache import TRIES_MAX, Cache, WatchGroup, write_all
+from penstock.metadata.cache import TRIES_MAX, Cache, WatchGroup, put_in, write_all
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
 from penstock.model import errors
 from penstock.model.limits import DELETED_NAME_MS
@@ -267,7 +267,7 @@ class StoredCatalog(WatchGroup):
         self._by_arn[topic.arn] = topic
         self.partition_count += _logs_of(topic)
         if topic.source_id is not None:
-            self._by_source.setdefault(topic.source_id, {})[topic.topic_id] = topic
+            put_in(self._by_source, topic.source_id, topic.topic_id, topic)
 
     def _forget(self, topic: Topic) -> None:
         place = (topic.account, topic.region)
@@ -276,10 +276,7 @@ class StoredCatalog(WatchGroup):
         del self._by_arn[topic.arn]
         self.partition_count -= _logs_of(topic)
         if topic.source_id is not None:
-            shares = self._by_source[topic.source_id]
-            del shares[topic.topic_id]
-            if not shares:
-                del self._by_source[topic.source_id]
+            put_in(self._by_source, topic.source_id, topic.topic_id, None)
         names = self._names[place]
         del names[bisect_left(names, topic.name)]
         if not names:
@@ -356,12 +353,9 @@ class MoveTasks:
 
     def _on_change(self, _key: str, before: MoveTask | None, after: MoveTask | None) -> None:
         if before is not None:
-            tasks = self._by_source[before.source_arn]
-            del tasks[before.task_id]
-            if not tasks:
-                del self._by_source[before.source_arn]
+            put_in(self._by_source, before.source_arn, before.task_id, None)
         if after is not None:
-            self._by_source.setdefault(after.source_arn, {})[after.task_id] = after
+            put_in(self._by_source, after.source_arn, after.task_id, after)
 
 
 class StoredProducerIds:

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from penstock.metadata.cache import Cache, WatchGroup
+from penstock.metadata.cache import Cache, WatchGroup, put_in
 from penstock.metadata.store import KEY_BYTES_MAX, Store
 from penstock.model.errors import InvalidRequest, QuotaExceeded
 from penstock.model.levels import BROKER_CONFIGS_STORED, LEVEL_MAX
@@ -95,7 +95,7 @@ class ResourceConfigs(WatchGroup):
             on_change=self._on_entry_change,
         )
         super().__init__(self._cache)
-        self._names: dict[tuple[str, str], set[str]] = {}  # by account and kind
+        self._by_kind: dict[tuple[str, str], dict[str, Configs]] = {}  # and account
         self._listeners: dict[str, list[Listener]] = {}  # by kind
 
     def get(self, resource: Resource) -> Configs:
@@ -108,10 +108,10 @@ class ResourceConfigs(WatchGroup):
             return NO_CONFIGS  # the name is too long: nothing can be set for it
 
     def names(self, account: str, kind: str) -> Collection[str]:
-        return self._names.get((account, kind), ())
+        return self._by_kind.get((account, kind), ())
 
     def accounts(self, kind: str) -> Collection[str]:
-        return [account for account, one in self._names if one == kind]
+        return [account for account, one in self._by_kind if one == kind]
 
     def on_change(self, kind: str, listener: Listener) -> None:
         """Call ``listener`` after each change of a resource of this kind, made by any node."""
@@ -145,10 +145,7 @@ class ResourceConfigs(WatchGroup):
 
     def _on_entry_change(self, key: str, _before: Configs | None, after: Configs | None) -> None:
         account, kind, name = resource_of(key)
-        names = self._names.setdefault((account, kind), set())
-        (names.discard if after is None else names.add)(name)
-        if not names:
-            del self._names[account, kind]
+        put_in(self._by_kind, (account, kind), name, after)
         for listener in self._listeners.get(kind, ()):
             listener(account, name, after or NO_CONFIGS)
 
