@@ -250,9 +250,6 @@ class ClusterLevel(PrefixWatch):
                 f" {self.in_force}."
             )
 
-    async def _fill(self) -> None:
-        await self.refresh()
-
     async def refresh(self) -> None:
         entries, revision = await self._store.list(cluster.LEVEL_KEY)
         if revision < self.revision:
@@ -263,6 +260,8 @@ class ClusterLevel(PrefixWatch):
             self._see(cluster.decode_level(cluster.LEVEL_KEY, entry.value), entry.version)
         if not found:
             self._see(NO_ENTRY, 0)
+
+    _fill = refresh
 
     def _take(self, changes: Sequence[StoreChange]) -> None:
         for change in changes:

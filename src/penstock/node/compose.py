@@ -7,10 +7,9 @@ or where the metadata is."""
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from penstock.backup.admin import BackupAdmin, ClusterCut, NodeCut
 from penstock.broker.context.disk import DiskBudget
@@ -18,7 +17,7 @@ from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.tenants import CoordinatorUsage
 from penstock.cursor.transactions import IDS_MAX
 from penstock.frontend.facts.fact_log import leads_all
-from penstock.membership.frontends import LiveFrontends
+from penstock.membership.registration import LiveFrontends
 from penstock.metadata.security.identities import NewKey
 from penstock.metadata.topics.catalog import TOMBSTONE_MS, TOPICS_MAX
 from penstock.model import limits, quotas
@@ -176,16 +175,9 @@ class Node:
         self._metadata.topics.on_change(self._memory.topic_changed)
         self._calls.quotas.start(self._calls.unlimited)
         self._setup.meter.register_collector(self._levels)
-        self._report()
-        certificates = self._setup.certificates
-        jobs: dict[str, Coroutine[Any, Any, None]] = {
-            "tombstone sweep": self._sweep_tombs(),
-            "health watch": self._setup.watch_health(self._report),
-            "identity flush": self._security.flush(),
-        }
-        if certificates.has_any:
-            jobs["certificate watch"] = certificates.watch()
-        self._jobs = [asyncio.create_task(job, name=name) for name, job in jobs.items()]
+        self._jobs = self._setup.start_jobs(
+            self._report, tombstone_sweep=self._sweep_tombs(), identity_flush=self._security.flush()
+        )
 
     async def _sweep_tombs(self) -> None:
         """Periodically remove tombstones without files, and data keys that no message needs."""

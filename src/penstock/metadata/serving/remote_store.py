@@ -21,7 +21,7 @@ from penstock.metadata.topics.catalog import TOMBS_PREFIX, TOPICS_PREFIX, Stored
 from penstock.model.errors import PenstockError, Throttled, TopicNotFound, VersionConflict
 from penstock.model.ports import Clock
 from penstock.model.topic import Topic
-from penstock.wire.internal.calls import Caller
+from penstock.wire.internal.calls import Call, Caller, Q, R
 from penstock.wire.internal.faults import DeadlineExceeded
 
 GETS_MAX = 8  # attempts at a value that keeps changing during the call
@@ -88,6 +88,9 @@ class RemoteStore(store.Store):
         now_ms = self._clock.mono_ms()
         return max((now_ms - heard for heard in self._heard_at_ms.values()), default=0)
 
+    async def _call(self, call: Call[Q, R], request: Q) -> R:
+        return await self._caller.call(call, request, timeout_ms=self._config.call_ms)
+
     async def get(self, key: str) -> store.Entry | None:
         self._check_there()
         lookup = self._lookups.setdefault(key, _Lookup())
@@ -100,7 +103,7 @@ class RemoteStore(store.Store):
                 is_fresh = is_always or key in self._doubted or lookup.version > 0
                 passed = self._passed.get(_prefix(key), 0)
                 request = calls.Get(key, min_revision=passed, is_fresh=is_fresh)
-                got = await self._caller.call(calls.GET, request, timeout_ms=self._config.call_ms)
+                got = await self._call(calls.GET, request)
                 self._doubted.discard(key)
                 if got.revision >= lookup.version:
                     return got.entry
@@ -118,7 +121,7 @@ class RemoteStore(store.Store):
         after, revision = "", -1
         while True:
             request = calls.ListPage(prefix, after, min_revision=wanted_revision)
-            page = await self._caller.call(calls.LIST, request, timeout_ms=self._config.call_ms)
+            page = await self._call(calls.LIST, request)
             revision = page.revision if revision < 0 else revision
             if revision < min_revision:
                 raise store.StoreUnusable(
@@ -146,7 +149,7 @@ class RemoteStore(store.Store):
         store.check_changes(txn)
         self._check_there()
         try:
-            written = await self._caller.call(calls.TXN, txn, timeout_ms=self._config.call_ms)
+            written = await self._call(calls.TXN, txn)
         except VersionConflict:
             for key, _ in (*txn.compare, *txn.compare_created):
                 self.doubt(key)
@@ -158,22 +161,16 @@ class RemoteStore(store.Store):
     async def grant(self, ttl_ms: int) -> int:
         store.check_ttl(ttl_ms)
         self._check_there()
-        granted = await self._caller.call(
-            calls.GRANT, calls.Grant(ttl_ms), timeout_ms=self._config.call_ms
-        )
-        return granted.lease
+        return (await self._call(calls.GRANT, calls.Grant(ttl_ms))).lease
 
     async def keep_alive(self, lease: int) -> int:
         # Sent even if the service seems unreachable: it is rare, and the lease depends on it.
-        kept = await self._caller.call(
-            calls.KEEP_ALIVE, calls.OfLease(lease), timeout_ms=self._config.call_ms
-        )
-        return kept.left_ms
+        return (await self._call(calls.KEEP_ALIVE, calls.OfLease(lease))).left_ms
 
     async def revoke(self, lease: int) -> None:
         """Revoke a lease. Its entries may be listed until the watch has reported their deletion."""
         self._check_there()
-        await self._caller.call(calls.REVOKE, calls.OfLease(lease), timeout_ms=self._config.call_ms)
+        await self._call(calls.REVOKE, calls.OfLease(lease))
 
     async def watch(
         self, prefix: str, *, from_revision: int

@@ -113,10 +113,6 @@ class GivenUp(PenstockError):
     """Raised if the node is stopped while it waits for the metadata service."""
 
 
-class FolderTaken(SetupError):
-    """Raised if the data folder already has topics of a single node."""
-
-
 class MetadataLink(ABC):
     """Access to the metadata. Subclasses set the attributes in ``start`` or before."""
 
@@ -227,7 +223,7 @@ async def open_etcd(config: Config) -> "EtcdStore":
 
 
 async def check_folder(folder: DataFolder) -> None:
-    """Raise FolderTaken if the folder has topics of a single node, which would be lost."""
+    """Raise SetupError if the folder has topics of a single node, which would be lost."""
     if folder.metadata_path.exists():
         store = await SqliteStore.open(folder.metadata_path)
         try:
@@ -241,7 +237,7 @@ async def check_folder(folder: DataFolder) -> None:
 async def _check_no_topics(store: Store, folder: DataFolder, do: str) -> None:
     topics, _ = await store.list(TOPICS_PREFIX)
     if topics:
-        raise FolderTaken(
+        raise SetupError(
             f"the data folder {folder.path} has a catalog of its own with {len(topics)} topics", do
         )
 

@@ -130,13 +130,7 @@ class MetadataNode:
         self._service.register(answers)
         features = (link.STORE_FEATURE + self._expected.store_id,)
         self._listener, self._bound = await open_internal(self._setup, answers, features=features)
-        self._report()
-        self._jobs = [
-            asyncio.create_task(self._setup.watch_health(self._report), name="health watch")
-        ]
-        if self._setup.certificates.has_any:
-            watch = self._setup.certificates.watch()
-            self._jobs.append(asyncio.create_task(watch, name="certificate watch"))
+        self._jobs = self._setup.start_jobs(self._report)
         self._setup.health.ready()
 
     async def _start_service(self, stop: asyncio.Event) -> None:

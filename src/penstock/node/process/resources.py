@@ -123,10 +123,6 @@ def _trim_call() -> Callable[[int], int] | None:
     return cast(Callable[[int], int], trim)
 
 
-class TooFewFiles(SetupError):
-    """Raised if the limit of open files is too low for the partitions of a node."""
-
-
 def raise_limit() -> int:
     """Raise the limit of open files to the hard limit, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -154,7 +150,7 @@ def check_room(partition_count: int, limit: int) -> None:
     if needed <= limit:
         return
     wanted = 1 << (needed * 2 - 1).bit_length()
-    raise TooFewFiles(
+    raise SetupError(
         f"the limit of {limit} open files is too low: {partition_count} partitions need {needed}",
         f"raise it with `ulimit -n {wanted}` or LimitNOFILE={wanted} in the unit file",
     )
