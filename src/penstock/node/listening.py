@@ -100,17 +100,12 @@ def who_listens(port: int) -> str | None:
     processes = (one for one in Path("/proc").iterdir() if one.name.isdecimal())
     for process in processes if inodes else ():
         with contextlib.suppress(OSError):  # of another user, or gone
-            if any(_target(fd) in inodes for fd in (process / "fd").iterdir()):
-                name = (process / "comm").read_text("utf-8", "replace").strip()
-                return f"process {process.name} ({name})"
+            for fd in (process / "fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    if os.readlink(fd) in inodes:  # noqa: PTH115
+                        name = (process / "comm").read_text("utf-8", "replace").strip()
+                        return f"process {process.name} ({name})"
     return None
-
-
-def _target(fd: Path) -> str:
-    try:
-        return os.readlink(fd)  # noqa: PTH115
-    except OSError:  # closed meanwhile
-        return ""
 
 
 def _listening(port: int) -> Iterator[str]:

@@ -7,6 +7,7 @@ deleting a tenant, the caller must check that it has no queues; the admin API de
 these calls."""
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -288,14 +289,16 @@ class StoredIdentities(entries.IdentityMemory):
     async def flush(self) -> int:
         """Store when keys were last used, and return the number of stored keys."""
         used, self._used = self._used, {}
-        ids = list(used)
-        count = 0
+        ids, count = list(used), 0
         try:
-            while ids:
-                some, ids = ids[:CHANGES_PER_TXN_MAX], ids[CHANGES_PER_TXN_MAX:]
-                count += await self._write_used({key_id: used[key_id] for key_id in some})
+            for start in range(0, len(ids), CHANGES_PER_TXN_MAX):
+                some = {key_id: used[key_id] for key_id in ids[start : start + CHANGES_PER_TXN_MAX]}
+                # If a key was changed elsewhere, the watch reports it before the next try.
+                with suppress(VersionConflict):
+                    count += await self._write_used(some)
+                    used = {key_id: at_ms for key_id, at_ms in used.items() if key_id not in some}
         finally:
-            self._remember_used({key_id: used[key_id] for key_id in ids})
+            self._used = {**used, **self._used}
         return count
 
     async def _write_used(self, used: Mapping[str, int]) -> int:
@@ -308,21 +311,9 @@ class StoredIdentities(entries.IdentityMemory):
             compare.append((at, self._keys.version(at)))
             after = msgspec.structs.replace(key, last_used_at_ms=at_ms)
             changes.append((self._keys, at, after))
-        try:
-            if changes:
-                await self._commit(compare, changes)
-        except VersionConflict:
-            # One of the keys was changed elsewhere; the watch reports it before the next try.
-            self._remember_used(used)
-            return 0
-        except BaseException:
-            self._remember_used(used)
-            raise
+        if changes:
+            await self._commit(compare, changes)
         return len(changes)
-
-    def _remember_used(self, used: Mapping[str, int]) -> None:
-        for key_id, at_ms in used.items():
-            self._used.setdefault(key_id, at_ms)
 
     @_repeated("The user {credential.user}")
     async def put_scram(self, is_behind: bool, credential: ScramCredential) -> None:

@@ -317,12 +317,7 @@ class MetadataService(WatchGroup):
         return self._page(mirror, request)
 
     def _page(self, mirror: Mirror, request: calls.ListPage) -> calls.Listed:
-        entries, is_end = mirror.page(
-            request.prefix,
-            after=request.after,
-            count_max=max(1, min(request.count_max, PAGE_ENTRIES_MAX)),
-            bytes_max=min(request.bytes_max, PAGE_BYTES_MAX),
-        )
+        entries, is_end = mirror.page(request.prefix, after=request.after, **_limits(request))
         return calls.Listed(entries, is_end, mirror.known_revision, mirror.entry_count)
 
     async def _gather(self, request: calls.ListPage, asked: CallerInfo) -> calls.Listed:
@@ -351,12 +346,8 @@ class MetadataService(WatchGroup):
             raise errors.Overloaded("Not every metadata node replied; retry.") from error
         self._fell_back("list", error)
         entries, revision = await self._store.list(request.prefix)
-        page, is_end = take_page(
-            (entry for entry in entries if entry.key > request.after),
-            request.prefix,
-            count_max=max(1, min(request.count_max, PAGE_ENTRIES_MAX)),
-            bytes_max=min(request.bytes_max, PAGE_BYTES_MAX),
-        )
+        later = (entry for entry in entries if entry.key > request.after)
+        page, is_end = take_page(later, request.prefix, **_limits(request))
         return calls.Listed(page, is_end, revision, self.topics.entry_count)
 
     async def _txn(self, request: Txn, _caller: CallerInfo) -> calls.Written:
@@ -429,3 +420,10 @@ class MetadataService(WatchGroup):
     def _fell_back(self, what: str, error: errors.PenstockError) -> None:
         self.fallback_count += 1
         log.debug("metadata read from the store", extra={"call": what, "reason": str(error)})
+
+
+def _limits(request: calls.ListPage) -> dict[str, int]:
+    return {
+        "count_max": max(1, min(request.count_max, PAGE_ENTRIES_MAX)),
+        "bytes_max": min(request.bytes_max, PAGE_BYTES_MAX),
+    }

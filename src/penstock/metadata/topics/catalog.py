@@ -64,6 +64,15 @@ def _logs_of(topic: Topic) -> int:
     return 0 if topic.is_share else topic.partition_count
 
 
+def _tell(listeners: Sequence[Callable[..., None]], *change: Topic | None, failed: str) -> None:
+    for listener in listeners:
+        try:
+            listener(*change)
+        except Exception:
+            # The change is durable and in force: a failing listener must not stop the others.
+            log.exception(failed)
+
+
 class StoredCatalog(WatchGroup):
     """Implements ``model.ports.Catalog`` over any store."""
 
@@ -233,12 +242,7 @@ class StoredCatalog(WatchGroup):
             self._forget(before)
         if after is not None:
             self._remember(after)
-        for listener in self._listeners:
-            try:
-                listener(before, after)
-            except Exception:
-                # The change is durable and in force: a failing listener must not stop the others.
-                log.exception("catalog listener failed")
+        _tell(self._listeners, before, after, failed="catalog listener failed")
 
     def _on_tomb_change(self, _key: str, before: Topic | None, after: Topic | None) -> None:
         tomb = after or before
@@ -251,11 +255,7 @@ class StoredCatalog(WatchGroup):
             return
         if known is None or (known.deleted_at_ms or 0) <= (after.deleted_at_ms or 0):
             self._deleted[name] = after
-        for listener in self._tomb_listeners:
-            try:
-                listener(after)
-            except Exception:
-                log.exception("listener for deleted topics failed")
+        _tell(self._tomb_listeners, after, failed="listener for deleted topics failed")
 
     def _remember(self, topic: Topic) -> None:
         place = (topic.account, topic.region)

@@ -279,7 +279,10 @@ def _checked(setting: Setting, raw: object, origin: Origin) -> Any:
     try:
         value = msgspec.convert(raw, setting.type, strict=is_strict)
     except msgspec.ValidationError as exc:
-        why = _choices(setting.type) or _expected(exc)
+        plain = get_args(setting.type)[0]
+        why = _expected(exc)
+        if issubclass(plain, Enum):
+            why = "expected one of " + ", ".join(str(member.value) for member in plain)
     else:
         why = setting.check(value) if setting.check is not None else None
         if why is None:
@@ -315,13 +318,6 @@ def _expected(exc: msgspec.ValidationError) -> str:
     """Return the text of msgspec's error without the type of the value."""
     text = _line(exc).partition(", got")[0].replace("`", "")
     return text[:1].lower() + text[1:]
-
-
-def _choices(annotation: Any) -> str | None:
-    plain = get_args(annotation)[0]
-    if issubclass(plain, Enum):
-        return "expected one of " + ", ".join(str(member.value) for member in plain)
-    return None
 
 
 def _unknown(settings: Mapping[str, Setting], key: str, origin: Origin) -> ConfigInvalid:
