@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.log.storage.files import DISK, replace_durably
 from penstock.metadata import cluster_entries as cluster
-from penstock.metadata.cache import PrefixWatch
+from penstock.metadata.cache import PrefixWatch, abandon
 from penstock.metadata.cluster_entries import NodeEntry, decode_node, encode_entry, node_key
 from penstock.metadata.store import Change, ChangeKind, LeaseGone, Store
 from penstock.model.errors import PenstockError, Throttled, VersionConflict
@@ -134,9 +134,7 @@ class LeaseClock:
     async def stop(self) -> None:
         """Revoke the lease. If the store is not reachable, the lease ends by itself."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait((task,))
+        await abandon(task)
         self.deadline_ms = 0
         lease, self.lease = self.lease, 0
         if lease:
@@ -316,9 +314,7 @@ class LiveFrontends(PrefixWatch):
     async def stop(self) -> None:
         """Stop and remove the entry, so that the others notice at once."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait((task,))
+        await abandon(task)
         await super().stop()
         if self._version:
             with suppress(PenstockError):

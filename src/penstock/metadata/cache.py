@@ -27,6 +27,15 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 
+async def abandon(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel tasks and wait for their end. Results and errors are ignored."""
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.gather(*running, return_exceptions=True)
+
+
 class PrefixWatch(ABC):
     """Keeps a copy of one prefix up to date: reads all entries, applies the changes that the watch
     reports, and reads all entries again if the watch has missed changes. ``Cache`` keeps decoded
@@ -57,9 +66,7 @@ class PrefixWatch(ABC):
 
     async def stop(self) -> None:
         task, self._watching = self._watching, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait((task,))
+        await abandon(task)
 
     async def _follow(self) -> None:
         is_behind = False

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from penstock.metadata.cache import abandon
 from penstock.metadata.store import (
     CHANGES_PER_TXN_MAX,
     Change,
@@ -435,9 +436,7 @@ class SqliteStore(Store):
         self._is_closed = True
         self._wake_watches()
         ending, self._ending = self._ending, None
-        if ending is not None:
-            ending.cancel()
-            await asyncio.wait((ending,))
+        await abandon(ending)
         await self._loop.run_in_executor(self._thread, self._database.close)
         self._thread.shutdown(wait=True)  # the thread has no more work
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from penstock.metadata.cache import abandon
 from penstock.model.errors import SetupError
 from penstock.net.child_process import start_child
 from penstock.node import worker_plan as plan
@@ -364,10 +365,7 @@ class Supervisor:
 
     async def drain(self) -> bool:
         """Stop the workers, then the metadata process. Returns whether all stopped cleanly."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        if self._keepers:
-            await asyncio.wait(self._keepers)
+        await abandon(*self._keepers)
         is_clean = [await self._end_some(some) for some in (self._workers, [self._metadata])]
         self.held.close()
         return all(is_clean)

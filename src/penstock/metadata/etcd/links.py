@@ -18,7 +18,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,6 +28,7 @@ from typing import Any, Final, TypeAlias, cast
 import grpc
 from grpc import aio as aio
 
+from penstock.metadata.cache import abandon
 from penstock.metadata.etcd.wire import encode_range
 from penstock.metadata.store import Compacted, LeaseGone, StoreUnreachable, StoreUnusable
 from penstock.model.errors import DiskFull, InvalidRequest, PenstockError, Throttled
@@ -222,14 +223,6 @@ def open_link(endpoint: str, config: EtcdConfig) -> Link:
     return Link(endpoint, aio.secure_channel(endpoint, credentials, options=options))
 
 
-async def abandon(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks whose results are no longer needed, and ignore their errors."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def _file(path: Path | None) -> bytes | None:
     try:
         return None if path is None else path.read_bytes()
@@ -285,16 +278,13 @@ class Links:
     async def close(self) -> None:
         self._is_closed = True
         connecting, self._connecting = self._connecting, None
-        if connecting is not None:
-            connecting.cancel()
-            await asyncio.wait((connecting,))
+        await abandon(connecting)
         link, self._link = self._link, None
         if link is not None:
             self._retire(link, grace=None)
         closing = dict(self._closing)
         for task, retired in closing.items():
-            task.cancel()  # it may be waiting for calls in progress
-            await asyncio.wait((task,))
+            await abandon(task)  # it may be waiting for calls in progress
             await retired.channel.close()
 
     async def _connect(self) -> Link:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, Final
 
+from penstock.metadata.cache import abandon
 from penstock.metadata.etcd import wire
 from penstock.metadata.etcd.links import (
     WITH_LEADER,
@@ -25,7 +26,6 @@ from penstock.metadata.etcd.links import (
     Failed,
     Link,
     Links,
-    abandon,
     aio,
     one_line,
     open_link,
@@ -150,8 +150,7 @@ class Watches:
                     yield events
         finally:
             stream.cancel()
-            if read is not None:
-                await abandon((read,))
+            await abandon(read)
 
     async def _is_heard(self, link: Link, stream: Any, read: asyncio.Task[Any]) -> bool:
         """Return True after a reply, False if the member stays silent. Progress is requested
@@ -245,7 +244,7 @@ class KeepAlives:
                 raise LeaseGone(lease)
             raise StoreUnreachable(str(trouble))
         finally:
-            await abandon(pending)
+            await abandon(*pending)
 
     def _begin(self, endpoint: str, request: bytes, seconds: float) -> asyncio.Task[bytes]:
         link = self._links.get(endpoint)

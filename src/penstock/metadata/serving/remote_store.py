@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from penstock.metadata import store
+from penstock.metadata.cache import abandon
 from penstock.metadata.serving import calls
 from penstock.metadata.topics.catalog import TOMBS_PREFIX, TOPICS_PREFIX, StoredCatalog, topic_key
 from penstock.model.errors import PenstockError, Throttled, TopicNotFound, VersionConflict
@@ -268,11 +269,7 @@ class RemoteCatalog:
         self._lookups: dict[str, asyncio.Task[Topic | None]] = {}
 
     async def stop(self) -> None:
-        lookups = list(self._lookups.values())
-        for task in lookups:
-            task.cancel()
-        if lookups:
-            await asyncio.wait(lookups)
+        await abandon(*self._lookups.values())
         await self.store.close()
         await self.stored.stop()
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.metadata.cache import WatchGroup
+from penstock.metadata.cache import WatchGroup, abandon
 from penstock.metadata.cluster_entries import MANAGER_KEY
 from penstock.metadata.serving import calls
 from penstock.metadata.serving.entry_rules import CLUSTER, RULES, check_txn, prefix_of, topic_id_of
@@ -115,9 +115,7 @@ class MetadataService(WatchGroup):
         """Reply to waiting watches, so that the listener can stop, and refuse later requests."""
         self._is_stopped = True
         keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.wait((keeper,))
+        await abandon(keeper)
         await super().stop()
 
     def register(self, answers: CallHandlers) -> None:
