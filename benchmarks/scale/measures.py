@@ -28,7 +28,7 @@ from penstock.metadata.cluster_entries import (
     encode_entry,
     partition_key,
 )
-from penstock.metadata.serving.mirror import Member, Mirror, Ring, place_of
+from penstock.metadata.serving.mirror import Mirror, Ring, place_of
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
 from penstock.metadata.topics.catalog import TOPICS_PREFIX, StoredCatalog
 from penstock.replication.election import Standing
@@ -215,7 +215,7 @@ def _manager(size: Size, known: ClusterState, catalog: StoredCatalog) -> dict[st
 def ring(members: int, *, keys: int = 20_000) -> RingCost:
     gc.collect()
     before, begun = resident_bytes(), time.process_time()
-    made = Ring(Member(f"node-{number}") for number in range(members))
+    made = Ring(f"node-{number}" for number in range(members))
     build_s, size = time.process_time() - begun, resident_bytes() - before
     owned: dict[str, int] = {}
     begun = time.process_time()

@@ -22,7 +22,7 @@ from penstock.metadata.store import (
     Txn,
     check_changes,
     check_ttl,
-    conflict,
+    find_conflict,
 )
 
 HISTORY_CHANGES_MAX: Final = 1_000_000
@@ -103,7 +103,9 @@ class MemoryStore(Store):
         puts, deletes = txn.puts, txn.deletes
         if lease and lease not in self._leases:
             raise LeaseGone(lease)
-        self._compare(compare, compare_created)
+        if (conflict := find_conflict(txn, self._revisions)) is not None:
+            self.counts.refused += 1
+            raise conflict
         gone = [key for key in deletes if key in self._entries]
         if puts or gone:
             self._change(puts, gone, lease)
@@ -114,19 +116,9 @@ class MemoryStore(Store):
         counts.changed_bytes += sum(len(key) + len(value) for key, value in puts)
         return self._revision
 
-    def _compare(
-        self, compare: Sequence[tuple[str, int]], compare_created: Sequence[tuple[str, int]]
-    ) -> None:
-        for is_created, pairs in ((False, compare), (True, compare_created)):
-            for key, expected in pairs:
-                entry = self._entries.get(key)
-                actual = 0
-                if entry is not None:
-                    actual = entry.create_revision if is_created else entry.version
-                if actual != expected:
-                    self.counts.refused += 1
-                    what = "created at" if is_created else "at version"
-                    raise conflict(key, actual=actual, expected=expected, what=what)
+    def _revisions(self, key: str) -> tuple[int, int]:
+        entry = self._entries.get(key)
+        return (0, 0) if entry is None else (entry.version, entry.create_revision)
 
     def _change(self, puts: Sequence[tuple[str, bytes]], gone: Sequence[str], lease: int) -> None:
         self._revision += 1

@@ -14,8 +14,7 @@ from penstock.broker.replicas.fetching import WAIT_MS
 from penstock.manager.active_manager import KEYS_PER_ROUND, PLAN_SHARE, Times
 from penstock.manager.decision_writer import DECISIONS_PER_TXN_MAX
 from penstock.manager.decisions import Policy
-from penstock.membership.frontends import BEAT_SECONDS
-from penstock.membership.registration import BEATS, TTL_MS
+from penstock.membership.registration import BEAT_SECONDS, BEATS, TTL_MS
 from penstock.metadata.store import CHANGES_PER_TXN_MAX
 from penstock.node.process.resources import FILES_PER_PARTITION
 

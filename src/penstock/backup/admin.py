@@ -254,8 +254,6 @@ class BackupAdmin:
     master_key_id: str
     _backups: dict[str, _Backup | None] = field(default_factory=dict)  # None: not started yet
 
-    # ── Beginning and end ────────────────────────────────────────────────────────────────────
-
     async def begin(self) -> StartedBackup:
         if not self.health.is_ready:
             raise errors.Overloaded("The node is not ready: its metadata may be incomplete.")
@@ -339,8 +337,6 @@ class BackupAdmin:
                 break
             page.append(one)
         return page
-
-    # ── Logs ─────────────────────────────────────────────────────────────────────────────────
 
     async def partitions(self, backup_id: str, *, after: int, limit: int) -> Sequence[PartitionCut]:
         backup = await self._found(backup_id)

@@ -188,9 +188,6 @@ decode_line = msgspec.json.Decoder(Line).decode
 encode_line = msgspec.json.Encoder().encode
 
 
-# ── Opening ──────────────────────────────────────────────────────────────────────────────────
-
-
 def open_inside(root: Path, path: str) -> int:
     """Open a regular file below ``root`` without following links. Raises BackupUnusable."""
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -242,9 +239,6 @@ def backups_in(folder: Path) -> list[Path]:
 
 def partials_in(folder: Path) -> list[Path]:
     return sorted(one for one in folder.iterdir() if one.name.startswith(PARTIAL_PREFIX))
-
-
-# ── Reading ──────────────────────────────────────────────────────────────────────────────────
 
 
 def blocks_of(root: Path, file: FileSum) -> Iterator[bytes]:
@@ -320,9 +314,6 @@ def _definition(line: bytes, place: str) -> Line:
     if right != found.key:
         raise BackupUnusable(f"{place}: the key {found.key} does not match the value")
     return found
-
-
-# ── Verifying ────────────────────────────────────────────────────────────────────────────────
 
 
 def verify(root: Path, *, progress: Callable[[int], None] = lambda _bytes: None) -> list[Finding]:

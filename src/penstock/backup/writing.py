@@ -32,6 +32,7 @@ from penstock.backup.manifest import (
     log_path,
 )
 from penstock.frontend.admin.ports import Definition, PartitionCut, Piece, StartedBackup
+from penstock.log.storage.files import DISK
 from penstock.log.storage.scan import verified
 from penstock.metadata.topics.catalog import TOPICS_PREFIX
 from penstock.model.errors import Damaged, TopicNotFound
@@ -98,7 +99,7 @@ def write_backup(
         manifest = _Writing(source, partial, begun, pace, progress).run(now_ms)
         final = folder / name
         partial.rename(final)
-        sync_folder(folder)
+        DISK.sync_folder(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -132,24 +133,19 @@ class _Writing:
         if self.gone:
             parts = [one for one in parts if one.topic_id not in self.gone]
             definitions, count = self._forget_gone()
+        copied = ("version", "node", "nodes", "account", "region", "at_ms", "master_key_id")
         manifest = Manifest(
-            version=begun.version,
-            node=begun.node,
-            nodes=begun.nodes,
-            account=begun.account,
-            region=begun.region,
-            at_ms=begun.at_ms,
+            **{name: getattr(begun, name) for name in copied},
             finished_at_ms=now_ms(),
-            master_key_id=begun.master_key_id,
             definitions=definitions,
             definition_count=count,
             partitions=parts,
         )
         for below, _, _ in os.walk(self.root / TOPICS_NAME):
-            sync_folder(Path(below))
+            DISK.sync_folder(Path(below))
         with _NewFile(self.root, MANIFEST_NAME) as file:
             file.write(encode_manifest(manifest))
-        sync_folder(self.root)
+        DISK.sync_folder(self.root)
         return manifest
 
     def _write_definitions(self, lines: Iterator[Line]) -> tuple[FileSum, int]:
@@ -253,11 +249,3 @@ class _NewFile:
     @property
     def summed(self) -> FileSum:
         return FileSum(self.path, self.size_bytes, self._sum.hexdigest())
-
-
-def sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

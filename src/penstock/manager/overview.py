@@ -1,8 +1,8 @@
-"""A summary of a cluster with counts and the names of affected partitions, computed from a
-manager's state or from one read of the store (``cluster_state.py``)."""
+"""The problems of partitions, and what each node has of them, computed from a manager's state or
+from one read of the store (``cluster_state.py``)."""
 
-from collections.abc import Iterable
-from typing import Final
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -10,19 +10,12 @@ from penstock.manager.cluster_state import ClusterState
 from penstock.manager.decisions import Policy, Topics, wanted
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.topic import Topic
-
-NAMED_MAX: Final = 100  # partitions listed per problem; the count includes all
-
-
-class Named(msgspec.Struct, frozen=True):
-    count: int = 0
-    partitions: tuple[PartitionKey, ...] = ()
+from penstock.replication.row import PartitionRow
 
 
 class NodeSummary(msgspec.Struct, frozen=True):
     node: int
     is_alive: bool
-    is_leaving: bool
     is_draining: bool
     replicas: int
     leaders: int  # partitions that the node leads now
@@ -32,61 +25,56 @@ class NodeSummary(msgspec.Struct, frozen=True):
 
 class Overview(msgspec.Struct, frozen=True):
     partitions: int
-    nodes: tuple[NodeSummary, ...]
-    under_replicated: Named  # a replica is missing, lagging or not alive
-    below_minimum: Named  # too few replicas are in sync to accept messages
-    leaderless: Named
-    lost: Named  # no replica is known to be intact
-    moving: Named
-    missing: Named  # partitions that are not created yet
-    orphaned: Named  # partitions without a topic or a tombstone
+    nodes: Sequence[NodeSummary]
+    states: Mapping[str, int]  # number of partitions in each state
 
 
 def overview(
     state: ClusterState, topics: Topics, all_topics: Iterable[Topic], policy: Policy
 ) -> Overview:
-    problems: list[list[PartitionKey]] = [[] for _ in range(5)]
-    under, below, leaderless, lost, orphaned = problems
-    counts: dict[int, list[int]] = {}  # replicas, leaders, preferred leaders, lagging
+    counts: dict[int, list[int]] = {node: [0, 0, 0, 0] for node in state.nodes}
+    states = Counter(missing=sum(1 for _ in state.missing(all_topics)))
     for key, view in state.rows.items():
         row = view.row
-        topic = topics.find_id(key.topic_id)
-        if topic is None and topics.tombstone(key.topic_id) is None:
-            orphaned.append(key)
-        alive = sum(node in state.nodes for node in row.whole)
-        factor = len(row.replicas) if topic is None else wanted(topic, policy, key.index).replicas
-        if alive < max(factor, len(row.replicas)):
-            under.append(key)
-        if alive < row.in_sync_min:
-            below.append(key)
-        if not state.is_led(row):
-            leaderless.append(key)
-        if not row.whole:
-            lost.append(key)
+        states.update(states_of(state, key, topics, policy))
         for node in row.replicas:
             of_node = counts.setdefault(node, [0, 0, 0, 0])
             of_node[0] += 1
             of_node[1] += node == row.leader
             of_node[2] += node == row.replicas[0]
             of_node[3] += node not in row.whole
-    return Overview(
-        len(state.rows),
-        tuple(_summary(state, node, counts) for node in sorted({*state.nodes, *counts})),
-        *map(_named, (under, below, leaderless, lost)),
-        *map(_named, (state.requests, state.missing(all_topics), orphaned)),
-    )
+    nodes = [
+        NodeSummary(node, node in state.nodes, node in state.draining, *found)
+        for node, found in sorted(counts.items())
+    ]
+    return Overview(len(state.rows), nodes, states)
 
 
-def _summary(state: ClusterState, node: int, counts: dict[int, list[int]]) -> NodeSummary:
-    entry = state.nodes.get(node)
-    is_leaving = entry is not None and entry.is_leaving
-    is_draining, found = node in state.draining, counts.get(node, (0, 0, 0, 0))
-    return NodeSummary(node, entry is not None, is_leaving, is_draining, *found)
+def factor_of(key: PartitionKey, row: PartitionRow, topics: Topics, policy: Policy) -> int:
+    topic = topics.find_id(key.topic_id)
+    return len(row.replicas) if topic is None else wanted(topic, policy, key.index).replicas
 
 
-def _named(keys: Iterable[PartitionKey]) -> Named:
-    keys = list(keys)
-    return Named(len(keys), tuple(sorted(keys[:NAMED_MAX])))
+def states_of(
+    state: ClusterState, key: PartitionKey, topics: Topics, policy: Policy
+) -> Iterator[str]:
+    """Yield the values of ``frontend.admin.ports.PartitionState`` that apply to a partition."""
+    row, request = state.rows[key].row, state.requests.get(key)
+    alive = sum(node in state.nodes for node in row.whole)
+    # While a partition moves, replicas that are being added do not count as missing.
+    aimed = len(row.replicas if request is None else min(request.replicas, row.replicas, key=len))
+    if alive < max(factor_of(key, row, topics, policy), aimed):
+        yield "under_replicated"
+    if alive < row.in_sync_min:
+        yield "below_minimum"
+    if not state.is_led(row):
+        yield "leaderless"
+    if not row.whole:
+        yield "lost"
+    if request is not None:
+        yield "moving"
+    if topics.find_id(key.topic_id) is None and topics.tombstone(key.topic_id) is None:
+        yield "orphaned"
 
 
 class StopRisk(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from penstock.metadata import cluster_entries as cluster
-from penstock.metadata.cache import PrefixWatch
+from penstock.metadata.cache import PrefixWatch, WatchGroup, put_in
 from penstock.metadata.store import Change as StoreChange
 from penstock.metadata.store import ChangeKind, Store
 from penstock.model.errors import Damaged, PenstockError, VersionConflict
@@ -111,7 +111,7 @@ class _Rows(PrefixWatch):
         if before is not None and view.revision <= before.revision:
             return
         self.views[key] = view
-        self.of_topic.setdefault(key.topic_id, {})[key.index] = view
+        put_in(self.of_topic, key.topic_id, key.index, view)
         for listener in tuple(self.listeners):
             listener(key, view)
 
@@ -120,19 +120,17 @@ class _Rows(PrefixWatch):
         if view is None or view.revision >= revision:
             return
         del self.views[key]
-        of_topic = self.of_topic[key.topic_id]
-        del of_topic[key.index]
-        if not of_topic:
-            del self.of_topic[key.topic_id]
+        put_in(self.of_topic, key.topic_id, key.index, None)
         for listener in tuple(self.listeners):
             listener(key, None)
 
 
-class ClusterView:
+class ClusterView(WatchGroup):
     def __init__(self, store: Store) -> None:
         self._store = store
         self._nodes = _Nodes(store)
         self._rows = _Rows(store)
+        super().__init__(self._nodes, self._rows)  # listeners must be added before the start
         self.nodes = self._nodes.entries
         self.incarnations = self._nodes.incarnations
         self.rows = self._rows.views
@@ -140,19 +138,6 @@ class ClusterView:
         self.on_nodes = self._nodes.listeners.append
         # Listeners get each newer view of a row, or None if the row was deleted.
         self.on_row = self._rows.listeners.append
-
-    async def start(self) -> None:
-        """Load everything into memory. Listeners must be added before."""
-        await self._nodes.start()
-        await self._rows.start()
-
-    async def stop(self) -> None:
-        await self._rows.stop()
-        await self._nodes.stop()
-
-    @property
-    def trouble(self) -> str | None:
-        return self._rows.trouble or self._nodes.trouble
 
     @property
     def revision(self) -> int:
@@ -265,9 +250,6 @@ class ClusterLevel(PrefixWatch):
                 f" {self.in_force}."
             )
 
-    async def _fill(self) -> None:
-        await self.refresh()
-
     async def refresh(self) -> None:
         entries, revision = await self._store.list(cluster.LEVEL_KEY)
         if revision < self.revision:
@@ -278,6 +260,8 @@ class ClusterLevel(PrefixWatch):
             self._see(cluster.decode_level(cluster.LEVEL_KEY, entry.value), entry.version)
         if not found:
             self._see(NO_ENTRY, 0)
+
+    _fill = refresh
 
     def _take(self, changes: Sequence[StoreChange]) -> None:
         for change in changes:

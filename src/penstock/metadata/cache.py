@@ -9,7 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -21,6 +21,19 @@ RETRY_SECONDS_MIN = 0.1
 RETRY_SECONDS_MAX = 5.0
 
 log = logging.getLogger(__name__)
+
+G = TypeVar("G")
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+async def abandon(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel tasks and wait for their end. Results and errors are ignored."""
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 class PrefixWatch(ABC):
@@ -53,9 +66,7 @@ class PrefixWatch(ABC):
 
     async def stop(self) -> None:
         task, self._watching = self._watching, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait((task,))
+        await abandon(task)
 
     async def _follow(self) -> None:
         is_behind = False
@@ -87,9 +98,40 @@ class PrefixWatch(ABC):
                 retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
 
 
-TRIES_MAX: Final = 32  # attempts at a change that conflicts with changes of other nodes
+class WatchGroup:
+    """Several watched prefixes, started in order and stopped in reverse."""
 
-T = TypeVar("T")
+    def __init__(self, *watches: PrefixWatch) -> None:
+        self._watches = watches
+
+    async def start(self) -> None:
+        try:
+            for watch in self._watches:
+                await watch.start()
+        except BaseException:
+            await WatchGroup.stop(self)  # subclasses extend ``stop``
+            raise
+
+    async def stop(self) -> None:
+        for watch in reversed(self._watches):
+            await watch.stop()
+
+    @property
+    def trouble(self) -> str | None:
+        return next((watch.trouble for watch in self._watches if watch.trouble), None)
+
+
+def put_in(groups: dict[G, dict[K, T]], group: G, key: K, value: T | None) -> None:
+    """Set a value in a dict of dicts, or delete it if it is None; an empty group is deleted."""
+    if value is not None:
+        groups.setdefault(group, {})[key] = value
+        return
+    del groups[group][key]
+    if not groups[group]:
+        del groups[group]
+
+
+TRIES_MAX: Final = 32  # attempts at a change that conflicts with changes of other nodes
 
 
 class Cache(PrefixWatch, Generic[T]):
@@ -212,3 +254,17 @@ class Cache(PrefixWatch, Generic[T]):
                 del self._deletes[key]
                 if key not in self._values:
                     self._versions.pop(key, None)
+
+
+async def write_all(
+    store: Store, compare: Sequence[tuple[str, int]], writes: Sequence[tuple[Cache[Any], str, Any]]
+) -> None:
+    """Write entries, each given by its cache, key and value, in one transaction, and then to
+    memory; the value None deletes an entry."""
+    version = await store.txn(
+        compare=compare,
+        puts=[(key, cache._encode(value)) for cache, key, value in writes if value is not None],
+        deletes=[key for _, key, value in writes if value is None],
+    )
+    for cache, key, value in writes:
+        cache.apply(key, value, version=version)

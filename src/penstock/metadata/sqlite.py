@@ -19,8 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from penstock.metadata.cache import abandon
 from penstock.metadata.store import (
     CHANGES_PER_TXN_MAX,
     Change,
@@ -33,7 +34,7 @@ from penstock.metadata.store import (
     Txn,
     check_changes,
     check_ttl,
-    conflict,
+    find_conflict,
     prefix_range,
 )
 from penstock.model.errors import DiskFull, PenstockError, Throttled
@@ -137,11 +138,11 @@ class _Database:
         if connection.execute("SELECT revision FROM head").fetchone() is None:
             raise StoreUnusable(f"{self._path} is damaged: the revision is missing")
 
-    def guarded(self, work: Callable[[], T]) -> T:
+    def guarded(self, work: Callable[..., T], *args: Any) -> T:
         if self._failure is not None:
             raise StoreUnusable(self._failure)
         try:
-            return work()
+            return work(*args)
         except sqlite3.Error as exc:
             # The low byte is the class of an extended code. Errors of the Python module, such as a
             # closed connection, have no code.
@@ -184,14 +185,8 @@ class _Database:
 
     def txn(self, txn: Txn) -> int:
         with _transaction(self._connection):
-            for key, version in txn.compare:
-                actual, _ = self._revisions(key)
-                if actual != version:
-                    raise conflict(key, actual=actual, expected=version)
-            for key, created in txn.compare_created:
-                _, actual = self._revisions(key)
-                if actual != created:
-                    raise conflict(key, actual=actual, expected=created, what="of create revision")
+            if (conflict := find_conflict(txn, self._revisions)) is not None:
+                raise conflict
             if txn.lease and txn.puts:
                 query = "SELECT 1 FROM lease WHERE id = ?"
                 if self._connection.execute(query, (txn.lease,)).fetchone() is None:
@@ -306,38 +301,27 @@ def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE")
         raise
 
 
-class LeaseTimes:
-    """The end times of leases. After a restart every lease lasts its full time again."""
-
-    def __init__(self) -> None:
-        self._ttl_ms: dict[int, int] = {}
-        self._ends_at_ms: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._ttl_ms)
+class LeaseTimes(dict[int, tuple[int, int]]):
+    """The end times and TTLs of leases. After a restart every lease lasts its full time again."""
 
     def begin(self, lease: int, *, ttl_ms: int, now_ms: int) -> None:
-        self._ttl_ms[lease] = ttl_ms
-        self._ends_at_ms[lease] = now_ms + ttl_ms
+        self[lease] = (now_ms + ttl_ms, ttl_ms)
 
     def renew(self, lease: int, *, now_ms: int) -> int:
-        ttl_ms = self._ttl_ms.get(lease)
-        if ttl_ms is None or self._ends_at_ms[lease] <= now_ms:
+        end_ms, ttl_ms = self.get(lease, (now_ms, 0))
+        if end_ms <= now_ms:
             raise LeaseGone(lease)
-        self._ends_at_ms[lease] = now_ms + ttl_ms
+        self.begin(lease, ttl_ms=ttl_ms, now_ms=now_ms)
         return ttl_ms
 
     def ended(self, *, now_ms: int) -> Sequence[int]:
-        """Return the leases that have ended, oldest first. They stay until ``forget`` is called."""
-        ended = [lease for lease, at_ms in self._ends_at_ms.items() if at_ms <= now_ms]
-        return sorted(ended, key=self._ends_at_ms.__getitem__)
-
-    def forget(self, lease: int) -> None:
-        self._ttl_ms.pop(lease, None)
-        self._ends_at_ms.pop(lease, None)
+        """Return the leases that have ended, oldest first."""
+        return sorted(
+            (one for one, (at_ms, _) in self.items() if at_ms <= now_ms), key=self.__getitem__
+        )
 
     def next_end_ms(self) -> int | None:
-        return min(self._ends_at_ms.values(), default=None)
+        return min((end_ms for end_ms, _ in self.values()), default=None)
 
 
 class SqliteStore(Store):
@@ -374,14 +358,14 @@ class SqliteStore(Store):
         return store
 
     async def get(self, key: str) -> Entry | None:
-        return await self._call(partial(self._database.get, key))
+        return await self._call(self._database.get, key)
 
     async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:
-        return await self._call(partial(self._database.list, prefix, min_revision))
+        return await self._call(self._database.list, prefix, min_revision)
 
     async def commit(self, txn: Txn) -> int:
         check_changes(txn)
-        return await self._call(partial(self._commit, partial(self._database.txn, txn)))
+        return await self._call(self._commit, self._database.txn, txn)
 
     async def watch(
         self, prefix: str, *, from_revision: int
@@ -392,9 +376,8 @@ class SqliteStore(Store):
             while not self._is_closed:
                 # Cleared before the read: a commit after the read sets the event again.
                 wake.clear()
-                changes, from_revision = await self._call(
-                    partial(self._database.read_changes, prefix, from_revision)
-                )
+                read = self._database.read_changes
+                changes, from_revision = await self._call(read, prefix, from_revision)
                 if changes:
                     yield changes
                 else:
@@ -404,7 +387,7 @@ class SqliteStore(Store):
 
     async def grant(self, ttl_ms: int) -> int:
         check_ttl(ttl_ms)
-        return await self._call(partial(self._grant, ttl_ms))
+        return await self._call(self._grant, ttl_ms)
 
     async def keep_alive(self, lease: int) -> int:
         ttl_ms = self._leases.renew(lease, now_ms=self._now_ms())
@@ -412,8 +395,8 @@ class SqliteStore(Store):
         return ttl_ms
 
     async def revoke(self, lease: int) -> None:
-        await self._call(partial(self._commit, partial(self._database.end_lease, lease)))
-        self._leases.forget(lease)
+        await self._call(self._commit, self._database.end_lease, lease)
+        self._leases.pop(lease, None)
 
     def _grant(self, ttl_ms: int) -> int:
         lease = self._database.grant(ttl_ms)
@@ -453,25 +436,24 @@ class SqliteStore(Store):
         self._is_closed = True
         self._wake_watches()
         ending, self._ending = self._ending, None
-        if ending is not None:
-            ending.cancel()
-            await asyncio.wait((ending,))
+        await abandon(ending)
         await self._loop.run_in_executor(self._thread, self._database.close)
         self._thread.shutdown(wait=True)  # the thread has no more work
 
-    async def _call(self, work: Callable[[], T]) -> T:
+    async def _call(self, work: Callable[..., T], *args: Any) -> T:
         if self._is_closed:
             raise StoreUnusable("The metadata store is closed.")
         if self._call_count == CALLS_MAX:
             raise Throttled(f"{CALLS_MAX} metadata calls are already waiting; retry.")
         self._call_count += 1
         try:
-            return await self._loop.run_in_executor(self._thread, self._database.guarded, work)
+            guarded = self._database.guarded
+            return await self._loop.run_in_executor(self._thread, guarded, work, *args)
         finally:
             self._call_count -= 1
 
-    def _commit(self, work: Callable[[], T]) -> T:
-        done = work()
+    def _commit(self, work: Callable[[Any], T], argument: Any) -> T:
+        done = work(argument)
         # Called from this thread, because the caller may have been cancelled meanwhile.
         self._loop.call_soon_threadsafe(self._wake_watches)
         return done

@@ -184,8 +184,15 @@ def check_ttl(ttl_ms: int) -> None:
         raise InvalidRequest(f"A lease TTL must be 1 to {LEASE_TTL_MS_MAX} ms, not {ttl_ms}.")
 
 
-def conflict(key: str, *, actual: int, expected: int, what: str = "at version") -> VersionConflict:
-    return VersionConflict(f"{key} is {what} {actual}, not {expected}.")
+def find_conflict(txn: Txn, revisions: Callable[[str], tuple[int, int]]) -> VersionConflict | None:
+    """Return an error if a comparison fails. ``revisions`` returns the version and the create
+    revision of an entry, or (0, 0) if it is absent."""
+    compared = ((0, "at version", txn.compare), (1, "of create revision", txn.compare_created))
+    for which, what, keys in compared:
+        for key, expected in keys:
+            if (actual := revisions(key)[which]) != expected:
+                return VersionConflict(f"{key} is {what} {actual}, not {expected}.")
+    return None
 
 
 def prefix_range(prefix: str) -> tuple[bytes, bytes]:

@@ -7,10 +7,9 @@ or where the metadata is."""
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from penstock.backup.admin import BackupAdmin, ClusterCut, NodeCut
 from penstock.broker.context.disk import DiskBudget
@@ -18,7 +17,7 @@ from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.tenants import CoordinatorUsage
 from penstock.cursor.transactions import IDS_MAX
 from penstock.frontend.facts.fact_log import leads_all
-from penstock.membership.frontends import LiveFrontends
+from penstock.membership.registration import LiveFrontends
 from penstock.metadata.security.identities import NewKey
 from penstock.metadata.topics.catalog import TOMBSTONE_MS, TOPICS_MAX
 from penstock.model import limits, quotas
@@ -65,7 +64,6 @@ def make_node(loaded: Loaded[Config]) -> "Node | MetadataNode":
 
 class Node:
     def __init__(self, setup: NodeSetup) -> None:
-        self.is_auth_on = setup.is_auth_on
         self._setup = setup
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="disk")
         reserve = setup.config.log.disk_reserve_bytes
@@ -146,6 +144,10 @@ class Node:
         self._start_jobs()
         metadata.started()
         setup.health.ready()
+        if not setup.is_auth_on:
+            log_.warning(
+                "authentication is off: requests are accepted with any credentials or none"
+            )
 
     def _make_backup(self, metadata: MetadataLink, cluster: ClusterRole | None) -> BackupAdmin:
         setup, cutting, topics = self._setup, self._role.cutting, metadata.topics
@@ -172,16 +174,9 @@ class Node:
         self._metadata.topics.on_change(self._memory.topic_changed)
         self._calls.quotas.start(self._calls.unlimited)
         self._setup.meter.register_collector(self._levels)
-        self._report()
-        certificates = self._setup.certificates
-        jobs: dict[str, Coroutine[Any, Any, None]] = {
-            "tombstone sweep": self._sweep_tombs(),
-            "health watch": self._setup.watch_health(self._report),
-            "identity flush": self._security.flush(),
-        }
-        if certificates.has_any:
-            jobs["certificate watch"] = certificates.watch()
-        self._jobs = [asyncio.create_task(job, name=name) for name, job in jobs.items()]
+        self._jobs = self._setup.start_jobs(
+            self._report, tombstone_sweep=self._sweep_tombs(), identity_flush=self._security.flush()
+        )
 
     async def _sweep_tombs(self) -> None:
         """Periodically remove tombstones without files, and data keys that no message needs."""
@@ -245,7 +240,7 @@ class Node:
     def reread(self) -> None:
         self._setup.certificates.renew()
 
-    async def drain(self) -> None:
+    async def drain(self) -> bool:
         self._setup.health.drain()
         if self._setup.config.node.drain_ms:
             await asyncio.sleep(self._setup.config.node.drain_ms / 1_000)
@@ -273,3 +268,4 @@ class Node:
         await self._metadata.stop()
         self._pool.shutdown()
         self._setup.folder.release()
+        return True

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.calls.internal.client import InternalClient
 from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.frontend.admin.api import BODY_BYTES_MAX
@@ -41,13 +42,24 @@ async def bind(listener: Listener, listen: str, what: str, flag: str, **more: An
         return await listener.start(host, port, **more)
 
 
+def _node_end(setup: NodeSetup, **more: Any) -> NodeEnd:
+    return NodeEnd(setup.name, setup.config.internal.cluster, secret=setup.worker_secret, **more)
+
+
+def make_client(
+    setup: NodeSetup, host: str, port: int, name: str | None, **more: Any
+) -> InternalClient:
+    """Return a connection to another node, which is opened by the first call."""
+    nodes = setup.certificates.nodes
+    tls = None if nodes is None else nodes.calling
+    return InternalClient(host, port, _node_end(setup, **more), node_id=name, tls=tls)
+
+
 async def open_internal(
     setup: NodeSetup, answers: CallHandlers, **more: Any
 ) -> tuple[InternalListener, str]:
     internal, nodes = setup.config.internal, setup.certificates.nodes
-    listener = InternalListener(
-        answers, NodeEnd(setup.name, internal.cluster, secret=setup.worker_secret, **more)
-    )
+    listener = InternalListener(answers, _node_end(setup, **more))
     tls = None if nodes is None else nodes.listening
     bound = await bind(listener, internal.listen, "other nodes", "--internal", tls=tls)
     setup.endpoints["internal"] = bound
@@ -88,17 +100,12 @@ def who_listens(port: int) -> str | None:
     processes = (one for one in Path("/proc").iterdir() if one.name.isdecimal())
     for process in processes if inodes else ():
         with contextlib.suppress(OSError):  # of another user, or gone
-            if any(_target(fd) in inodes for fd in (process / "fd").iterdir()):
-                name = (process / "comm").read_text("utf-8", "replace").strip()
-                return f"process {process.name} ({name})"
+            for fd in (process / "fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    if os.readlink(fd) in inodes:  # noqa: PTH115
+                        name = (process / "comm").read_text("utf-8", "replace").strip()
+                        return f"process {process.name} ({name})"
     return None
-
-
-def _target(fd: Path) -> str:
-    try:
-        return os.readlink(fd)  # noqa: PTH115
-    except OSError:  # closed meanwhile
-        return ""
 
 
 def _listening(port: int) -> Iterator[str]:

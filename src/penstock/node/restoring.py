@@ -24,9 +24,9 @@ from penstock.backup.manifest import (
     batches_of,
     definitions_of,
 )
-from penstock.backup.writing import sync_folder
 from penstock.broker.partition.partitions import TOPICS_FOLDER
 from penstock.log.log import Log, LogConfig
+from penstock.log.storage.files import DISK
 from penstock.metadata import cluster_entries as cluster
 from penstock.metadata.security.identity_entries import TENANTS_PREFIX, USERS_PREFIX
 from penstock.metadata.sqlite import SqliteStore
@@ -69,7 +69,7 @@ def restore(
         asyncio.run(_fill(config, data, backup, manifest))
         if not config.cluster.node:
             (data / RESTORING_NAME).rename(data / METADATA_NAME)
-        sync_folder(data)
+        DISK.sync_folder(data)
     except BaseException:
         _clear(data, before)
         raise
@@ -111,7 +111,7 @@ def _restore_logs(
             done += size_bytes
             progress(done, total)
     for below, _, _ in os.walk(topics):
-        sync_folder(Path(below))
+        DISK.sync_folder(Path(below))
 
 
 def _restore_log(backup: Path, part: PartitionPart, topics: Path, now_ms: int) -> Iterator[int]:

@@ -5,8 +5,8 @@ cluster on this machine, and one more process keeps the metadata instead of an e
 SQS on the same port, and the kernel distributes connections among them; each worker routes requests
 to the leader of a partition. For Kafka, whose clients find leaders, each worker has its own port.
 
-The supervisor reserves ports, starts the processes, prints ``ready`` when all are, restarts
-processes that end, and passes signals on. If it is killed, the kernel kills the workers too."""
+The supervisor reserves ports, starts the processes, is ready when all are, restarts processes that
+end, and passes signals on. If it is killed, the kernel kills the workers too."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from penstock.model.errors import PenstockError, SetupError
+from penstock.metadata.cache import abandon
+from penstock.model.errors import SetupError
 from penstock.net.child_process import start_child
 from penstock.node import worker_plan as plan
 from penstock.node.configuration.cluster_config import NodeAddress, parse_listen
@@ -34,19 +35,13 @@ from penstock.node.keys.keyring import KMS_NAME, MASTER_NAME, MASTER_VARIABLE, s
 from penstock.node.listening import binding
 from penstock.node.process.folder import DataFolder
 from penstock.node.process.node_setup import SECRET_ENV, draw_secret, pipe_with
-from penstock.node.process.start_errors import READY, STOPPING, ServiceManager, explained
 from penstock.node.worker_plan import Addresses
 
 STOP_SECONDS_MAX: Final = 30.0  # in addition to node.drain_ms, until a process is killed
 LINE_BYTES_MAX: Final = 65_536  # of the output of a process
 READ_BYTES: Final = 65_536
 
-EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
-
 log_ = logging.getLogger(__name__)
-
-Hints = Callable[[str], Sequence[str]]  # returns lines to print, by the URL of the endpoint
 
 
 class NotStarted(SetupError):
@@ -57,60 +52,46 @@ class NotStarted(SetupError):
         self.do = "see the error of that process above"
 
 
-def serve(
-    loaded: Loaded[Config],
-    flags: Mapping[str, object],
-    *,
-    config_file: str | None,
-    hints: Hints | None = None,
-    manager: ServiceManager,
-) -> int:
-    """Run the supervisor and its workers, and return the exit code."""
+async def make_supervisor(
+    loaded: Loaded[Config], flags: Mapping[str, object], config_file: str | None
+) -> "Supervisor":
+    """Lock the data folder, reserve ports and plan the processes."""
     config = loaded.config
-    folder = Path(config.node.data)
-    try:
-        auth = is_auth_on(config)
-        before = plan.check_folder(folder, config.node.workers)
-        taken = DataFolder(folder)
-        settings = plan.shared_settings(is_auth_on=auth) | plan.partition_settings(loaded)
-        settings |= _share_master(config, folder)
-        with contextlib.ExitStack() as held:
-            at = _hold_addresses(config, held)
-            plan.write_marker(folder, config.node.workers)
-            name, secret = config.node.name or platform.node(), draw_secret()
-            processes = [(plan.METADATA, plan.metadata_settings(folder, name, at))]
-            for worker in range(1, config.node.workers + 1):
-                own = plan.worker_settings(config, worker, folder, name, at)
-                processes.append((f"worker {worker}", own))
-            command = [sys.executable, "-m", "penstock", "serve"]
-            children = [
-                Child(
-                    what,
-                    [*command, *plan.arguments(own, config_file)],
-                    plan.environment({**settings, **own}, flags, os.environ),
-                    secret=secret,
-                )
-                for what, own in processes
-            ]
-            supervisor = Supervisor(
-                children,
-                stop_seconds_max=STOP_SECONDS_MAX + config.node.drain_ms / 1_000,
-                # The very first start creates the first user, in one process only.
-                is_first_alone=auth and not before,
-                hints=hints,
-                manager=manager,
+    folder, count = Path(config.node.data), config.node.workers
+    auth = is_auth_on(config)
+    before = plan.check_folder(folder, count)
+    held = contextlib.ExitStack()
+    held.callback(DataFolder(folder).release)
+    settings = plan.shared_settings(is_auth_on=auth) | plan.partition_settings(loaded)
+    settings |= await _share_master(config, folder)
+    at = _hold_addresses(config, held)
+    plan.write_marker(folder, count)
+    name, secret = config.node.name or platform.node(), draw_secret()
+    processes = {plan.METADATA: plan.metadata_settings(folder, name, at)}
+    for worker in range(1, count + 1):
+        processes[f"worker {worker}"] = plan.worker_settings(config, worker, folder, name, at)
+    command = [sys.executable, "-m", "penstock", "serve"]
+    return Supervisor(
+        [
+            Child(
+                what,
+                [*command, *plan.arguments(own, config_file)],
+                plan.environment({**settings, **own}, flags, os.environ),
+                secret=secret,
             )
-            code = asyncio.run(supervisor.run())
-    except (PenstockError, OSError) as error:
-        raise explained(error) from error
-    taken.release()
-    return code
+            for what, own in processes.items()
+        ],
+        stop_seconds_max=STOP_SECONDS_MAX + config.node.drain_ms / 1_000,
+        # The very first start creates the first user, in one process only.
+        is_first_alone=auth and not before,
+        held=held,
+    )
 
 
-def _share_master(config: Config, folder: Path) -> dict[str, str]:
+async def _share_master(config: Config, folder: Path) -> dict[str, str]:
     """Create the shared master key if it is missing, and return its settings for workers."""
     keys = config.keys
-    asyncio.run(start_key_ring(keys, folder, env=os.environ))
+    await start_key_ring(keys, folder, env=os.environ)
     made = folder / MASTER_NAME
     if keys.kms_command:
         # Wrapped by the service: each process unwraps it.
@@ -125,9 +106,6 @@ def _share_master(config: Config, folder: Path) -> dict[str, str]:
     # Created before another key was configured: it may still wrap secrets.
     old = [keys.old_master_files] if keys.old_master_files else []
     return {"keys.old_master_files": ",".join([*old, str(made)])}
-
-
-# ── Addresses ────────────────────────────────────────────────────────────────────────────────
 
 
 def _hold_addresses(config: Config, held: contextlib.ExitStack) -> Addresses:
@@ -219,15 +197,12 @@ def _prepare(one: socket.socket, family: int, *, is_shared: bool) -> None:
         one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
 
 
-# ── Processes ────────────────────────────────────────────────────────────────────────────────
-
-
 class Child:
     def __init__(
         self, name: str, command: Sequence[str], env: Mapping[str, str], *, secret: bytes
     ) -> None:
         self.name = name
-        self.is_ready = asyncio.Event()
+        self._is_settled = asyncio.Event()  # ready, or ended
         self.has_ended = asyncio.Event()
         self.has_ended.set()
         self.ready_line = ""
@@ -255,7 +230,7 @@ class Child:
             )
         finally:
             os.close(secret_pipe)
-        self.is_ready.clear()
+        self._is_settled.clear()
         self.has_ended.clear()
         self.ready_line, self._line, self._ready_at = "", b"", 0.0
         # Until the process is waited for, its pid is not reused.
@@ -286,7 +261,7 @@ class Child:
                 continue
             self.ready_line = line
             self._ready_at = asyncio.get_running_loop().time()
-            self.is_ready.set()
+            self._is_settled.set()
 
     def _ended(self) -> None:
         loop = asyncio.get_running_loop()
@@ -299,66 +274,51 @@ class Child:
             self._process.stdout.close()
         now = loop.time()
         self.served_ms = int((now - self._ready_at) * 1_000) if self._ready_at else 0
-        self.is_ready.clear()
+        self._is_settled.set()
         self.has_ended.set()
 
     async def ready(self) -> None:
         """Wait until the process is ready. Raises NotStarted if it ends before."""
-        ready = asyncio.create_task(self.is_ready.wait())
-        ended = asyncio.create_task(self.has_ended.wait())
-        try:
-            await asyncio.wait((ready, ended), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ready.cancel()
-            ended.cancel()
+        await self._is_settled.wait()
         if not self.ready_line:
             raise NotStarted(f"{self.name} ended with {self.how} before it was ready")
 
 
 @dataclass(eq=False)
 class Supervisor:
+    """The processes of one server, which are started and stopped like a node."""
+
     children: Sequence[Child]  # the metadata and then the workers
     stop_seconds_max: float
     is_first_alone: bool
-    manager: ServiceManager
-    hints: Hints | None = None
+    held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # ports and a lock
+    root_key = None  # printed by a worker
+    # What a single process prints, with the addresses of the first worker.
+    ready_text = http_url = ""
 
     def __post_init__(self) -> None:
         self._metadata, *self._workers = self.children
         self._keepers: list[asyncio.Task[None]] = []
 
-    @property
-    def _all(self) -> Sequence[Child]:
-        return [*self._workers, self._metadata]
-
-    async def run(self) -> int:
-        loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_stop_signal)
-        loop.add_signal_handler(signal.SIGHUP, self._send_all, signal.SIGHUP)
+    async def start(self, stop: asyncio.Event) -> None:
         starting = asyncio.create_task(self._start())
-        stopped = asyncio.create_task(self._stop.wait())
+        stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
                 log_.info("node stopped before all worker processes were ready")
-            elif starting.exception() is None:
-                # What a single process prints, with the addresses of the first worker.
-                line = self._workers[0].ready_line
-                url = next((part[5:] for part in line.split() if part.startswith("http=")), "")
-                log_.info("workers are ready", extra={"workers": len(self._workers)})
-                hints = () if self.hints is None else self.hints(url)
-                print("\n".join([line, *hints]), flush=True)  # noqa: T201
-                self.manager.tell(READY)
-                await stopped
+                return
+            starting.result()
+        except BaseException:
+            await self.drain()
+            raise
         finally:
             starting.cancel()
             stopped.cancel()
-            is_clean = await self._end()
-        if starting.done() and not starting.cancelled() and (error := starting.exception()):
-            raise error
-        return EXIT_OK if is_clean else EXIT_FAILED
+        log_.info("workers are ready", extra={"workers": len(self._workers)})
+        parts = self._workers[0].ready_line.split()[1:]
+        self.ready_text = " ".join(parts)
+        self.http_url = next((part[5:] for part in parts if part.startswith("http=")), "")
 
     async def _start(self) -> None:
         await self._start_some([self._metadata])
@@ -368,7 +328,8 @@ class Supervisor:
         else:
             await self._start_some(self._workers)
         self._keepers = [
-            asyncio.create_task(self._keep(child), name=f"keep {child.name}") for child in self._all
+            asyncio.create_task(self._keep(child), name=f"keep {child.name}")
+            for child in self.children
         ]
 
     async def _start_some(self, children: Sequence[Child]) -> None:
@@ -395,32 +356,19 @@ class Supervisor:
             else:
                 log_.info("worker process restarted", extra={"worker": child.name})
 
-    def _send_all(self, number: signal.Signals) -> None:
-        for child in self._all:
-            child.send(number)
+    def freeze(self) -> None:
+        """Do nothing, because this process has few objects."""
 
-    # ── Stopping ─────────────────────────────────────────────────────────────────────────────
+    def reread(self) -> None:
+        for child in self.children:
+            child.send(signal.SIGHUP)
 
-    def _on_stop_signal(self) -> None:
-        if self._stop.is_set():
-            # The second signal: stop at once. Everything committed is safe.
-            self._send_all(signal.SIGKILL)
-            os._exit(EXIT_FAILED)
-        self._stop.set()
-
-    async def _end(self) -> bool:
+    async def drain(self) -> bool:
         """Stop the workers, then the metadata process. Returns whether all stopped cleanly."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        if self._keepers:
-            await asyncio.wait(self._keepers)
-        log_.info("node is draining")
-        self.manager.tell(STOPPING)
-        is_clean = True
-        for some in (self._workers, [self._metadata]):
-            is_clean = await self._end_some(some) and is_clean
-        log_.info("node stopped")
-        return is_clean
+        await abandon(*self._keepers)
+        is_clean = [await self._end_some(some) for some in (self._workers, [self._metadata])]
+        self.held.close()
+        return all(is_clean)
 
     async def _end_some(self, children: Sequence[Child]) -> bool:
         running = [child for child in children if not child.has_ended.is_set()]
@@ -440,4 +388,4 @@ class Supervisor:
             for child in running:
                 await child.has_ended.wait()
         # A process that was still starting is ended by the signal itself.
-        return all(child.code in (EXIT_OK, -signal.SIGTERM) for child in running)
+        return all(child.code in (0, -signal.SIGTERM) for child in running)

@@ -9,7 +9,7 @@ from tests.unit.manager.cluster import Cluster, is_empty, is_safe_to_stop, topic
 from penstock.manager import operator_requests
 from penstock.manager.cluster_state import read_cluster_state
 from penstock.manager.decisions import Policy
-from penstock.manager.overview import overview
+from penstock.manager.overview import overview, states_of
 from penstock.metadata.cluster_entries import PartitionKey, placement_key
 from penstock.model.errors import Conflict, InvalidRequest, NotFound
 from penstock.replication.row import Change
@@ -226,14 +226,18 @@ class TestOverview:
         state = await read_cluster_state(cluster.store)
         catalog = cluster.catalog
         missing = topic("b", 2)
+        found = {
+            key.index: set(states_of(state, key, catalog, cluster.policy)) for key in state.rows
+        }
+        assert {*found[0]} == {"lost", "leaderless", "below_minimum", "under_replicated"}
+        assert {"below_minimum", "under_replicated"} <= found[1]
+        assert "moving" in found[2]
+        assert "below_minimum" not in found[2]
         seen = overview(state, catalog, [*catalog.all_topics(), missing], cluster.policy)
+        counts = seen.states
         assert seen.partitions == 3
-        assert seen.lost.partitions == (PartitionKey("a", 0),)
-        assert seen.leaderless.partitions[0] == PartitionKey("a", 0)
-        assert seen.below_minimum.partitions == (PartitionKey("a", 0), PartitionKey("a", 1))
-        assert seen.under_replicated.count == 2
-        assert seen.missing.count == 2
-        assert seen.orphaned.count == 0
+        assert (counts["lost"], counts["under_replicated"], counts["moving"]) == (1, 2, 1)
+        assert (counts["missing"], counts["orphaned"]) == (2, 0)
         assert [node.replicas for node in seen.nodes] == [3, 3, 3]
         assert sum(node.preferred for node in seen.nodes) == 3
         assert not is_safe_to_stop(state, 1)
@@ -248,7 +252,7 @@ class TestOverview:
         assert not is_safe_to_stop(state, 1), "two are needed for anything to be sent"
         seen = overview(state, cluster.catalog, cluster.catalog.all_topics(), cluster.policy)
         assert [node.is_alive for node in seen.nodes] == [True, True, False]
-        assert seen.under_replicated.count == 4
+        assert seen.states["under_replicated"] == 4
 
 
 class TestCreations:

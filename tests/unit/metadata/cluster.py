@@ -10,9 +10,7 @@ from tests.harness.server import stable_port
 from penstock.calls.internal.client import FirstReachable, InternalClient
 from penstock.calls.internal.connection import InternalConfig, NodeEnd
 from penstock.calls.internal.listener import InternalListener
-from penstock.metadata.serving.mirror import Member
-from penstock.metadata.serving.remote_catalog import RemoteCatalog
-from penstock.metadata.serving.remote_store import RemoteConfig
+from penstock.metadata.serving.remote_store import RemoteCatalog, RemoteConfig
 from penstock.metadata.serving.service import MetadataConfig, MetadataService
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.topics.catalog import TOPICS_PREFIX
@@ -110,7 +108,7 @@ class Cluster:
         self.store = store
         self.config = config
         self.nodes: dict[str, Node] = {}
-        self.members: list[Member] = []
+        self.members: list[str] = []
         self._frontends: list[RemoteCatalog] = []
         self._clients: list[InternalClient] = []
 
@@ -123,14 +121,14 @@ class Cluster:
 
     async def join(self, node_id: str) -> Node:
         node = self.nodes[node_id] = Node(self, node_id)
-        self.members.append(Member(node_id))
+        self.members.append(node_id)
         await node.start()
         for one in self.nodes.values():
             one.service.members_changed()
         return node
 
     async def leave(self, node_id: str) -> None:
-        self.members = [member for member in self.members if member.node_id != node_id]
+        self.members = [member for member in self.members if member != node_id]
         await self.nodes.pop(node_id).stop()
         for one in self.nodes.values():
             one.service.members_changed()

@@ -1,6 +1,6 @@
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from penstock.metadata import cache
 from penstock.metadata.sqlite import SqliteStore
-from penstock.metadata.store import StoreUnusable
+from penstock.metadata.store import Entry, StoreUnusable
 from penstock.metadata.topics import catalog
 from penstock.metadata.topics.catalog import TOMBSTONE_MS, StoredCatalog, tomb_key, topic_key
-from penstock.model.errors import QuotaExceeded, TopicExists, TopicNotFound
+from penstock.model.errors import QuotaExceeded, Throttled, TopicExists, TopicNotFound
 from penstock.model.ports import Catalog
 from penstock.model.topic import Fsync, Kind, Redrive, Topic
 
@@ -37,6 +37,27 @@ def make_topic(name: str, *, topic_id: str = "", account: str = ACCOUNT) -> Topi
 
 def delayed(delay_ms: int) -> Callable[[Topic], Topic]:
     return lambda topic: topic.with_settings(now_ms=2_000, delay_ms=delay_ms)
+
+
+async def test_a_catalog_whose_start_failed_can_be_started_again(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "metadata.db")
+    refused = [catalog.TOPICS_PREFIX]
+
+    class Busy(SqliteStore):
+        async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:
+            if prefix in refused:
+                refused.remove(prefix)
+                raise Throttled("busy")
+            return await super().list(prefix, min_revision=min_revision)
+
+    store.__class__ = Busy
+    stored = StoredCatalog(store)
+    with pytest.raises(Throttled):
+        await stored.start()
+    await stored.start()
+    await stored.create(make_topic("one"))
+    await stored.stop()
+    await store.close()
 
 
 class Heard:

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.metadata.cluster import QUICK, Cluster
 from tests.unit.metadata.conftest import until
 
-from penstock.membership import frontends
-from penstock.membership.frontends import (
+from penstock.membership import registration
+from penstock.membership.registration import (
     FORGOTTEN_BEATS,
     SILENT_BEATS_MAX,
     LiveFrontends,
@@ -29,7 +29,7 @@ from penstock.telemetry.clock import SystemClock
 @pytest.fixture(autouse=True)
 def no_beats_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests say when there is one."""
-    monkeypatch.setattr(frontends, "BEAT_SECONDS", 3_600.0)
+    monkeypatch.setattr(registration, "BEAT_SECONDS", 3_600.0)
 
 
 def make(store: Store, node: str = "node") -> LiveFrontends:

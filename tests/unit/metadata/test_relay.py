@@ -23,9 +23,7 @@ from tests.unit.metadata.cluster import (
 from penstock.calls.internal.client import InternalClient
 from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
-from penstock.metadata.serving.mirror import Member
-from penstock.metadata.serving.remote_catalog import RemoteCatalog
-from penstock.metadata.serving.remote_store import RemoteStore
+from penstock.metadata.serving.remote_store import RemoteCatalog, RemoteStore
 from penstock.metadata.serving.service import MetadataConfig, MetadataService
 from penstock.metadata.store import store_id
 from penstock.metadata.topics.catalog import (
@@ -54,7 +52,7 @@ class Mirror:
         self.service = MetadataService(
             self.store,
             node_id="mirror",
-            members=lambda: (Member("mirror"),),
+            members=lambda: ("mirror",),
             peer=nobody,
             config=MetadataConfig(stale_ms_max=1_000),
             store_stale_ms=lambda: self.store.staleness_ms,
@@ -126,7 +124,7 @@ async def test_a_mirror_says_for_how_long_it_has_heard_nothing(tmp_path: Path) -
         # Nor does the mirror say that there is none: it might have been made since.
         key = topic_key(ACCOUNT, REGION, "unheard-of")
         with pytest.raises(Overloaded):
-            await frontend._start(key, ACCOUNT, REGION, "unheard-of")
+            await frontend._look_name(key, ACCOUNT, REGION, "unheard-of")
         with pytest.raises(Overloaded):
             await frontend.create(make_topic("more"))
         await cluster.nodes["m1"].listen()

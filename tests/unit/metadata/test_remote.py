@@ -23,8 +23,7 @@ from tests.unit.metadata.cluster import (
 )
 
 from penstock.metadata.serving.calls import GET, TXN, WATCH, Get, Got, Watch, Watched
-from penstock.metadata.serving.remote_catalog import RemoteCatalog
-from penstock.metadata.serving.remote_store import RemoteConfig, RemoteStore
+from penstock.metadata.serving.remote_store import RemoteCatalog, RemoteConfig, RemoteStore
 from penstock.metadata.serving.service import MetadataConfig
 from penstock.metadata.store import Change, ChangeKind, Compacted, Entry, Txn
 from penstock.metadata.topics.catalog import StoredCatalog, topic_key
@@ -58,7 +57,9 @@ async def resolve(catalog: RemoteCatalog, name: str) -> Topic | None:
     topic = catalog.stored.find(ACCOUNT, REGION, name)
     if topic is not None or catalog._is_absent(catalog._absent, key_of(name)):
         return topic
-    return await asyncio.shield(catalog._start(key_of(name), ACCOUNT, REGION, name))
+    return await asyncio.shield(
+        catalog._look(catalog._look_name, key_of(name), ACCOUNT, REGION, name)
+    )
 
 
 @pytest.fixture
@@ -327,7 +328,7 @@ async def test_a_frontend_has_everything_of_a_service_whose_nodes_hold_parts(
         await cluster.settled()
         frontend = await cluster.frontend("m1")
         assert {topic.name: topic for topic in frontend.all_topics()} == made
-        assert await frontend._start_id(made["q007"].topic_id) == made["q007"]
+        assert await frontend._look_id(made["q007"].topic_id) == made["q007"]
         changed = await frontend.change(ACCOUNT, REGION, "q059", delayed(7))
         assert find(frontend, "q059") == changed
         await frontend.delete(ACCOUNT, REGION, "q001", now_ms=1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.metadata.serving.mirror import Member, Ring, place_of
+from penstock.metadata.serving.mirror import Ring, place_of
 
 pytestmark = pytest.mark.slow
 KEYS = [f"/topics/{n % 7:012d}/us-east-1/queue-{n}" for n in range(20_000)]
@@ -25,11 +25,11 @@ def owners_of(ring: Ring, key: str, count: int) -> list[str]:
 
 
 def ring_of(*node_ids: str) -> Ring:
-    return Ring(Member(node_id) for node_id in node_ids)
+    return Ring(node_ids)
 
 
 def shares(ring: Ring, keys: list[str]) -> dict[str, float]:
-    counts = {member.node_id: 0 for member in ring.members}
+    counts = dict.fromkeys(ring.members, 0)
     for key in keys:
         counts[ring.owner_at(place_of(key))] += 1
     return {node_id: count / len(keys) for node_id, count in counts.items()}
@@ -103,13 +103,6 @@ def test_real_keys_are_spread_as_the_circle_is() -> None:
         assert abs(share - 0.2) <= 0.04
 
 
-@pytest.mark.parametrize("weight", [0.25, 2.0, 4.0])
-def test_a_weight_scales_the_share(weight: float) -> None:
-    ring = Ring([Member("a"), Member("b"), Member("heavy", weight)])
-    wanted = weight / (weight + 2)
-    assert abs(shares(ring, KEYS)["heavy"] - wanted) <= 0.2 * wanted
-
-
 @settings(max_examples=40, deadline=None)
 @given(groups, st.integers(1, 15))
 def test_owners_are_distinct_and_begin_with_the_owner(members: list[str], count: int) -> None:
@@ -125,3 +118,4 @@ def test_places_are_the_same_on_every_node_and_in_every_version() -> None:
     ring = ring_of("n1", "n2", "n3")
     found = [ring.owner_at(place_of(key)) for key in KEYS[:8]]
     assert found == ["n3", "n1", "n2", "n2", "n3", "n1", "n3", "n1"]
+    assert ring.fingerprint == "b177a3dbd040ee7c"

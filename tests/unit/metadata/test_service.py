@@ -35,7 +35,7 @@ from penstock.metadata.serving.calls import (
     Misdirected,
     Watch,
 )
-from penstock.metadata.serving.mirror import Member, merge_pages, place_of
+from penstock.metadata.serving.mirror import merge_pages, place_of
 from penstock.metadata.serving.service import MetadataConfig
 from penstock.metadata.store import ChangeKind, Compacted, Entry, Txn
 from penstock.metadata.topics.catalog import StoredCatalog, tomb_key, topic_key
@@ -434,7 +434,7 @@ async def test_a_question_is_forwarded_once(sharded: Cluster) -> None:
 
 async def test_members_of_different_minds_still_answer_from_the_store(sharded: Cluster) -> None:
     """m1 believes in a member that nobody knows: what should be there is read from the store."""
-    sharded.members.append(Member("ghost"))
+    sharded.members.append("ghost")
     service = sharded.nodes["m1"].service
     service.members_changed()
     await until(lambda: service.is_settled)

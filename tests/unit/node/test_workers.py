@@ -1,6 +1,7 @@
 """What is decided about workers before they are started: whose a folder is, what each is told,
 which ports are kept for them, and how long to wait for one that keeps dying."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -17,7 +18,6 @@ from penstock.node import worker_plan as plan
 from penstock.node.configuration.config import Config, ConfigInvalid, load
 from penstock.node.process.folder import FolderUnusable
 from penstock.node.process.node_setup import SecretMissing, draw_secret, pipe_with, receive_secret
-from penstock.node.process.start_errors import ServiceManager
 from penstock.node.worker_plan import (
     PAUSE_MS_MAX,
     PAUSE_MS_MIN,
@@ -290,23 +290,33 @@ async def test_one_that_is_ready_says_so_and_can_be_started_again() -> None:
 
 async def test_what_cannot_start_ends_the_others(capfd: pytest.CaptureFixture[str]) -> None:
     metadata, broken = child("metadata", SERVES), child("worker 1", "raise SystemExit(1)")
-    supervisor = Supervisor(
-        [metadata, broken], stop_seconds_max=5, is_first_alone=True, manager=ServiceManager({})
-    )
+    supervisor = Supervisor([metadata, broken], stop_seconds_max=5, is_first_alone=True)
     with pytest.raises(NotStarted, match="worker 1"):
-        await supervisor.run()
+        await supervisor.start(asyncio.Event())
     assert metadata.has_ended.is_set()
     assert "ready" not in capfd.readouterr().out
 
 
 async def test_one_that_will_not_end_is_made_to() -> None:
     metadata, stubborn = child("metadata", SERVES), child("worker 1", STUBBORN)
-    supervisor = Supervisor(
-        [metadata, stubborn], stop_seconds_max=0.2, is_first_alone=False, manager=ServiceManager({})
-    )
-    for one in (metadata, stubborn):
-        one.start()
-        await one.ready()
-    assert not await supervisor._end()
+    supervisor = Supervisor([metadata, stubborn], stop_seconds_max=0.2, is_first_alone=False)
+    await supervisor.start(asyncio.Event())
+    assert supervisor.ready_text == "http=http://here"
+    assert not await supervisor.drain()
     assert stubborn.code == -signal.SIGKILL
     assert metadata.code == -signal.SIGTERM
+
+
+async def test_a_stop_before_all_are_ready_ends_the_others() -> None:
+    metadata, slow = child("metadata", SERVES), child("worker 1", "import signal; signal.pause()")
+    supervisor = Supervisor([metadata, slow], stop_seconds_max=5, is_first_alone=False)
+    stop = asyncio.Event()
+    starting = asyncio.create_task(supervisor.start(stop))
+    await asyncio.wait_for(metadata.ready(), 30)
+    while slow.has_ended.is_set():
+        await asyncio.sleep(0.01)
+    stop.set()
+    await starting
+    assert supervisor.ready_text == ""
+    assert await supervisor.drain()
+    assert slow.code == -signal.SIGTERM

@@ -18,16 +18,17 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import grpc
 from grpc import aio as aio
 
+from penstock.metadata.cache import abandon
 from penstock.metadata.etcd.wire import encode_range
 from penstock.metadata.store import Compacted, LeaseGone, StoreUnreachable, StoreUnusable
 from penstock.model.errors import DiskFull, InvalidRequest, PenstockError, Throttled
@@ -47,10 +48,14 @@ _OWN: Final = "etcdserver: "
 log = logging.getLogger(__name__)
 
 
-class Fault(NamedTuple):
-    error: PenstockError  # its text is one line
-    is_final: bool = False  # every member would reply the same
-    is_unknown: bool = False  # the request may have been carried out
+class Failed(Exception):
+    def __init__(
+        self, error: PenstockError, *, is_final: bool = False, is_unknown: bool = False
+    ) -> None:
+        super().__init__(str(error))
+        self.error = error  # its text is one line
+        self.is_final = is_final  # every member would reply the same
+        self.is_unknown = is_unknown  # the request may have been carried out
 
 
 class HistoryGone(Compacted):
@@ -86,7 +91,7 @@ _REFUSALS: Final = frozenset(
 )
 
 
-def fault_of(error: aio.AioRpcError, endpoint: str) -> Fault:
+def failure_of(error: aio.AioRpcError, endpoint: str) -> Failed:
     """Classify an error of the gRPC library. etcd identifies its errors by their texts, because
     gRPC uses the same codes for lost connections."""
     details = one_line(error.details() or error.code().name)
@@ -95,16 +100,16 @@ def fault_of(error: aio.AioRpcError, endpoint: str) -> Fault:
         own = details[len(_OWN) :]
         make = _FINAL.get(own)
         if make is not None:
-            return Fault(make(text), is_final=True)
+            return Failed(make(text), is_final=True)
         if own == _NO_LEADER:
-            return Fault(StoreUnreachable(text))
+            return Failed(StoreUnreachable(text))
     elif error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return Fault(AnswerTooLarge(text), is_final=True)
+        return Failed(AnswerTooLarge(text), is_final=True)
     if error.code() in _REFUSALS:
-        return Fault(StoreUnusable(text), is_final=True)
+        return Failed(StoreUnusable(text), is_final=True)
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         text = f"etcd at {endpoint} did not reply in time"
-    return Fault(StoreUnreachable(text), is_unknown=True)
+    return Failed(StoreUnreachable(text), is_unknown=True)
 
 
 def one_line(text: str) -> str:
@@ -139,12 +144,6 @@ class Method(StrEnum):
     REVOKE = "/etcdserverpb.Lease/LeaseRevoke"
 
 
-class Failed(Exception):
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(str(fault.error))
-        self.fault = fault
-
-
 class Link:
     def __init__(self, endpoint: str, channel: aio.Channel) -> None:
         self.endpoint = endpoint
@@ -166,7 +165,7 @@ class Link:
                 await stream.write(request)
                 answer = await stream.read()
                 if answer is aio.EOF:
-                    raise Failed(Fault(StoreUnreachable(f"etcd at {self.endpoint} ended a call")))
+                    raise Failed(StoreUnreachable(f"etcd at {self.endpoint} ended a call"))
                 return cast(bytes, answer)
             finally:
                 stream.cancel()
@@ -177,18 +176,18 @@ class Link:
         try:
             yield
         except aio.AioRpcError as error:
-            raise Failed(fault_of(error, self.endpoint)) from error
+            raise failure_of(error, self.endpoint) from error
         except (aio.UsageError, asyncio.InvalidStateError) as error:
             # The channel was already closed, or the stream being written to has ended.
             text = f"etcd at {self.endpoint}: the connection was closed"
-            raise Failed(Fault(StoreUnreachable(text))) from error
+            raise Failed(StoreUnreachable(text)) from error
         except asyncio.CancelledError as error:
             # The library also raises this error if the channel is closed during a call.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             text = f"etcd at {self.endpoint}: the connection was closed during a call"
-            raise Failed(Fault(StoreUnreachable(text), is_unknown=True)) from error
+            raise Failed(StoreUnreachable(text), is_unknown=True) from error
 
     @property
     def is_connected(self) -> bool:
@@ -222,14 +221,6 @@ def open_link(endpoint: str, config: EtcdConfig) -> Link:
         certificate_chain=_file(config.cert_path),
     )
     return Link(endpoint, aio.secure_channel(endpoint, credentials, options=options))
-
-
-async def abandon(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks whose results are no longer needed, and ignore their errors."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _file(path: Path | None) -> bytes | None:
@@ -287,16 +278,13 @@ class Links:
     async def close(self) -> None:
         self._is_closed = True
         connecting, self._connecting = self._connecting, None
-        if connecting is not None:
-            connecting.cancel()
-            await asyncio.wait((connecting,))
+        await abandon(connecting)
         link, self._link = self._link, None
         if link is not None:
             self._retire(link, grace=None)
         closing = dict(self._closing)
         for task, retired in closing.items():
-            task.cancel()  # it may be waiting for calls in progress
-            await asyncio.wait((task,))
+            await abandon(task)  # it may be waiting for calls in progress
             await retired.channel.close()
 
     async def _connect(self) -> Link:
@@ -313,8 +301,8 @@ class Links:
                     self._retire(link, grace=None)
                     if not isinstance(error, Failed):
                         raise
-                    if isinstance(error.fault.error, StoreUnusable):
-                        raise error.fault.error from error  # etcd refuses this node
+                    if isinstance(error.error, StoreUnusable):
+                        raise error.error from error  # etcd refuses this node
                     self.trouble = str(error)
                     self._failed_at[endpoint] = self._loop.time()
             await asyncio.sleep(pause_seconds)

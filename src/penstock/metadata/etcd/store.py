@@ -38,10 +38,10 @@ from penstock.metadata.store import (
     Txn,
     check_changes,
     check_ttl,
-    conflict,
+    find_conflict,
     prefix_range,
 )
-from penstock.model.errors import InvalidRequest, Throttled, VersionConflict
+from penstock.model.errors import InvalidRequest, Throttled
 from penstock.telemetry.metrics import Histogram
 
 CALLS_MAX: Final = 10_000  # in progress at once; more would only time out in etcd's queue
@@ -156,7 +156,14 @@ class EtcdStore(Store):
         except LeaseGone:
             raise LeaseGone(txn.lease) from None
         if not done.is_done:
-            raise _conflict_of(done, txn)
+            found = {
+                self._name(one.key): (one.version, one.create_revision)
+                for some in done.found
+                for one in some
+            }
+            raise find_conflict(txn, lambda key: found.get(key, (0, 0))) or StoreUnusable(
+                "etcd rejected a transaction although all comparisons are true."
+            )
         return done.revision
 
     async def grant(self, ttl_ms: int) -> int:
@@ -200,14 +207,13 @@ class EtcdStore(Store):
                 try:
                     return await link.ask(method, request, seconds=seconds)
                 except Failed as failed:
-                    fault = failed.fault
-                    if fault.is_final:
-                        raise fault.error from failed
-                    self._calls.failed(link, fault.error)
-                    if fault.is_unknown and not is_repeatable:
-                        raise StoreOutcomeUnknown(str(fault.error)) from failed
+                    if failed.is_final:
+                        raise failed.error from failed
+                    self._calls.failed(link, failed.error)
+                    if failed.is_unknown and not is_repeatable:
+                        raise StoreOutcomeUnknown(str(failed)) from failed
                     if self._loop.time() >= until:
-                        raise fault.error from failed
+                        raise failed.error from failed
         finally:
             self._call_count -= 1
             self.durations[method].observe(self._loop.time() - began)
@@ -234,19 +240,6 @@ class EtcdStore(Store):
             return key.decode()[len(self._config.namespace) :]
         except UnicodeDecodeError as error:
             raise StoreUnusable(f"etcd has a key that is not UTF-8: {key!r}") from error
-
-
-def _conflict_of(done: wire.TxnDone, txn: Txn) -> VersionConflict:
-    found = iter(done.found)
-    for key, version in txn.compare:
-        actual = next((one.version for one in next(found, ())), 0)
-        if actual != version:
-            return conflict(key, actual=actual, expected=version)
-    for key, created in txn.compare_created:
-        actual = next((one.create_revision for one in next(found, ())), 0)
-        if actual != created:
-            return conflict(key, actual=actual, expected=created, what="of create revision")
-    raise StoreUnusable("etcd rejected a transaction although all comparisons are true.")
 
 
 def _check_config(config: EtcdConfig) -> None:

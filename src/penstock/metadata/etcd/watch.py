@@ -18,15 +18,14 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, Final
 
+from penstock.metadata.cache import abandon
 from penstock.metadata.etcd import wire
 from penstock.metadata.etcd.links import (
     WITH_LEADER,
     EtcdConfig,
     Failed,
-    Fault,
     Link,
     Links,
-    abandon,
     aio,
     one_line,
     open_link,
@@ -111,9 +110,9 @@ class Watches:
                             retry_seconds = RETRY_SECONDS_MIN
                             yield events
                 except Failed as failed:
-                    if failed.fault.is_final:
-                        raise failed.fault.error from failed
-                    self._links.failed(link, failed.fault.error)
+                    if failed.is_final:
+                        raise failed.error from failed
+                    self._links.failed(link, failed.error)
                 except Unreachable:
                     continue  # ``ready`` has waited
                 except StoreUnusable:
@@ -140,7 +139,7 @@ class Watches:
                 read = read or self._loop.create_task(_read(link, stream), name="etcd watch")
                 if not await self._is_heard(link, stream, read):
                     text = f"etcd at {link.endpoint} stopped replying on a watch"
-                    raise Failed(Fault(StoreUnreachable(text)))
+                    raise Failed(StoreUnreachable(text))
                 data, read = read.result(), None
                 watch.heard_at = self._loop.time()
                 answer = wire.decode_watch(data)
@@ -151,8 +150,7 @@ class Watches:
                     yield events
         finally:
             stream.cancel()
-            if read is not None:
-                await abandon((read,))
+            await abandon(read)
 
     async def _is_heard(self, link: Link, stream: Any, read: asyncio.Task[Any]) -> bool:
         """Return True after a reply, False if the member stays silent. Progress is requested
@@ -181,7 +179,7 @@ async def _read(link: Link, stream: Any) -> bytes:
     async with link.failing():
         data = await stream.read()
         if data is aio.EOF:
-            raise Failed(Fault(StoreUnreachable(f"etcd at {link.endpoint} ended a watch")))
+            raise Failed(StoreUnreachable(f"etcd at {link.endpoint} ended a watch"))
         assert isinstance(data, bytes)
         return data
 
@@ -192,7 +190,7 @@ def _end_of(answer: WatchAnswer, link: Link) -> PenstockError | Failed:
     text = f"etcd at {link.endpoint}: {one_line(answer.reason) or 'a watch was ended'}"
     if any(refused in text for refused in _REFUSED):
         return StoreUnusable(text)
-    return Failed(Fault(StoreUnreachable(text)))
+    return Failed(StoreUnreachable(text))
 
 
 class KeepAlives:
@@ -246,7 +244,7 @@ class KeepAlives:
                 raise LeaseGone(lease)
             raise StoreUnreachable(str(trouble))
         finally:
-            await abandon(pending)
+            await abandon(*pending)
 
     def _begin(self, endpoint: str, request: bytes, seconds: float) -> asyncio.Task[bytes]:
         link = self._links.get(endpoint)
@@ -265,9 +263,9 @@ class KeepAlives:
             link = self._links.pop(endpoint, None)
             if link is not None:
                 await link.channel.close()
-            if failed.fault.is_final and not isinstance(failed.fault.error, LeaseGone):
-                raise failed.fault.error from failed
-            return failed.fault.error
+            if failed.is_final and not isinstance(failed.error, LeaseGone):
+                raise failed.error from failed
+            return failed.error
 
     async def close(self) -> None:
         self._is_closed = True

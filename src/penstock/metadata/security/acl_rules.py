@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.metadata.cache import TRIES_MAX, Cache
+from penstock.metadata.cache import TRIES_MAX, Cache, put_in, write_all
 from penstock.metadata.store import Store
 from penstock.model import limits
 from penstock.model.acls import Acl, AclIndex
@@ -100,18 +100,12 @@ class AclRules(Cache[Acl]):
         versions = {key: self.version(key) for key in entries}
         for _ in range(TRIES_MAX):
             changed = [key for key, version in versions.items() if is_put is (version == 0)]
+            writes = [(self, key, entries[key] if is_put else None) for key in changed]
             try:
-                revision = await self._store.txn(
-                    compare=list(versions.items()),
-                    puts=[(key, _encode(entries[key])) for key in changed if is_put],
-                    deletes=() if is_put else changed,
-                )
+                await write_all(self._store, list(versions.items()), writes)
+                return
             except (VersionConflict, OutcomeUnknown):
                 versions = {key: (await self.refresh(key))[1] for key in entries}
-            else:
-                for key in changed:
-                    self.apply(key, entries[key] if is_put else None, version=revision)
-                return
         raise Throttled("The access rules are being changed by another request; retry.")
 
     def _on_rule_change(self, key: str, before: Acl | None, after: Acl | None) -> None:
@@ -225,11 +219,8 @@ class DelegationTokens(Cache[DelegationToken]):
         self, _key: str, before: DelegationToken | None, after: DelegationToken | None
     ) -> None:
         if before is not None:
-            tokens = self._by_account[before.account]
-            del tokens[before.token_id]
-            if not tokens:
-                del self._by_account[before.account]
+            put_in(self._by_account, before.account, before.token_id, None)
             del self._by_hmac[self.hmac_of(before.token_id)]
         if after is not None:
-            self._by_account.setdefault(after.account, {})[after.token_id] = after
+            put_in(self._by_account, after.account, after.token_id, after)
             self._by_hmac[self.hmac_of(after.token_id)] = after

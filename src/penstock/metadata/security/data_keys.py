@@ -25,8 +25,8 @@ from typing import Final
 import msgspec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from penstock.metadata.cache import TRIES_MAX, Cache
-from penstock.metadata.security.identities import Resealed
+from penstock.metadata.cache import TRIES_MAX, Cache, put_in, write_all
+from penstock.metadata.security.identities import Resealed, reseal
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
 from penstock.model.errors import Damaged, Overloaded, Throttled, VersionConflict
 from penstock.model.limits import SEGMENT_AGE_MS_MAX
@@ -68,7 +68,6 @@ class DataKeyEntry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 decode_data_key = msgspec.json.Decoder(DataKeyEntry).decode
-_encode = msgspec.json.Encoder().encode
 
 
 class DataKey:
@@ -134,7 +133,7 @@ class DataKeys:
         self._entries = Cache(
             store, DATA_KEYS_PREFIX, decode=decode_data_key, on_change=self._on_entry_change
         )
-        self._ids: dict[str, set[str]] = {}  # key ids, by topic id
+        self._by_topic: dict[str, dict[str, DataKeyEntry]] = {}  # by topic id and metadata key
         self._ready: dict[bytes, DataKey] = {}  # by topic id and key id; oldest first
         self._unreadable: set[str] = set()  # entries that the key ring cannot unwrap
         self._blocks: dict[str, _Block] = {}  # by topic id
@@ -144,9 +143,8 @@ class DataKeys:
     async def start(self) -> None:
         """Load all keys. If a key cannot be decrypted, its messages are not delivered."""
         await self._entries.start()
-        for topic_id in self._ids:
-            for at, entry in self._of_topic(topic_id):
-                self._secret(at, entry)
+        for at, entry in self._all():
+            self._secret(at, entry)
         if self._unreadable:
             log.error("data keys cannot be unwrapped", extra={"count": len(self._unreadable)})
 
@@ -164,10 +162,8 @@ class DataKeys:
             )
         return self._entries.trouble
 
-    # ── Decryption ───────────────────────────────────────────────────────────────────────────
-
     def has(self, topic_id: str) -> bool:
-        return topic_id in self._ids
+        return topic_id in self._by_topic
 
     def find(self, place: bytes) -> DataKey | None:
         """Return a key from memory. ``place`` is its topic id followed by its key id."""
@@ -206,8 +202,6 @@ class DataKeys:
         self._ready[key.place] = key
         return key
 
-    # ── Encryption ───────────────────────────────────────────────────────────────────────────
-
     def take(self, topic: Topic, count: int) -> DataKey | None:
         """Return the key for the next ``count`` messages, or None if too few are reserved."""
         block = self._blocks.get(topic.topic_id)
@@ -236,7 +230,7 @@ class DataKeys:
 
     async def rotate(self, topic: Topic) -> None:
         """Create a new key for later messages. Earlier messages are not changed."""
-        if len(self._ids.get(topic.topic_id, ())) >= KEYS_PER_TOPIC_MAX:
+        if len(self._by_topic.get(topic.topic_id, ())) >= KEYS_PER_TOPIC_MAX:
             raise Overloaded(f"{topic.name} has the maximum of {KEYS_PER_TOPIC_MAX} data keys.")
         label = _label_of(topic)
         self._hold(topic, label, await self._create(topic, label))
@@ -280,14 +274,15 @@ class DataKeys:
 
     def _usable(self, topic: Topic, label: str) -> str | None:
         """Return the newest key that may encrypt another block of messages, or None."""
+        known = self._by_topic.get(topic.topic_id, {})
         found = [
             (entry.created_at_ms, at, entry)
-            for at, entry in self._of_topic(topic.topic_id)
+            for at, entry in known.items()
             if entry.reserved + BLOCK_USES <= USES_MAX and at not in self._unreadable
         ]
         found.sort(reverse=True, key=lambda one: one[:2])
         now_ms = self._clock.wall_ms()
-        is_full = len(self._ids.get(topic.topic_id, ())) >= KEYS_PER_TOPIC_MAX
+        is_full = len(known) >= KEYS_PER_TOPIC_MAX
         for created_at_ms, at, entry in found:
             is_fresh = now_ms - created_at_ms < KEY_AGE_MS_MAX and entry.label == label
             if is_full or is_fresh:
@@ -314,8 +309,6 @@ class DataKeys:
         until_ms = self._clock.mono_ms() + RESERVED_MS
         self._blocks[topic.topic_id] = _Block(key, label, until_ms, until_ms - RENEW_BEFORE_MS)
 
-    # ── Removal ──────────────────────────────────────────────────────────────────────────────
-
     async def sweep(self) -> int:
         """Remove keys that no message needs, at most once an hour, and return their number."""
         now_ms = self._clock.wall_ms()
@@ -328,9 +321,8 @@ class DataKeys:
                 del self._blocks[topic_id]
         changes = [
             (at, after)
-            for topic_id in self._ids
-            for at, entry in self._of_topic(topic_id)
-            if (after := self._aged(topic_id, entry, now_ms)) != entry
+            for at, entry in self._all()
+            if (after := self._aged(_parts_of(at)[0], entry, now_ms)) != entry
         ]
         gone = 0
         for start in range(0, len(changes), CHANGES_PER_TXN_MAX):
@@ -357,44 +349,23 @@ class DataKeys:
 
     async def _write(self, changes: Sequence[tuple[str, DataKeyEntry | None]]) -> int:
         compare = [(at, self._entries.version(at)) for at, _ in changes]
-        puts = [(at, _encode(entry)) for at, entry in changes if entry is not None]
-        deletes = [at for at, entry in changes if entry is None]
         try:
-            version = await self._store.txn(compare=compare, puts=puts, deletes=deletes)
+            await write_all(self._store, compare, [(self._entries, *change) for change in changes])
         except VersionConflict:
             return 0  # one of the keys has changed; the next round tries again
-        for at, entry in changes:
-            self._entries.apply(at, entry, version=version)
-        return len(deletes)
+        return sum(entry is None for _, entry in changes)
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
         """Encrypt every data key with the present master key. Messages are not changed."""
-        count = unreadable = 0
-        for at in [at for topic_id in self._ids for at, _ in self._of_topic(topic_id)]:
-            try:
-                count += await self._reseal(at, rewrap)
-            except Damaged:
-                unreadable += 1
-        return Resealed(count, unreadable)
 
-    async def _reseal(self, at: str, rewrap: Callable[[bytes, bytes], bytes]) -> int:
-        for _ in range(TRIES_MAX):
-            entry = self._entries.get(at)
-            if entry is None:
-                return 0
-            wrapped = rewrap(entry.wrapped, at.encode())
-            if wrapped == entry.wrapped:
-                return 0
-            if await self._put(at, msgspec.structs.replace(entry, wrapped=wrapped)):
-                return 1
-        raise Throttled("A data key is being changed by another node; retry.")
+        def change(at: str, entry: DataKeyEntry) -> DataKeyEntry:
+            return msgspec.structs.replace(entry, wrapped=rewrap(entry.wrapped, at.encode()))
 
-    def _of_topic(self, topic_id: str) -> Iterator[tuple[str, DataKeyEntry]]:
-        for key_id in tuple(self._ids.get(topic_id, ())):
-            at = data_key_key(topic_id, key_id)
-            entry = self._entries.get(at)
-            if entry is not None:
-                yield at, entry
+        return await reseal(self._entries, [at for at, _ in self._all()], change)
+
+    def _all(self) -> Iterator[tuple[str, DataKeyEntry]]:
+        for entries in self._by_topic.values():
+            yield from entries.items()
 
     async def _put(self, at: str, entry: DataKeyEntry) -> bool:
         """Store an entry. Returns False after a conflict; memory then has the newest entry."""
@@ -409,14 +380,10 @@ class DataKeys:
         self, at: str, before: DataKeyEntry | None, after: DataKeyEntry | None
     ) -> None:
         topic_id, key_id = _parts_of(at)
+        put_in(self._by_topic, topic_id, at, after)
         if after is None:
-            ids = self._ids[topic_id]
-            ids.discard(key_id)
-            if not ids:
-                del self._ids[topic_id]
             self._ready.pop(bytes.fromhex(topic_id + key_id), None)
             self._unreadable.discard(at)
         elif before is None:
-            self._ids.setdefault(topic_id, set()).add(key_id)
             # A newer key than the one in use, perhaps made by another node: switch to it.
             self._blocks.pop(topic_id, None)

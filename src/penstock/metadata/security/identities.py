@@ -6,13 +6,16 @@ memory when the call returns. Entries, limits and reads are in ``identity_entrie
 deleting a tenant, the caller must check that it has no queues; the admin API decides who may make
 these calls."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from inspect import signature
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
 from penstock.access.evaluation import Kind, compile_policy
-from penstock.metadata.cache import TRIES_MAX, Cache
+from penstock.metadata.cache import TRIES_MAX, Cache, write_all
 from penstock.metadata.security import identity_entries as entries
 from penstock.metadata.security.identity_entries import TenantEntry, UserEntry
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
@@ -24,8 +27,9 @@ from penstock.model.ports import KeyRing
 
 T = TypeVar("T")
 R = TypeVar("R")
-Step = Callable[[bool], Awaitable[R]]  # called with True after a conflict: memory is behind
-Write = tuple[Cache[Any], str, Any]  # cache of the entry, its key, its new value (None: delete)
+P = ParamSpec("P")
+Step = Callable[Concatenate[Any, bool, P], Awaitable[R]]
+Change = Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]
 
 
 class NewKey(msgspec.Struct, frozen=True):
@@ -43,15 +47,54 @@ class Resealed(msgspec.Struct, frozen=True):
     unreadable: int  # secrets encrypted by an unknown master key
 
 
+async def reseal(cache: Cache[T], keys: Iterable[str], change: Callable[[str, T], T]) -> Resealed:
+    """Replace entries by ``change(key, entry)``, which wraps their secrets again and raises Damaged
+    if a secret is unreadable."""
+    count = unreadable = 0
+    for key in keys:
+
+        def step(entry: T | None, key: str = key) -> T | None:
+            return None if entry is None else change(key, entry)
+
+        before = cache.get(key)
+        try:
+            await cache.update(key, step, what=f"The secret {key}")
+            count += cache.get(key) != before
+        except Damaged:
+            unreadable += 1
+    return Resealed(count, unreadable)
+
+
+def _repeated(what: str) -> Callable[[Step[P, R]], Change[P, R]]:
+    """Repeat a change after a conflict. The argument ``is_behind``, which callers do not give, is
+    True then: memory may be out of date, so the store is read. ``what`` names arguments."""
+
+    def decorate(step: Step[P, R]) -> Change[P, R]:
+        async def repeat(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            for attempt in range(TRIES_MAX):
+                try:
+                    return await step(self, attempt > 0, *args, **kwargs)
+                except VersionConflict:
+                    continue
+                except (Conflict, NotFound):
+                    if attempt > 0:
+                        raise
+            given = signature(step).bind(self, True, *args, **kwargs).arguments
+            raise Throttled(f"{what.format(**given)} is being changed by another request; retry.")
+
+        return repeat
+
+    return decorate
+
+
 class StoredIdentities(entries.IdentityMemory):
     """Implements ``model.ports.Identities`` over any store."""
 
     def __init__(self, store: Store, ring: KeyRing, *, entropy: Callable[[int], bytes]) -> None:
         super().__init__(store, ring)
         self._entropy = entropy
+        self._commit = partial(write_all, store)
         self._used: dict[str, int] = {}  # by key id: the time of its last use, not yet stored
-
-    # ── Changing tenants ─────────────────────────────────────────────────────────────────────
 
     def free_account(self) -> str:
         while True:
@@ -59,20 +102,17 @@ class StoredIdentities(entries.IdentityMemory):
             if self.tenant(account) is None:
                 return account
 
-    async def create_tenant(self, tenant: Tenant) -> Tenant:
+    @_repeated("The tenant {tenant.account}")
+    async def create_tenant(self, is_behind: bool, tenant: Tenant) -> Tenant:
         entries.check_tenant(tenant)
         at = entries.tenant_key(tenant.account)
-
-        async def step(is_behind: bool) -> Tenant:
-            if is_behind and (await self._tenants.refresh(at))[1]:
-                raise Conflict(f"The tenant {tenant.account} exists already.")
-            if len(self._tenants) >= entries.TENANTS_MAX:
-                raise Conflict(f"The limit of {entries.TENANTS_MAX} tenants is reached.")
-            self._check_tenant_name(tenant)
-            await self._commit(((at, 0),), ((self._tenants, at, TenantEntry(tenant)),))
-            return tenant
-
-        return await _again(f"The tenant {tenant.account}", step)
+        if is_behind and (await self._tenants.refresh(at))[1]:
+            raise Conflict(f"The tenant {tenant.account} exists already.")
+        if len(self._tenants) >= entries.TENANTS_MAX:
+            raise Conflict(f"The limit of {entries.TENANTS_MAX} tenants is reached.")
+        self._check_tenant_name(tenant)
+        await self._commit(((at, 0),), ((self._tenants, at, TenantEntry(tenant)),))
+        return tenant
 
     async def change_tenant(self, account: str, change: Callable[[Tenant], Tenant]) -> Tenant:
         def changed(entry: TenantEntry) -> TenantEntry:
@@ -86,19 +126,16 @@ class StoredIdentities(entries.IdentityMemory):
         at, what = entries.tenant_key(account), f"tenant {account}"
         return (await self._change(self._tenants, at, what, changed)).tenant
 
-    async def delete_tenant(self, account: str) -> None:
+    @_repeated("The tenant {account}")
+    async def delete_tenant(self, is_behind: bool, account: str) -> None:
         """Delete a tenant and its access rules. Raises Conflict if it has users."""
         at = entries.tenant_key(account)
-
-        async def step(is_behind: bool) -> None:
-            entry, version = await self._tenant_entry(account, is_behind)
-            if entry.user_count:
-                raise Conflict(f"The tenant {account} still has {entry.user_count} users.")
-            # Rules first: if a crash left them, they would apply to the next tenant of the account.
-            await self._acls.remove_all(account)
-            await self._commit(((at, version),), ((self._tenants, at, None),))
-
-        await _again(f"The tenant {account}", step)
+        entry, version = await self._tenant_entry(account, is_behind)
+        if entry.user_count:
+            raise Conflict(f"The tenant {account} still has {entry.user_count} users.")
+        # Rules first: if a crash left them, they would apply to the next tenant of the account.
+        await self._acls.remove_all(account)
+        await self._commit(((at, version),), ((self._tenants, at, None),))
 
     def _check_tenant_name(self, tenant: Tenant) -> None:
         # Checked in memory only: two nodes at once could use a name twice. That is acceptable,
@@ -107,9 +144,10 @@ class StoredIdentities(entries.IdentityMemory):
             if other.tenant.name == tenant.name and other.tenant.account != tenant.account:
                 raise Conflict(f"The tenant {other.tenant.account} has the name {tenant.name}.")
 
-    # ── Changing users ───────────────────────────────────────────────────────────────────────
-
-    async def create_user(self, user: User, scram: ScramCredential | None = None) -> User:
+    @_repeated("The user {user.name}")
+    async def create_user(
+        self, is_behind: bool, user: User, scram: ScramCredential | None = None
+    ) -> User:
         """Create a user and its password, if one is given, in one transaction."""
         entries.check_user_name(user.name)
         _check_policies(user, before={})
@@ -122,25 +160,21 @@ class StoredIdentities(entries.IdentityMemory):
             sealed = entries.convert_scram(scram, scram_at, self._ring.wrap)
             made = UserEntry(user, mechanisms=(scram.mechanism,))
             writes.append((self._scrams, scram_at, sealed))
-
-        async def step(is_behind: bool) -> User:
-            if is_behind and (await self._users.refresh(at))[1]:
-                raise Conflict(f"The user {user.name} exists already.")
-            entry, version = await self._tenant_entry(user.account, is_behind)
-            if entry.user_count >= entries.USERS_PER_TENANT_MAX:
-                raise Conflict(
-                    f"The tenant has {entries.USERS_PER_TENANT_MAX} users, which is the limit."
-                )
-            if len(self._users) >= entries.USERS_MAX:
-                raise Conflict(f"The limit of {entries.USERS_MAX} users is reached.")
-            counted = msgspec.structs.replace(entry, user_count=entry.user_count + 1)
-            await self._commit(
-                ((tenant_at, version), (at, 0)),
-                ((self._tenants, tenant_at, counted), (self._users, at, made), *writes),
+        if is_behind and (await self._users.refresh(at))[1]:
+            raise Conflict(f"The user {user.name} exists already.")
+        entry, version = await self._tenant_entry(user.account, is_behind)
+        if entry.user_count >= entries.USERS_PER_TENANT_MAX:
+            raise Conflict(
+                f"The tenant has {entries.USERS_PER_TENANT_MAX} users, which is the limit."
             )
-            return user
-
-        return await _again(f"The user {user.name}", step)
+        if len(self._users) >= entries.USERS_MAX:
+            raise Conflict(f"The limit of {entries.USERS_MAX} users is reached.")
+        counted = msgspec.structs.replace(entry, user_count=entry.user_count + 1)
+        await self._commit(
+            ((tenant_at, version), (at, 0)),
+            ((self._tenants, tenant_at, counted), (self._users, at, made), *writes),
+        )
+        return user
 
     async def change_user(self, account: str, name: str, change: Callable[[User], User]) -> User:
         """Replace a user by ``change(user)``, which is called again after a conflict."""
@@ -170,29 +204,32 @@ class StoredIdentities(entries.IdentityMemory):
 
         return await self.change_user(account, user, change)
 
-    async def delete_user(self, account: str, name: str) -> None:
+    @_repeated("The user {name}")
+    async def delete_user(self, is_behind: bool, account: str, name: str) -> None:
         """Delete a user with its keys and passwords, in one transaction."""
         at, tenant_at = entries.user_key(account, name), entries.tenant_key(account)
+        entry, version = await self._user_entry(account, name, is_behind)
+        tenant, tenant_version = await self._tenant_entry(account, is_behind)
+        counted = msgspec.structs.replace(tenant, user_count=tenant.user_count - 1)
+        keys = [(self._keys, entries.key_key(key_id), None) for key_id in entry.key_ids]
+        scrams = [
+            (self._scrams, entries.scram_key(account, name, m), None) for m in entry.mechanisms
+        ]
+        await self._commit(
+            ((at, version), (tenant_at, tenant_version)),
+            ((self._users, at, None), *keys, *scrams, (self._tenants, tenant_at, counted)),
+        )
 
-        async def step(is_behind: bool) -> None:
-            entry, version = await self._user_entry(account, name, is_behind)
-            tenant, tenant_version = await self._tenant_entry(account, is_behind)
-            counted = msgspec.structs.replace(tenant, user_count=tenant.user_count - 1)
-            keys = [(self._keys, entries.key_key(key_id), None) for key_id in entry.key_ids]
-            scrams = [
-                (self._scrams, entries.scram_key(account, name, m), None) for m in entry.mechanisms
-            ]
-            await self._commit(
-                ((at, version), (tenant_at, tenant_version)),
-                ((self._users, at, None), *keys, *scrams, (self._tenants, tenant_at, counted)),
-            )
-
-        await _again(f"The user {name}", step)
-
-    # ── Changing keys ────────────────────────────────────────────────────────────────────────
-
+    @_repeated("The user {user}")
     async def create_key(
-        self, account: str, user: str, *, now_ms: int, key_id: str = "", secret: str = ""
+        self,
+        is_behind: bool,
+        account: str,
+        user: str,
+        *,
+        now_ms: int,
+        key_id: str = "",
+        secret: str = "",
     ) -> NewKey:
         """Create a key. Its id and secret are random unless they are given."""
         assert bool(key_id) == bool(secret), "give both id and secret, or none"
@@ -202,27 +239,23 @@ class StoredIdentities(entries.IdentityMemory):
         else:
             entries.check_key(key_id, secret)
         at = entries.user_key(account, user)
-
-        async def step(is_behind: bool) -> NewKey:
-            entry, version = await self._user_entry(account, user, is_behind)
-            if len(entry.key_ids) >= entries.KEYS_PER_USER_MAX:
-                raise Conflict(
-                    f"The user {user} has {entries.KEYS_PER_USER_MAX} keys, which is the limit."
-                    " Delete an unused key."
-                )
-            chosen = key_id or entries.new_key_id(self._entropy(entries.KEY_ID_ENTROPY_BYTES))
-            key_at = entries.key_key(chosen)
-            if not is_drawn and (await self._keys.refresh(key_at))[1]:
-                raise Conflict(f"The key {chosen} exists already.")
-            sealed = self._ring.wrap(secret.encode(), context=key_at.encode())
-            key = AccessKey(chosen, account, user, sealed, now_ms)
-            named = msgspec.structs.replace(entry, key_ids=(*entry.key_ids, chosen))
-            await self._commit(
-                ((at, version), (key_at, 0)), ((self._users, at, named), (self._keys, key_at, key))
+        entry, version = await self._user_entry(account, user, is_behind)
+        if len(entry.key_ids) >= entries.KEYS_PER_USER_MAX:
+            raise Conflict(
+                f"The user {user} has {entries.KEYS_PER_USER_MAX} keys, which is the limit."
+                " Delete an unused key."
             )
-            return NewKey(key, secret)
-
-        return await _again(f"The user {user}", step)
+        chosen = key_id or entries.new_key_id(self._entropy(entries.KEY_ID_ENTROPY_BYTES))
+        key_at = entries.key_key(chosen)
+        if not is_drawn and (await self._keys.refresh(key_at))[1]:
+            raise Conflict(f"The key {chosen} exists already.")
+        sealed = self._ring.wrap(secret.encode(), context=key_at.encode())
+        key = AccessKey(chosen, account, user, sealed, now_ms)
+        named = msgspec.structs.replace(entry, key_ids=(*entry.key_ids, chosen))
+        await self._commit(
+            ((at, version), (key_at, 0)), ((self._users, at, named), (self._keys, key_at, key))
+        )
+        return NewKey(key, secret)
 
     async def rotate_key(self, key_id: str, *, now_ms: int) -> NewKey:
         """Create another key for the same user. The old key works until it is disabled."""
@@ -232,23 +265,22 @@ class StoredIdentities(entries.IdentityMemory):
         return await self.create_key(key.account, key.user, now_ms=now_ms)
 
     async def set_key_status(self, key_id: str, status: KeyStatus) -> AccessKey:
-        return await self._change_key(
-            key_id, lambda key: msgspec.structs.replace(key, status=status)
+        def change(key: AccessKey) -> AccessKey:
+            return msgspec.structs.replace(key, status=status)
+
+        return await self._change(self._keys, entries.key_key(key_id), f"key {key_id}", change)
+
+    @_repeated("The key {key_id}")
+    async def delete_key(self, is_behind: bool, key_id: str) -> None:
+        key, key_version = await self._key_entry(key_id, is_behind)
+        at = entries.user_key(key.account, key.user)
+        entry, version = await self._user_entry(key.account, key.user, is_behind)
+        kept = tuple(other for other in entry.key_ids if other != key_id)
+        named = msgspec.structs.replace(entry, key_ids=kept)
+        await self._commit(
+            ((at, version), (entries.key_key(key_id), key_version)),
+            ((self._users, at, named), (self._keys, entries.key_key(key_id), None)),
         )
-
-    async def delete_key(self, key_id: str) -> None:
-        async def step(is_behind: bool) -> None:
-            key, key_version = await self._key_entry(key_id, is_behind)
-            at = entries.user_key(key.account, key.user)
-            entry, version = await self._user_entry(key.account, key.user, is_behind)
-            kept = tuple(other for other in entry.key_ids if other != key_id)
-            named = msgspec.structs.replace(entry, key_ids=kept)
-            await self._commit(
-                ((at, version), (entries.key_key(key_id), key_version)),
-                ((self._users, at, named), (self._keys, entries.key_key(key_id), None)),
-            )
-
-        await _again(f"The key {key_id}", step)
 
     def note_used(self, key: AccessKey, *, now_ms: int) -> None:
         if now_ms - key.last_used_at_ms >= MINUTE_MS:
@@ -257,14 +289,16 @@ class StoredIdentities(entries.IdentityMemory):
     async def flush(self) -> int:
         """Store when keys were last used, and return the number of stored keys."""
         used, self._used = self._used, {}
-        ids = list(used)
-        count = 0
+        ids, count = list(used), 0
         try:
-            while ids:
-                some, ids = ids[:CHANGES_PER_TXN_MAX], ids[CHANGES_PER_TXN_MAX:]
-                count += await self._write_used({key_id: used[key_id] for key_id in some})
+            for start in range(0, len(ids), CHANGES_PER_TXN_MAX):
+                some = {key_id: used[key_id] for key_id in ids[start : start + CHANGES_PER_TXN_MAX]}
+                # If a key was changed elsewhere, the watch reports it before the next try.
+                with suppress(VersionConflict):
+                    count += await self._write_used(some)
+                    used = {key_id: at_ms for key_id, at_ms in used.items() if key_id not in some}
         finally:
-            self._remember_used({key_id: used[key_id] for key_id in ids})
+            self._used = {**used, **self._used}
         return count
 
     async def _write_used(self, used: Mapping[str, int]) -> int:
@@ -277,51 +311,34 @@ class StoredIdentities(entries.IdentityMemory):
             compare.append((at, self._keys.version(at)))
             after = msgspec.structs.replace(key, last_used_at_ms=at_ms)
             changes.append((self._keys, at, after))
-        try:
+        if changes:
             await self._commit(compare, changes)
-        except VersionConflict:
-            # One of the keys was changed elsewhere; the watch reports it before the next try.
-            self._remember_used(used)
-            return 0
-        except BaseException:
-            self._remember_used(used)
-            raise
         return len(changes)
 
-    def _remember_used(self, used: Mapping[str, int]) -> None:
-        for key_id, at_ms in used.items():
-            self._used.setdefault(key_id, at_ms)
-
-    async def put_scram(self, credential: ScramCredential) -> None:
+    @_repeated("The user {credential.user}")
+    async def put_scram(self, is_behind: bool, credential: ScramCredential) -> None:
         entries.check_scram(credential)
         account, name, mechanism = credential.account, credential.user, credential.mechanism
         at, scram_at = entries.user_key(account, name), entries.scram_key(account, name, mechanism)
         sealed = entries.convert_scram(credential, scram_at, self._ring.wrap)
+        entry, version = await self._user_entry(account, name, is_behind)
+        named = tuple(sorted({*entry.mechanisms, mechanism}))
+        after = msgspec.structs.replace(entry, mechanisms=named)
+        await self._commit(
+            ((at, version),), ((self._users, at, after), (self._scrams, scram_at, sealed))
+        )
 
-        async def step(is_behind: bool) -> None:
-            entry, version = await self._user_entry(account, name, is_behind)
-            named = tuple(sorted({*entry.mechanisms, mechanism}))
-            after = msgspec.structs.replace(entry, mechanisms=named)
-            await self._commit(
-                ((at, version),), ((self._users, at, after), (self._scrams, scram_at, sealed))
-            )
-
-        await _again(f"The user {name}", step)
-
-    async def delete_scram(self, account: str, name: str, mechanism: str) -> None:
+    @_repeated("The user {name}")
+    async def delete_scram(self, is_behind: bool, account: str, name: str, mechanism: str) -> None:
         at, scram_at = entries.user_key(account, name), entries.scram_key(account, name, mechanism)
-
-        async def step(is_behind: bool) -> None:
-            entry, version = await self._user_entry(account, name, is_behind)
-            if mechanism not in entry.mechanisms:
-                raise NotFound(f"The user {name} has no password for {mechanism}.")
-            named = tuple(other for other in entry.mechanisms if other != mechanism)
-            after = msgspec.structs.replace(entry, mechanisms=named)
-            await self._commit(
-                ((at, version),), ((self._users, at, after), (self._scrams, scram_at, None))
-            )
-
-        await _again(f"The user {name}", step)
+        entry, version = await self._user_entry(account, name, is_behind)
+        if mechanism not in entry.mechanisms:
+            raise NotFound(f"The user {name} has no password for {mechanism}.")
+        named = tuple(other for other in entry.mechanisms if other != mechanism)
+        after = msgspec.structs.replace(entry, mechanisms=named)
+        await self._commit(
+            ((at, version),), ((self._users, at, after), (self._scrams, scram_at, None))
+        )
 
     async def add_acls(self, account: str, rules: Collection[Acl]) -> None:
         await self._acls.add(account, rules)
@@ -331,70 +348,32 @@ class StoredIdentities(entries.IdentityMemory):
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
         """Encrypt every secret with the present master key, so that old keys can be removed."""
-        count = unreadable = 0
 
-        def again(wrapped: bytes, *, context: bytes) -> bytes:
-            return rewrap(wrapped, context)
+        def change(at: str, key: AccessKey) -> AccessKey:
+            sealed = rewrap(key.sealed_secret, at.encode())
+            return msgspec.structs.replace(key, sealed_secret=sealed)
 
-        for key in list(self._live_keys.values()):
-            try:
-                count += await self._reseal_key(key, rewrap)
-            except Damaged:
-                unreadable += 1
-        for sealed in list(self._scrams.values()):
-            at = entries.scram_key(sealed.account, sealed.user, sealed.mechanism)
-            version = self._scrams.version(at)
-            try:
-                after = entries.convert_scram(sealed, at, again)
-            except Damaged:
-                unreadable += 1
-                continue
-            if after != sealed and version:
-                try:
-                    await self._commit(((at, version),), ((self._scrams, at, after),))
-                except VersionConflict:
-                    continue  # a newer password, wrapped by the present key
-                count += 1
-        return Resealed(count, unreadable)
+        def change_scram(at: str, scram: ScramCredential) -> ScramCredential:
+            return entries.convert_scram(scram, at, rewrap)
 
-    async def _reseal_key(self, key: AccessKey, rewrap: Callable[[bytes, bytes], bytes]) -> int:
-        sealed = rewrap(key.sealed_secret, entries.key_key(key.key_id).encode())
-        if sealed == key.sealed_secret:
-            return 0
-        try:
-            await self._change_key(
-                key.key_id, lambda newest: msgspec.structs.replace(newest, sealed_secret=sealed)
-            )
-        except NotFound:
-            return 0  # deleted meanwhile
-        return 1
+        keys = [entries.key_key(key_id) for key_id in self._live_keys]
+        scrams = [
+            entries.scram_key(one.account, one.user, one.mechanism) for one in self._scrams.values()
+        ]
+        first = await reseal(self._keys, keys, change)
+        second = await reseal(self._scrams, scrams, change_scram)
+        return Resealed(first.count + second.count, first.unreadable + second.unreadable)
 
-    async def _commit(self, compare: Sequence[tuple[str, int]], writes: Sequence[Write]) -> None:
-        """Write all entries in one transaction, and then to memory."""
-        if not writes:
-            return
-        version = await self._store.txn(
-            compare=compare,
-            puts=[(at, entries.encode(value)) for _, at, value in writes if value is not None],
-            deletes=[at for _, at, value in writes if value is None],
-        )
-        for cache, at, value in writes:
-            cache.apply(at, value, version=version)
-
-    async def _change(self, cache: Cache[T], at: str, what: str, change: Callable[[T], T]) -> T:
+    @_repeated("The {what}")
+    async def _change(
+        self, is_behind: bool, cache: Cache[T], at: str, what: str, change: Callable[[T], T]
+    ) -> T:
         """Apply a function to the newest value of an existing entry and store the result."""
-
-        async def step(is_behind: bool) -> T:
-            entry, version = await _newest(cache, at, is_behind, f"There is no {what}.")
-            after = change(entry)
-            if after != entry:
-                await self._commit(((at, version),), ((cache, at, after),))
-            return after
-
-        return await _again(f"The {what}", step)
-
-    async def _change_key(self, key_id: str, change: Callable[[AccessKey], AccessKey]) -> AccessKey:
-        return await self._change(self._keys, entries.key_key(key_id), f"key {key_id}", change)
+        entry, version = await _newest(cache, at, is_behind, f"There is no {what}.")
+        after = change(entry)
+        if after != entry:
+            await self._commit(((at, version),), ((cache, at, after),))
+        return after
 
     async def _tenant_entry(self, account: str, is_behind: bool) -> tuple[TenantEntry, int]:
         missing = f"There is no tenant {account}."
@@ -415,19 +394,6 @@ def _check_policies(user: User, *, before: Mapping[str, str]) -> None:
     for name, text in user.policies.items():
         if before.get(name) != text:
             compile_policy(text, Kind.IDENTITY)
-
-
-async def _again(what: str, step: Step[R]) -> R:
-    for attempt in range(TRIES_MAX):
-        try:
-            return await step(attempt > 0)
-        except VersionConflict:
-            continue
-        except (Conflict, NotFound):
-            # Memory may be out of date, so the store is read before a request is refused.
-            if attempt > 0:
-                raise
-    raise Throttled(f"{what} is being changed by another request; retry.")
 
 
 async def _newest(cache: Cache[T], at: str, is_behind: bool, missing: str) -> tuple[T, int]:

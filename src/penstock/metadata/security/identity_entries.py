@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from penstock.metadata.cache import Cache, PrefixWatch
+from penstock.metadata.cache import Cache, WatchGroup, put_in
 from penstock.metadata.security.acl_rules import AclRules
 from penstock.metadata.store import Store
 from penstock.model.acls import AclIndex
@@ -97,7 +97,6 @@ decode_tenant = msgspec.json.Decoder(TenantEntry).decode
 decode_user = msgspec.json.Decoder(UserEntry).decode
 decode_key = msgspec.json.Decoder(AccessKey).decode
 decode_scram = msgspec.json.Decoder(ScramCredential).decode
-encode = msgspec.json.Encoder().encode
 
 
 def new_key_id(entropy: bytes) -> str:
@@ -114,9 +113,6 @@ def new_account(entropy: bytes) -> str:
     # The first digit is not 0: the account of unauthenticated callers begins with 0.
     span = 900_000_000_000
     return str(100_000_000_000 + int.from_bytes(entropy, "big") % span)
-
-
-# ── Validation ───────────────────────────────────────────────────────────────────────────────
 
 
 def check_tenant(tenant: Tenant) -> None:
@@ -208,7 +204,7 @@ def check_scram(credential: ScramCredential) -> None:
         raise InvalidRequest(f"The keys of {credential.mechanism} must have {key_bytes} bytes.")
 
 
-class IdentityMemory:
+class IdentityMemory(WatchGroup):
     def __init__(self, store: Store, ring: KeyRing) -> None:
         self._store = store
         self._ring = ring
@@ -221,26 +217,13 @@ class IdentityMemory:
             store, SCRAM_PREFIX, decode=decode_scram, on_change=self._on_scram_change
         )
         self._acls = AclRules(store, on_rules_change=self._raise_epoch)
-        caches = (self._tenants, self._users, self._keys, self._scrams, self._acls)
-        self._caches: Sequence[PrefixWatch] = caches
+        super().__init__(self._tenants, self._users, self._keys, self._scrams, self._acls)
         # Views of the entries:
         self._by_account: dict[str, dict[str, User]] = {}
         self._live_keys: dict[str, AccessKey] = {}  # keys that their user's entry names
         # The number of users, by mechanism, account and iterations.
         self._iteration_counts: dict[str, dict[str, dict[int, int]]] = {}
         self.epoch = 1
-
-    async def start(self) -> None:
-        for cache in self._caches:
-            await cache.start()
-
-    async def stop(self) -> None:
-        for cache in self._caches:
-            await cache.stop()
-
-    @property
-    def trouble(self) -> str | None:
-        return next((cache.trouble for cache in self._caches if cache.trouble is not None), None)
 
     def tenant(self, account: str) -> Tenant | None:
         entry = self._tenants.get(tenant_key(account))
@@ -298,13 +281,9 @@ class IdentityMemory:
 
     def _on_user_change(self, _at: str, before: UserEntry | None, after: UserEntry | None) -> None:
         self.epoch += 1
-        if after is not None:
-            self._by_account.setdefault(after.user.account, {})[after.user.name] = after.user
-        elif before is not None:
-            users = self._by_account[before.user.account]
-            del users[before.user.name]
-            if not users:
-                del self._by_account[before.user.account]
+        if (entry := after or before) is not None:
+            user = entry.user
+            put_in(self._by_account, user.account, user.name, None if after is None else user)
         for entry in (before, after):
             for key_id in () if entry is None else entry.key_ids:
                 self._look_at_key(key_id)

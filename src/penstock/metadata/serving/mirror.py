@@ -15,26 +15,18 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Final
 
-import msgspec
-
 from penstock.metadata.cache import PrefixWatch
 from penstock.metadata.serving.calls import Listed
 from penstock.metadata.store import Change, ChangeKind, Compacted, Entry, Store
 from penstock.model.errors import Throttled
 from penstock.model.limits import MIB
 
-VIRTUAL_NODES: Final = 128  # of a member with weight 1
+VIRTUAL_NODES: Final = 128  # of each member
 PLACES_PER_VIRTUAL_NODE: Final = 8
-WEIGHT_MAX: Final = 64.0
-MEMBERS_MAX: Final = 1_024  # about a million places at weight 1
+MEMBERS_MAX: Final = 1_024  # about a million places
 
 _PLACES = struct.Struct(f">{PLACES_PER_VIRTUAL_NODE}Q")
 _PLACE = struct.Struct(">Q")
-
-
-class Member(msgspec.Struct, frozen=True, order=True):
-    node_id: str
-    weight: float = 1.0
 
 
 def place_of(key: str) -> int:
@@ -47,27 +39,26 @@ class Ring:
 
     Keys and members have places (positions) on a circle of 2^64. A key belongs to the next member
     clockwise, so few keys move when a member joins or leaves. A member has 128 virtual nodes of
-    eight places each, times its weight, so that the parts are of similar size. Two nodes that know
-    different members notice it by the ``fingerprint``."""
+    eight places each, so that the parts are of similar size. Two nodes that know different members
+    notice it by the ``fingerprint``."""
 
     __slots__ = ("_owners", "_places", "fingerprint", "members")
 
-    def __init__(self, members: Iterable[Member], *, virtual_nodes: int = VIRTUAL_NODES) -> None:
-        self.members: Sequence[Member] = tuple(sorted(members))
-        ids = [member.node_id for member in self.members]
-        assert 0 < len(ids) <= MEMBERS_MAX, "the ring has no members, or too many"
-        assert len(set(ids)) == len(ids), "a member is in the ring twice"
+    def __init__(self, members: Iterable[str]) -> None:
+        self.members: Sequence[str] = tuple(sorted(members))  # node ids
+        assert 0 < len(self.members) <= MEMBERS_MAX, "the ring has no members, or too many"
+        assert len(set(self.members)) == len(self.members), "a member is in the ring twice"
         found: list[tuple[int, str]] = []
         for member in self.members:
-            assert 0.0 < member.weight <= WEIGHT_MAX, "the weight of a member is invalid"
-            for number in range(max(1, round(virtual_nodes * member.weight))):
-                described = f"{member.node_id}#{number}".encode()
+            for number in range(VIRTUAL_NODES):
+                described = f"{member}#{number}".encode()
                 digest = blake2b(described, digest_size=_PLACES.size).digest()
-                found += ((place, member.node_id) for place in _PLACES.unpack(digest))
+                found += ((place, member) for place in _PLACES.unpack(digest))
         found.sort()  # two members at one place: ordered by id, the same on every node
         self._places = [place for place, _ in found]
         self._owners = [node_id for _, node_id in found]
-        members_text = repr((virtual_nodes, [(one.node_id, one.weight) for one in self.members]))
+        # Earlier versions had weights of members, which were always 1.
+        members_text = repr((VIRTUAL_NODES, [(member, 1.0) for member in self.members]))
         self.fingerprint = blake2b(members_text.encode(), digest_size=8).hexdigest()
 
     def owner_at(self, place: int) -> str:

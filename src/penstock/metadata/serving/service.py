@@ -20,12 +20,12 @@ from typing import Any
 
 import msgspec
 
+from penstock.metadata.cache import WatchGroup, abandon
 from penstock.metadata.cluster_entries import MANAGER_KEY
 from penstock.metadata.serving import calls
 from penstock.metadata.serving.entry_rules import CLUSTER, RULES, check_txn, prefix_of, topic_id_of
 from penstock.metadata.serving.mirror import (
     HISTORY_CHANGES_MAX,
-    Member,
     Mirror,
     Ring,
     merge_pages,
@@ -58,13 +58,13 @@ class MetadataConfig:
     history_changes_max: int = HISTORY_CHANGES_MAX
 
 
-class MetadataService:
+class MetadataService(WatchGroup):
     def __init__(
         self,
         store: Store,
         *,
         node_id: str,
-        members: Callable[[], Sequence[Member]],
+        members: Callable[[], Sequence[str]],
         peer: Callable[[str], Caller],
         config: MetadataConfig | None = None,
         store_stale_ms: Callable[[], int] = lambda: 0,
@@ -93,8 +93,8 @@ class MetadataService:
             if prefix != TOPICS_PREFIX
         }
         self._mirrors[TOPICS_PREFIX] = self.topics
-        self.ring = Ring([Member(node_id)])
-        self._ring_members: Sequence[Member] = self.ring.members
+        super().__init__(*self._mirrors.values())
+        self.ring = Ring([node_id])
         self._held_ring: str | None = None  # fingerprint of the ring whose part is held
         self._read_through: OrderedDict[str, Entry] = OrderedDict()
         self.watcher_count = 0
@@ -106,13 +106,7 @@ class MetadataService:
         self.fallback_count = 0  # requests for other members that were served from the store
 
     async def start(self) -> None:
-        try:
-            for mirror in self._mirrors.values():
-                await mirror.start()
-        except BaseException:
-            for mirror in self._mirrors.values():
-                await mirror.stop()
-            raise
+        await super().start()
         self.members_changed()
         await self._settle()
         self._keeper = asyncio.create_task(self._keep(), name="metadata ring")
@@ -121,11 +115,8 @@ class MetadataService:
         """Reply to waiting watches, so that the listener can stop, and refuse later requests."""
         self._is_stopped = True
         keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.wait((keeper,))
-        for mirror in self._mirrors.values():
-            await mirror.stop()
+        await abandon(keeper)
+        await super().stop()
 
     def register(self, answers: CallHandlers) -> None:
         answers.add(calls.GET, self._get)
@@ -138,10 +129,6 @@ class MetadataService:
         answers.add(calls.REVOKE, self._revoke)
 
     @property
-    def trouble(self) -> str | None:
-        return next((one.trouble for one in self._mirrors.values() if one.trouble), None)
-
-    @property
     def is_settled(self) -> bool:
         """Whether this node holds the topics that it should: all, or its part of the ring."""
         topics, most = self.topics, self._config.whole_entries_max
@@ -152,9 +139,8 @@ class MetadataService:
 
     def members_changed(self) -> None:
         """Update the ring if the members have changed."""
-        members = tuple(sorted(self._members())) or (Member(self._node_id),)
-        if members != self._ring_members:
-            self._ring_members = members
+        members = tuple(sorted(self._members())) or (self._node_id,)
+        if members != self.ring.members:
             self.ring = Ring(members)
             self._unsettled.set()
 
@@ -283,7 +269,7 @@ class MetadataService:
                 f"Node {self._node_id} is loading another part of the ring."
             )
         timeout_ms = min(asked.timeout_ms, self._config.forward_ms_max)
-        others = [one.node_id for one in self.ring.members if one.node_id != self._node_id]
+        others = [one for one in self.ring.members if one != self._node_id]
 
         async def ask(node_id: str) -> R:
             return await self._peer(node_id).call(call, request, timeout_ms=timeout_ms)
@@ -329,12 +315,7 @@ class MetadataService:
         return self._page(mirror, request)
 
     def _page(self, mirror: Mirror, request: calls.ListPage) -> calls.Listed:
-        entries, is_end = mirror.page(
-            request.prefix,
-            after=request.after,
-            count_max=max(1, min(request.count_max, PAGE_ENTRIES_MAX)),
-            bytes_max=min(request.bytes_max, PAGE_BYTES_MAX),
-        )
+        entries, is_end = mirror.page(request.prefix, after=request.after, **_limits(request))
         return calls.Listed(entries, is_end, mirror.known_revision, mirror.entry_count)
 
     async def _gather(self, request: calls.ListPage, asked: CallerInfo) -> calls.Listed:
@@ -363,15 +344,9 @@ class MetadataService:
             raise errors.Overloaded("Not every metadata node replied; retry.") from error
         self._fell_back("list", error)
         entries, revision = await self._store.list(request.prefix)
-        page, is_end = take_page(
-            (entry for entry in entries if entry.key > request.after),
-            request.prefix,
-            count_max=max(1, min(request.count_max, PAGE_ENTRIES_MAX)),
-            bytes_max=min(request.bytes_max, PAGE_BYTES_MAX),
-        )
+        later = (entry for entry in entries if entry.key > request.after)
+        page, is_end = take_page(later, request.prefix, **_limits(request))
         return calls.Listed(page, is_end, revision, self.topics.entry_count)
-
-    # ── Changes ──────────────────────────────────────────────────────────────────────────────
 
     async def _txn(self, request: Txn, _caller: CallerInfo) -> calls.Written:
         for key in check_txn(request):
@@ -443,3 +418,10 @@ class MetadataService:
     def _fell_back(self, what: str, error: errors.PenstockError) -> None:
         self.fallback_count += 1
         log.debug("metadata read from the store", extra={"call": what, "reason": str(error)})
+
+
+def _limits(request: calls.ListPage) -> dict[str, int]:
+    return {
+        "count_max": max(1, min(request.count_max, PAGE_ENTRIES_MAX)),
+        "bytes_max": min(request.bytes_max, PAGE_BYTES_MAX),
+    }

@@ -19,7 +19,7 @@ from itertools import takewhile
 
 import msgspec
 
-from penstock.metadata.cache import TRIES_MAX, Cache
+from penstock.metadata.cache import TRIES_MAX, Cache, WatchGroup, put_in, write_all
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
 from penstock.model import errors
 from penstock.model.limits import DELETED_NAME_MS
@@ -49,7 +49,6 @@ log = logging.getLogger(__name__)
 
 _decode = msgspec.json.Decoder(Topic).decode
 _decode_move = msgspec.json.Decoder(MoveTask).decode
-_encode = msgspec.json.Encoder().encode
 
 
 def topic_key(account: str, region: str, name: str) -> str:
@@ -65,7 +64,16 @@ def _logs_of(topic: Topic) -> int:
     return 0 if topic.is_share else topic.partition_count
 
 
-class StoredCatalog:
+def _tell(listeners: Sequence[Callable[..., None]], *change: Topic | None, failed: str) -> None:
+    for listener in listeners:
+        try:
+            listener(*change)
+        except Exception:
+            # The change is durable and in force: a failing listener must not stop the others.
+            log.exception(failed)
+
+
+class StoredCatalog(WatchGroup):
     """Implements ``model.ports.Catalog`` over any store."""
 
     def __init__(
@@ -83,6 +91,8 @@ class StoredCatalog:
         self.partition_count = 0  # of all topics; shares have no partitions
         self._topics = Cache(store, TOPICS_PREFIX, decode=_decode, on_change=self._on_topic_change)
         self._tombs = Cache(store, TOMBS_PREFIX, decode=_decode, on_change=self._on_tomb_change)
+        # Tombstones first: if a topic is missing, it can be checked whether it was deleted.
+        super().__init__(self._tombs, self._topics)
         # Views of the topics:
         self._by_name: dict[NameKey, Topic] = {}
         self._by_id: dict[str, Topic] = {}
@@ -93,19 +103,6 @@ class StoredCatalog:
         self._deleted: dict[NameKey, Topic] = {}
         self._listeners: list[Listener] = []
         self._tomb_listeners: list[Callable[[Topic], None]] = []
-
-    async def start(self) -> None:
-        # Tombstones first: if a topic is missing, it can be checked whether it was deleted.
-        await self._tombs.start()
-        await self._topics.start()
-
-    async def stop(self) -> None:
-        await self._topics.stop()
-        await self._tombs.stop()
-
-    @property
-    def trouble(self) -> str | None:
-        return self._topics.trouble or self._tombs.trouble
 
     def find(self, account: str, region: str, name: str) -> Topic | None:
         return self._by_name.get((account, region, name))
@@ -192,18 +189,13 @@ class StoredCatalog:
         for _ in range(TRIES_MAX):
             topic, version = await self._newest(key, name)
             tomb = msgspec.structs.replace(topic, deleted_at_ms=now_ms)
-            tomb_at = tomb_key(topic.topic_id)
+            writes = ((self._tombs, tomb_key(topic.topic_id), tomb), (self._topics, key, None))
             try:
-                version = await self._store.txn(
-                    compare=((key, version),), puts=((tomb_at, _encode(tomb)),), deletes=(key,)
-                )
+                await write_all(self._store, ((key, version),), writes)
+                return tomb
             except errors.VersionConflict as exc:
                 if (await self._topics.refresh(key))[0] is None:
                     raise errors.TopicNotFound(name) from exc
-                continue
-            self._tombs.apply(tomb_at, tomb, version=version)
-            self._topics.apply(key, None, version=version)
-            return tomb
         raise errors.Throttled(f"The queue {name} is being changed by another request; retry.")
 
     async def sweep(
@@ -221,9 +213,7 @@ class StoredCatalog:
         ]
         for start in range(0, len(keys), CHANGES_PER_TXN_MAX):
             some = keys[start : start + CHANGES_PER_TXN_MAX]
-            version = await self._store.txn(deletes=some)
-            for key in some:
-                self._tombs.apply(key, None, version=version)
+            await write_all(self._store, (), [(self._tombs, key, None) for key in some])
         return len(keys)
 
     def _check_room(self, added: int) -> None:
@@ -252,12 +242,7 @@ class StoredCatalog:
             self._forget(before)
         if after is not None:
             self._remember(after)
-        for listener in self._listeners:
-            try:
-                listener(before, after)
-            except Exception:
-                # The change is durable and in force: a failing listener must not stop the others.
-                log.exception("catalog listener failed")
+        _tell(self._listeners, before, after, failed="catalog listener failed")
 
     def _on_tomb_change(self, _key: str, before: Topic | None, after: Topic | None) -> None:
         tomb = after or before
@@ -270,11 +255,7 @@ class StoredCatalog:
             return
         if known is None or (known.deleted_at_ms or 0) <= (after.deleted_at_ms or 0):
             self._deleted[name] = after
-        for listener in self._tomb_listeners:
-            try:
-                listener(after)
-            except Exception:
-                log.exception("listener for deleted topics failed")
+        _tell(self._tomb_listeners, after, failed="listener for deleted topics failed")
 
     def _remember(self, topic: Topic) -> None:
         place = (topic.account, topic.region)
@@ -286,7 +267,7 @@ class StoredCatalog:
         self._by_arn[topic.arn] = topic
         self.partition_count += _logs_of(topic)
         if topic.source_id is not None:
-            self._by_source.setdefault(topic.source_id, {})[topic.topic_id] = topic
+            put_in(self._by_source, topic.source_id, topic.topic_id, topic)
 
     def _forget(self, topic: Topic) -> None:
         place = (topic.account, topic.region)
@@ -295,10 +276,7 @@ class StoredCatalog:
         del self._by_arn[topic.arn]
         self.partition_count -= _logs_of(topic)
         if topic.source_id is not None:
-            shares = self._by_source[topic.source_id]
-            del shares[topic.topic_id]
-            if not shares:
-                del self._by_source[topic.source_id]
+            put_in(self._by_source, topic.source_id, topic.topic_id, None)
         names = self._names[place]
         del names[bisect_left(names, topic.name)]
         if not names:
@@ -375,12 +353,9 @@ class MoveTasks:
 
     def _on_change(self, _key: str, before: MoveTask | None, after: MoveTask | None) -> None:
         if before is not None:
-            tasks = self._by_source[before.source_arn]
-            del tasks[before.task_id]
-            if not tasks:
-                del self._by_source[before.source_arn]
+            put_in(self._by_source, before.source_arn, before.task_id, None)
         if after is not None:
-            self._by_source.setdefault(after.source_arn, {})[after.task_id] = after
+            put_in(self._by_source, after.source_arn, after.task_id, after)
 
 
 class StoredProducerIds:

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from penstock.metadata.cache import Cache
+from penstock.metadata.cache import Cache, WatchGroup, put_in
 from penstock.metadata.store import KEY_BYTES_MAX, Store
 from penstock.model.errors import InvalidRequest, QuotaExceeded
 from penstock.model.levels import BROKER_CONFIGS_STORED, LEVEL_MAX
@@ -85,7 +85,7 @@ def _encode_configs(configs: Configs) -> bytes:
     return value
 
 
-class ResourceConfigs:
+class ResourceConfigs(WatchGroup):
     def __init__(self, store: Store) -> None:
         self._cache = Cache(
             store,
@@ -94,13 +94,9 @@ class ResourceConfigs:
             encode=_encode_configs,
             on_change=self._on_entry_change,
         )
-        self.start, self.stop = self._cache.start, self._cache.stop
-        self._names: dict[tuple[str, str], set[str]] = {}  # by account and kind
+        super().__init__(self._cache)
+        self._by_kind: dict[tuple[str, str], dict[str, Configs]] = {}  # and account
         self._listeners: dict[str, list[Listener]] = {}  # by kind
-
-    @property
-    def trouble(self) -> str | None:
-        return self._cache.trouble
 
     def get(self, resource: Resource) -> Configs:
         """Return the configs of a resource, even if the resource itself does not exist."""
@@ -112,10 +108,10 @@ class ResourceConfigs:
             return NO_CONFIGS  # the name is too long: nothing can be set for it
 
     def names(self, account: str, kind: str) -> Collection[str]:
-        return self._names.get((account, kind), ())
+        return self._by_kind.get((account, kind), ())
 
     def accounts(self, kind: str) -> Collection[str]:
-        return [account for account, one in self._names if one == kind]
+        return [account for account, one in self._by_kind if one == kind]
 
     def on_change(self, kind: str, listener: Listener) -> None:
         """Call ``listener`` after each change of a resource of this kind, made by any node."""
@@ -149,10 +145,7 @@ class ResourceConfigs:
 
     def _on_entry_change(self, key: str, _before: Configs | None, after: Configs | None) -> None:
         account, kind, name = resource_of(key)
-        names = self._names.setdefault((account, kind), set())
-        (names.discard if after is None else names.add)(name)
-        if not names:
-            del self._names[account, kind]
+        put_in(self._by_kind, (account, kind), name, after)
         for listener in self._listeners.get(kind, ()):
             listener(account, name, after or NO_CONFIGS)
 

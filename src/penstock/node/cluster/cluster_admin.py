@@ -6,13 +6,11 @@ partitions. Before the reply that a node may be stopped, the store is read. Chan
 the store, which the manager performs (``manager/operator_requests.py``)."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.frontend.admin import ports as port
-from penstock.frontend.admin.ports import (
-    PartitionState,
-)
+from penstock.frontend.admin.ports import PartitionState
 from penstock.manager import operator_requests
 from penstock.manager.cluster_state import (
     ClusterState,
@@ -21,9 +19,16 @@ from penstock.manager.cluster_state import (
     read_cluster_state,
     read_requests,
 )
-from penstock.manager.decisions import Policy, wanted
+from penstock.manager.decisions import Policy
 from penstock.manager.in_cluster import Catalog
-from penstock.manager.overview import NodeSummary, Overview, overview, risk_of_stopping
+from penstock.manager.overview import (
+    NodeSummary,
+    Overview,
+    factor_of,
+    overview,
+    risk_of_stopping,
+    states_of,
+)
 from penstock.membership.cluster_view import ClusterLevel, ClusterView
 from penstock.metadata.cluster_entries import (
     LEVEL_KEY,
@@ -34,7 +39,7 @@ from penstock.metadata.cluster_entries import (
 )
 from penstock.metadata.store import Store
 from penstock.model import errors
-from penstock.replication.row import NO_NODE, PartitionRow
+from penstock.replication.row import NO_NODE
 
 WAIT_SECONDS = 10.0  # time for the manager to raise the feature level
 NAMED_MAX = 10  # number of nodes that an error names
@@ -189,7 +194,8 @@ class ClusterAdmin:
             request = cluster.requests.get(key)
             replicas = cluster.rows[key].row.replicas if request is None else request.replicas
             kept = {each for each in replicas if each not in going}
-            missing = self._factor(key, cluster.rows[key].row) - len(kept)
+            factor = factor_of(key, cluster.rows[key].row, self._catalog, self.policy)
+            missing = factor - len(kept)
             count += node in replicas and missing > len(open_nodes - kept)
         return count
 
@@ -213,42 +219,9 @@ class ClusterAdmin:
         nodes, incarnations, rows = dict(view.nodes), dict(view.incarnations), dict(view.rows)
         return await asyncio.to_thread(arrange, nodes, incarnations, rows, self._requests)
 
-    def _summarize(self, cluster: ClusterState) -> tuple[Overview, Mapping[PartitionState, int]]:
-        summary = overview(cluster, self._catalog, self._catalog.all_topics(), self.policy)
-        counts = dict.fromkeys(PartitionState, 0)
-        counts[PartitionState.MISSING] = summary.missing.count
-        for key in cluster.rows:
-            for state in self._states(cluster, key):
-                counts[state] += 1
-        return summary, counts
-
-    def _factor(self, key: PartitionKey, row: PartitionRow) -> int:
-        topic = self._catalog.find_id(key.topic_id)
-        if topic is None:
-            return len(row.replicas)
-        return wanted(topic, self.policy, key.index).replicas
-
-    def _states(self, cluster: ClusterState, key: PartitionKey) -> Iterator[PartitionState]:
-        row = cluster.rows[key].row
-        request = cluster.requests.get(key)
-        alive = sum(node in cluster.nodes for node in row.whole)
-        # While a partition moves, replicas that are being added do not count as missing.
-        aimed = (
-            len(row.replicas) if request is None else min(len(request.replicas), len(row.replicas))
-        )
-        if alive < max(self._factor(key, row), aimed):
-            yield PartitionState.UNDER_REPLICATED
-        if alive < row.in_sync_min:
-            yield PartitionState.BELOW_MINIMUM
-        if not cluster.is_led(row):
-            yield PartitionState.LEADERLESS
-        if not row.whole:
-            yield PartitionState.LOST
-        if request is not None:
-            yield PartitionState.MOVING
-        catalog = self._catalog
-        if catalog.find_id(key.topic_id) is None and catalog.tombstone(key.topic_id) is None:
-            yield PartitionState.ORPHANED
+    def _summarize(self, cluster: ClusterState) -> tuple[Overview, Mapping[str, int]]:
+        found = overview(cluster, self._catalog, self._catalog.all_topics(), self.policy)
+        return found, found.states
 
     def _safety(self, cluster: ClusterState, node: int | None) -> port.Safety:
         _, counts = self._summarize(cluster)
@@ -290,6 +263,9 @@ class ClusterAdmin:
         view = cluster.rows.get(key)
         row = None if view is None else view.row
         request = cluster.requests.get(key)
+        states: Iterable[str] = (PartitionState.MISSING,)
+        if row is not None:
+            states = states_of(cluster, key, self._catalog, self.policy)
         return port.PartitionShown(
             topic_id=key.topic_id,
             partition=key.index,
@@ -302,7 +278,7 @@ class ClusterAdmin:
             in_sync=() if row is None else sorted(row.whole),
             in_sync_min=0 if row is None else row.in_sync_min,
             moving_to=None if request is None else request.replicas,
-            states=(PartitionState.MISSING,) if row is None else tuple(self._states(cluster, key)),
+            states=tuple(map(PartitionState, states)),
         )
 
 

@@ -13,7 +13,6 @@ from penstock.broker.context.context import BrokerContext
 from penstock.broker.replicas.replicators import Replicators
 from penstock.calls.callees import Callees
 from penstock.calls.internal.client import InternalClient
-from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.remote.broker import RemoteBroker, no_outcomes
 from penstock.calls.remote.service import BrokerService
 from penstock.calls.routing.leaders import Leaders
@@ -31,7 +30,7 @@ from penstock.model.troubles import CLOCK_SKEW, REPLICA_HALTED, Trouble
 from penstock.node.cluster.cluster_admin import ClusterAdmin
 from penstock.node.cluster.cluster_troubles import ClockSkew, ClusterTroubles, cluster_samples
 from penstock.node.configuration.cluster_config import parse_listen
-from penstock.node.listening import open_internal
+from penstock.node.listening import make_client, open_internal
 from penstock.node.metadata.metadata_link import MetadataLink
 from penstock.node.process.facts import TELEMETRY_TOPIC
 from penstock.node.process.node_setup import NodeSetup
@@ -57,7 +56,7 @@ class ClusterRoutes:
     def __init__(self, view: ClusterView) -> None:
         self._view = view
         self._hints: dict[tuple[str, int], tuple[int, int]] = {}
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._changed = asyncio.Event()
         view.on_row(self._row_changed)
         view.on_nodes(self._wake)
 
@@ -84,12 +83,8 @@ class ClusterRoutes:
         return list(self._view.nodes)
 
     async def wait_changed(self, timeout_s: float) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
-        try:
-            await asyncio.wait((future,), timeout=timeout_s)
-        finally:
-            self._waiting.discard(future)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
 
     def note_leader(self, place: str, leader: int, epoch: int) -> None:
         topic_id, _, index = place.partition("/")
@@ -111,11 +106,8 @@ class ClusterRoutes:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiting:
-            waiting, self._waiting = self._waiting, set()
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
 
 class ClusterPeers:
@@ -145,18 +137,8 @@ class ClusterPeers:
             return known[1]
         if known is not None:
             self._close_later(known[1])
-        setup, nodes = self._setup, self._setup.certificates.nodes
-        client = InternalClient(
-            *parse_listen(entry.internal),
-            NodeEnd(
-                setup.name,
-                setup.config.internal.cluster,
-                levels=self._levels,
-                secret=setup.worker_secret,
-            ),
-            node_id=entry.name,
-            tls=None if nodes is None else nodes.calling,
-        )
+        host, port = parse_listen(entry.internal)
+        client = make_client(self._setup, host, port, entry.name, levels=self._levels)
         self._clients[node, purpose] = (entry, client)
         return client
 

@@ -186,7 +186,10 @@ def render_toml(config_type: type[Section]) -> str:
         lines += textwrap.wrap(setting.help, 96, initial_indent="# ", subsequent_indent="# ")
         if setting.is_secret:
             lines.append(f'#{setting.name}{FILE_SUFFIX} = ""')
-        lines.append(f"#{setting.name} = {_toml(setting.default)}")
+        value = setting.default
+        # A JSON string is a TOML basic string, except for DEL, which no default contains.
+        shown = msgspec.json.encode(value).decode() if isinstance(value, str) else _text(value)
+        lines.append(f"#{setting.name} = {shown}")
     return "\n".join(lines) + "\n"
 
 
@@ -276,7 +279,10 @@ def _checked(setting: Setting, raw: object, origin: Origin) -> Any:
     try:
         value = msgspec.convert(raw, setting.type, strict=is_strict)
     except msgspec.ValidationError as exc:
-        why = _choices(setting.type) or _expected(exc)
+        plain = get_args(setting.type)[0]
+        why = _expected(exc)
+        if issubclass(plain, Enum):
+            why = "expected one of " + ", ".join(str(member.value) for member in plain)
     else:
         why = setting.check(value) if setting.check is not None else None
         if why is None:
@@ -314,13 +320,6 @@ def _expected(exc: msgspec.ValidationError) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _choices(annotation: Any) -> str | None:
-    plain = get_args(annotation)[0]
-    if issubclass(plain, Enum):
-        return "expected one of " + ", ".join(str(member.value) for member in plain)
-    return None
-
-
 def _unknown(settings: Mapping[str, Setting], key: str, origin: Origin) -> ConfigInvalid:
     import difflib  # only here: it is slow to import
 
@@ -337,13 +336,6 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value.value) if isinstance(value, Enum) else str(value)
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, str):
-        # A JSON string is a TOML basic string, except for DEL, which no default contains.
-        return msgspec.json.encode(value).decode()
-    return _text(value)
 
 
 def _line(exc: Exception) -> str:

@@ -32,12 +32,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from penstock.log.storage.files import DISK
 from penstock.model.errors import Damaged, PenstockError, SetupError
 from penstock.node.configuration.config import KeysConfig
 
@@ -49,15 +49,9 @@ class KmsFailed(PenstockError):
     pass
 
 
-class Kms(Protocol):
+class CommandKms:
     """A key management service. Its calls block, and raise KmsFailed."""
 
-    def wrap(self, secret: bytes, *, context: bytes) -> bytes: ...
-
-    def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes: ...
-
-
-class CommandKms:
     def __init__(self, command: str, *, seconds_max: float = COMMAND_SECONDS_MAX) -> None:
         try:
             self._command = shlex.split(command)
@@ -251,7 +245,7 @@ def open_key_ring(
     master_file: str = "",
     master_text: str = "",
     old_master_files: Sequence[str] = (),
-    kms: Kms | None = None,
+    kms: CommandKms | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> MasterKeyRing:
     """Read or create the master key. ``master_text`` is a key in base64."""
@@ -284,22 +278,19 @@ def read_master(path: Path) -> bytes:
     """Read a master key from a file. Raises KeyRingUnusable if other users can read the file."""
     try:
         with path.open("rb") as file:
-            _check_mode(path, os.fstat(file.fileno()))
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise KeyRingUnusable(f"the master key {path} is not a file")
             content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise KeyRingUnusable(f"the master key {path} cannot be read: {error.strerror}") from error
-    return _parse_master(content, str(path))
-
-
-def _check_mode(path: Path, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise KeyRingUnusable(f"the master key {path} is not a file")
     # A group may read the file: service managers and orchestrators set this up.
-    if found.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise KeyRingUnusable(
-            f"other users can read the master key {path} (mode {stat.S_IMODE(found.st_mode):04o});"
+            f"other users can read the master key {path} (mode {stat.S_IMODE(mode):04o});"
             f" run: chmod 600 {path}"
         )
+    return _parse_master(content, str(path))
 
 
 def _parse_master(content: bytes, where: str) -> bytes:
@@ -326,11 +317,7 @@ def _write_new(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        DISK.sync_folder(path.parent)
     except OSError as error:
         raise KeyRingUnusable(f"{path} cannot be written: {error.strerror}") from error
 
@@ -341,7 +328,7 @@ class _KmsFile(msgspec.Struct, frozen=True):
     wrapped: list[bytes]
 
 
-def _from_kms(path: Path, kms: Kms, entropy: Callable[[int], bytes]) -> list[bytes]:
+def _from_kms(path: Path, kms: CommandKms, entropy: Callable[[int], bytes]) -> list[bytes]:
     if not path.exists():
         master = entropy(MASTER_BYTES)
         wrapped = kms.wrap(master, context=_KMS_CONTEXT)

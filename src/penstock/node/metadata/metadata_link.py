@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.calls.internal.client import FirstReachable, InternalClient
-from penstock.calls.internal.connection import NodeEnd
-from penstock.metadata.serving.remote_catalog import RemoteCatalog
-from penstock.metadata.serving.remote_store import RemoteConfig
+from penstock.metadata.serving.remote_store import RemoteCatalog, RemoteConfig
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store
 from penstock.metadata.topics.catalog import TOPICS_PREFIX, StoredCatalog
@@ -22,6 +20,7 @@ from penstock.model.errors import Overloaded, PenstockError, SetupError
 from penstock.model.ports import Catalog
 from penstock.node.configuration.cluster_config import NodeAddress, parse_node_addresses
 from penstock.node.configuration.config import Config
+from penstock.node.listening import make_client
 from penstock.node.process.folder import DataFolder, replace_file
 from penstock.node.process.node_setup import NodeSetup
 from penstock.telemetry import families
@@ -77,8 +76,6 @@ class Peers:
 
     def __init__(self, setup: NodeSetup, check_hello: Callable[[Hello], None]) -> None:
         self._setup = setup
-        nodes = setup.certificates.nodes
-        self._tls = None if nodes is None else nodes.calling
         self._check_hello = check_hello
         self._clients: dict[NodeAddress, InternalClient] = {}
 
@@ -99,18 +96,11 @@ class Peers:
     def _client(self, address: NodeAddress) -> InternalClient:
         client = self._clients.get(address)
         if client is None:
-            client = self._clients[address] = InternalClient(
-                address.host,
-                address.port,
-                NodeEnd(
-                    self._setup.name,
-                    self._setup.config.internal.cluster,
-                    check_hello=self._check_hello,
-                    secret=self._setup.worker_secret,
-                ),
-                node_id=address.name or None,
-                tls=self._tls,
+            host, port, name = address
+            client = make_client(
+                self._setup, host, port, name or None, check_hello=self._check_hello
             )
+            self._clients[address] = client
         return client
 
     async def close(self) -> None:
@@ -120,10 +110,6 @@ class Peers:
 
 class GivenUp(PenstockError):
     """Raised if the node is stopped while it waits for the metadata service."""
-
-
-class FolderTaken(SetupError):
-    """Raised if the data folder already has topics of a single node."""
 
 
 class MetadataLink(ABC):
@@ -222,23 +208,21 @@ async def open_etcd(config: Config) -> "EtcdStore":
             what="a cluster node needs more packages",
         ) from None
     cluster = config.cluster
+    files = (cluster.etcd_ca, cluster.etcd_certificate, cluster.etcd_key)
+    ca, cert, key = (Path(name) if name else None for name in files)
     return await EtcdStore.open(
         EtcdConfig(
             endpoints=tuple(str(place) for place in parse_node_addresses(cluster.etcd)),
             namespace=f"/penstock/{config.internal.cluster}",
-            ca_path=_path(cluster.etcd_ca),
-            cert_path=_path(cluster.etcd_certificate),
-            key_path=_path(cluster.etcd_key),
+            ca_path=ca,
+            cert_path=cert,
+            key_path=key,
         )
     )
 
 
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None
-
-
 async def check_folder(folder: DataFolder) -> None:
-    """Raise FolderTaken if the folder has topics of a single node, which would be lost."""
+    """Raise SetupError if the folder has topics of a single node, which would be lost."""
     if folder.metadata_path.exists():
         store = await SqliteStore.open(folder.metadata_path)
         try:
@@ -252,7 +236,7 @@ async def check_folder(folder: DataFolder) -> None:
 async def _check_no_topics(store: Store, folder: DataFolder, do: str) -> None:
     topics, _ = await store.list(TOPICS_PREFIX)
     if topics:
-        raise FolderTaken(
+        raise SetupError(
             f"the data folder {folder.path} has a catalog of its own with {len(topics)} topics", do
         )
 

@@ -14,13 +14,13 @@ from penstock.frontend.admin.login import Gate, Unauthenticated
 from penstock.frontend.admin.reply import error_reply, finished, json_reply
 from penstock.frontend.admin.request import ConfigRow
 from penstock.metadata.security.identities import NewKey
-from penstock.metadata.serving.mirror import Member
 from penstock.metadata.serving.remote_store import RemoteConfig, RemoteStore
 from penstock.metadata.serving.service import MetadataConfig, MetadataService
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store, store_id
 from penstock.model.troubles import METADATA_AWAY
 from penstock.net.http.exchange import HttpReply, HttpRequest
+from penstock.net.http.listener import Handle
 from penstock.node.configuration.cluster_config import parse_node_addresses
 from penstock.node.configuration.settings import describe
 from penstock.node.listening import open_admin, open_internal
@@ -36,56 +36,16 @@ log_ = logging.getLogger(__name__)
 Levels = Callable[[], Iterable[tuple[Family, Sample]]]
 
 
-class MetadataAdmin:
-    """Serves health, metrics, info and configuration of a metadata node over HTTP."""
+def admin_handler(setup: NodeSetup, levels: Levels) -> tuple[Handle, bool]:
+    """Return a function that serves health, metrics, info and configuration of a metadata node over
+    HTTP, and whether it needs no authentication."""
+    info, health = setup.info(), setup.health
+    config = [ConfigRow(row.key, row.value, row.origin) for row in describe(setup.loaded)]
+    account, is_required = setup.config.node.account, setup.is_auth_on
+    token = setup.config.admin.token
+    gate = Gate(token=token, identities=None, account=account, is_required=is_required)
 
-    def __init__(self, setup: NodeSetup, levels: Levels) -> None:
-        self._setup = setup
-        self._levels = levels
-        self._info = setup.info()
-        self._config = [ConfigRow(r.key, r.value, r.origin) for r in describe(setup.loaded)]
-        self._gate = Gate(
-            token=setup.config.admin.token,
-            identities=None,
-            account=setup.config.node.account,
-            is_required=setup.is_auth_on,
-        )
-        self.is_open = self._gate.is_open
-        self._open = {
-            "/healthz": lambda: json_reply(200, {"status": "alive"}),
-            "/readyz": self._readyz,
-            "/startupz": self._readyz,
-        }
-        self._shown = {
-            "/metrics": self._metrics,
-            "/api/v1/info": self._info_reply,
-            "/api/v1/config": lambda: json_reply(200, {"settings": self._config}),
-        }
-
-    async def handle(self, request: HttpRequest) -> HttpReply:
-        try:
-            reply = self._reply(request)
-        except Unauthenticated as error:
-            reply = error_reply(401, "unauthorized", str(error), (("www-authenticate", "Bearer"),))
-        except Exception:
-            log_.exception("admin request failed", extra={"path": request.path})
-            reply = error_reply(500, "failed", "Internal error; see the log of the node.")
-        return finished(request, reply)
-
-    def _reply(self, request: HttpRequest) -> HttpReply:
-        handler = self._open.get(request.path) or self._shown.get(request.path)
-        if handler is None:
-            return error_reply(404, "not_found", "There is nothing at this path.")
-        if request.method not in ("GET", "HEAD"):
-            allowed = (("allow", "GET, HEAD"),)
-            return error_reply(405, "method_not_allowed", "Only GET and HEAD are allowed.", allowed)
-        if request.path in self._shown:
-            given = request.headers.get("authorization", "")
-            self._gate.caller(given, now_ms=self._setup.clock.wall_ms())
-        return handler()
-
-    def _readyz(self) -> HttpReply:
-        health = self._setup.health
+    def readyz() -> HttpReply:
         if health.state is State.DRAINING:
             status, state = 404, "draining"
         elif health.is_ready:
@@ -94,25 +54,54 @@ class MetadataAdmin:
             status, state = 503, "starting"
         return json_reply(status, {"status": state, "reasons": health.reasons})
 
-    def _metrics(self) -> HttpReply:
-        ready = int(self._setup.health.is_ready)
+    def metrics() -> HttpReply:
         samples = [
-            (families.READY, ((), ready)),
-            (families.START_TIME, ((), self._info.started_at_ms / 1_000)),
-            *self._setup.health.samples(),
-            *self._levels(),
+            (families.READY, ((), int(health.is_ready))),
+            (families.START_TIME, ((), info.started_at_ms / 1_000)),
+            *health.samples(),
+            *levels(),
         ]
-        return HttpReply(200, self._setup.meter.render(samples), CONTENT_TYPE)
+        return HttpReply(200, setup.meter.render(samples), CONTENT_TYPE)
 
-    def _info_reply(self) -> HttpReply:
-        health = self._setup.health
-        facts = {
-            name: getattr(self._info, name)
-            for name in ("version", "node", "roles", "data", "started_at_ms", "endpoints")
-        }
-        facts["state"], facts["is_ready"] = health.state, health.is_ready
-        facts["reasons"] = health.reasons
-        return json_reply(200, facts)
+    def info_reply() -> HttpReply:
+        names = ("version", "node", "roles", "data", "started_at_ms", "endpoints")
+        of_health = {name: getattr(health, name) for name in ("state", "is_ready", "reasons")}
+        return json_reply(200, {name: getattr(info, name) for name in names} | of_health)
+
+    unprotected = {
+        "/healthz": lambda: json_reply(200, {"status": "alive"}),
+        "/readyz": readyz,
+        "/startupz": readyz,
+    }
+    shown = {
+        "/metrics": metrics,
+        "/api/v1/info": info_reply,
+        "/api/v1/config": lambda: json_reply(200, {"settings": config}),
+    }
+
+    def reply(request: HttpRequest) -> HttpReply:
+        handler = (unprotected | shown).get(request.path)
+        if handler is None:
+            return error_reply(404, "not_found", "There is nothing at this path.")
+        if request.method not in ("GET", "HEAD"):
+            allowed = (("allow", "GET, HEAD"),)
+            return error_reply(405, "method_not_allowed", "Only GET and HEAD are allowed.", allowed)
+        if request.path in shown:
+            given = request.headers.get("authorization", "")
+            gate.caller(given, now_ms=setup.clock.wall_ms())
+        return handler()
+
+    async def handle(request: HttpRequest) -> HttpReply:
+        try:
+            found = reply(request)
+        except Unauthenticated as error:
+            found = error_reply(401, "unauthorized", str(error), (("www-authenticate", "Bearer"),))
+        except Exception:
+            log_.exception("admin request failed", extra={"path": request.path})
+            found = error_reply(500, "failed", "Internal error; see the log of the node.")
+        return finished(request, found)
+
+    return handle, gate.is_open
 
 
 DRAIN_SECONDS_MAX = 5.0
@@ -122,7 +111,6 @@ AWAY_MS = 10_000  # health checks report an outage of the node with the store af
 class MetadataNode:
     def __init__(self, setup: NodeSetup) -> None:
         config = setup.config
-        self.is_auth_on = setup.is_auth_on
         self.root_key: NewKey | None = None
         self.http_url = ""
         self._setup = setup
@@ -135,22 +123,14 @@ class MetadataNode:
 
     async def start(self, stop: asyncio.Event) -> None:
         # First, so that health checks work while this node waits for another one.
-        api = MetadataAdmin(self._setup, self._levels)
-        self._admin, self._admin_url = await open_admin(
-            self._setup, api.handle, is_open=api.is_open
-        )
+        handle, is_open = admin_handler(self._setup, self._levels)
+        self._admin, self._admin_url = await open_admin(self._setup, handle, is_open=is_open)
         await self._start_service(stop)
         answers = CallHandlers()
         self._service.register(answers)
         features = (link.STORE_FEATURE + self._expected.store_id,)
         self._listener, self._bound = await open_internal(self._setup, answers, features=features)
-        self._report()
-        self._jobs = [
-            asyncio.create_task(self._setup.watch_health(self._report), name="health watch")
-        ]
-        if self._setup.certificates.has_any:
-            watch = self._setup.certificates.watch()
-            self._jobs.append(asyncio.create_task(watch, name="certificate watch"))
+        self._jobs = self._setup.start_jobs(self._report)
         self._setup.health.ready()
 
     async def _start_service(self, stop: asyncio.Event) -> None:
@@ -167,7 +147,7 @@ class MetadataNode:
         self._service = MetadataService(
             self._store,
             node_id=self._setup.name,
-            members=lambda: [Member(member.name) for member in self._members],
+            members=lambda: [member.name for member in self._members],
             peer=self._peers.by_name(self._members),
             config=MetadataConfig(whole_entries_max=config.whole_topics_max),
             store_stale_ms=lambda: 0 if self._remote is None else self._remote.staleness_ms,
@@ -186,7 +166,7 @@ class MetadataNode:
     def reread(self) -> None:
         self._setup.certificates.renew()
 
-    async def drain(self) -> None:
+    async def drain(self) -> bool:
         self._setup.health.drain()
         for job in self._jobs:
             job.cancel()
@@ -197,6 +177,7 @@ class MetadataNode:
         await self._peers.close()
         await self._store.close()
         self._setup.folder.release()
+        return True
 
     def _report(self) -> None:
         reason = self._service.trouble

@@ -7,10 +7,10 @@ import os
 import platform
 import secrets
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from penstock import __version__
 from penstock.calls.internal.connection import NodeCertificates
@@ -88,40 +88,38 @@ class CertificateKeeper:
         if internal.certificate:
             key = Path(internal.key or internal.certificate)
             self.nodes = NodeCertificates(Path(internal.certificate), key, Path(internal.ca))
+        known = (
+            ("clients", families.TLS_EXPIRY, self._clients),
+            ("other nodes", families.INTERNAL_TLS_EXPIRY, self.nodes),
+        )
+        self._all = [(users, family, one) for users, family, one in known if one is not None]
 
     @property
     def context(self) -> ssl.SSLContext | None:
         return None if self._clients is None else self._clients.context
 
-    @property
-    def has_any(self) -> bool:
-        return self._clients is not None or self.nodes is not None
-
     async def watch(self) -> None:
-        while True:
+        while self._all:
             await asyncio.sleep(CERTIFICATES_SECONDS)
             self.renew()
 
     def renew(self) -> None:
-        for certificates in (self._clients, self.nodes):
+        for _, _, certificates in self._all:
             try:
-                if certificates is not None and certificates.renew():
+                if certificates.renew():
                     log_.info("certificate renewed")
             except CertificateUnusable as error:
                 log_.error("certificate not renewed", extra={"reason": str(error)})
 
     def troubles(self, *, now_ms: int) -> Iterable[Trouble]:
-        for users, one in (("clients", self._clients), ("other nodes", self.nodes)):
-            if one is not None:
-                days_left = (one.expires_at_ms - now_ms) // 86_400_000
-                if days_left < CERTIFICATE_WARN_DAYS:
-                    yield certificate_ending(users, days_left)
+        for users, _, one in self._all:
+            days_left = (one.expires_at_ms - now_ms) // 86_400_000
+            if days_left < CERTIFICATE_WARN_DAYS:
+                yield certificate_ending(users, days_left)
 
     def samples(self) -> Iterable[tuple[Family, Sample]]:
-        if self._clients is not None:
-            yield families.TLS_EXPIRY, ((), self._clients.expires_at_ms / 1_000)
-        if self.nodes is not None:
-            yield families.INTERNAL_TLS_EXPIRY, ((), self.nodes.expires_at_ms / 1_000)
+        for _, family, one in self._all:
+            yield family, ((), one.expires_at_ms / 1_000)
 
 
 class Entropy:
@@ -181,7 +179,19 @@ class NodeSetup:
             clock_trusted=self.is_elapsed_trusted,
         )
 
-    async def watch_health(self, report: Callable[[], None]) -> None:
+    def start_jobs(
+        self, report: Callable[[], None], **more: Coroutine[Any, Any, None]
+    ) -> list["asyncio.Task[None]"]:
+        """Start the jobs of every node, and further ones by name. ``report`` reports problems."""
+        report()
+        jobs = {
+            "health watch": self._watch_health(report),
+            "certificate watch": self.certificates.watch(),
+            **more,
+        }
+        return [asyncio.create_task(job, name=name) for name, job in jobs.items()]
+
+    async def _watch_health(self, report: Callable[[], None]) -> None:
         """Measure the lag of the event loop and call ``report``, once a second."""
         loop = asyncio.get_running_loop()
         while True:

@@ -12,7 +12,7 @@ import resource
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from typing import Final
+from typing import Final, cast
 
 from penstock.model.errors import SetupError
 from penstock.model.limits import MIB
@@ -120,15 +120,7 @@ def _trim_call() -> Callable[[int], int] | None:
         return None
     trim.argtypes = [ctypes.c_size_t]
     trim.restype = ctypes.c_int
-
-    def call(pad: int) -> int:
-        return int(trim(pad))
-
-    return call
-
-
-class TooFewFiles(SetupError):
-    """Raised if the limit of open files is too low for the partitions of a node."""
+    return cast(Callable[[int], int], trim)
 
 
 def raise_limit() -> int:
@@ -158,7 +150,7 @@ def check_room(partition_count: int, limit: int) -> None:
     if needed <= limit:
         return
     wanted = 1 << (needed * 2 - 1).bit_length()
-    raise TooFewFiles(
+    raise SetupError(
         f"the limit of {limit} open files is too low: {partition_count} partitions need {needed}",
         f"raise it with `ulimit -n {wanted}` or LimitNOFILE={wanted} in the unit file",
     )
