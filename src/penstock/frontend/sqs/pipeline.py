@@ -7,19 +7,16 @@ becomes InternalFailure and is logged."""
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from penstock import __version__
 from penstock.access.decisions import Postponed, Question
-from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.facts.audit import CANCELLED, AuditTrail
-from penstock.frontend.facts.usage import Meter, UsageTable
-from penstock.frontend.limited_calls import queues_of
-from penstock.frontend.limits.quotas import TenantQuotas
-from penstock.frontend.limits.throttler import Throttler
-from penstock.frontend.sqs import endpoints
+from penstock.frontend.facts.usage import UsageTable
 from penstock.frontend.sqs.accounting import (
     AUDITED,
     DENIALS,
@@ -29,7 +26,7 @@ from penstock.frontend.sqs.accounting import (
     throttle,
 )
 from penstock.frontend.sqs.authorize import authorize
-from penstock.frontend.sqs.context import UNKNOWN_ACTION, Call, Context, FrontendConfig
+from penstock.frontend.sqs.context import UNKNOWN_ACTION, Call, Context
 from penstock.frontend.sqs.idempotency import REPEATABLE, Replies, outlives, token_of
 from penstock.frontend.sqs.incoming import (
     authenticate,
@@ -41,10 +38,9 @@ from penstock.frontend.sqs.incoming import (
     name_action,
 )
 from penstock.frontend.sqs.protocols import REQUEST_ID, codec_of
-from penstock.model.calls import BrokerPort
-from penstock.model.errors import PenstockError, Throttled
+from penstock.model.errors import PenstockError, Throttled, TopicNotFound
 from penstock.model.limits import TENANT_HELD_PERCENT, WHOLE_BODY_BYTES_MAX
-from penstock.model.ports import Catalog, Clock, Identities
+from penstock.model.names import is_internal
 from penstock.model.quotas import SharedLimit
 from penstock.net.http.exchange import HttpReply, HttpRequest
 from penstock.net.slices import hash_in_steps, in_slices
@@ -52,8 +48,6 @@ from penstock.telemetry import families
 from penstock.telemetry.exposition import Sample
 from penstock.telemetry.families import Family
 from penstock.wire.aws.faults import Fault, fault, fault_of
-
-__all__ = ["STAGES", "Frontend", "FrontendConfig", "Meter"]
 
 log = logging.getLogger("penstock.frontend")
 
@@ -69,86 +63,64 @@ OK: Final = "OK"
 HELD_MAX: Final = 10_000  # delayed rejections of rate limits; others are sent at once
 OWN_API: Final = "own"
 RESET: Final = "penstock:Reset"
+PREFIXES = ("/_penstock/", "/moto-api/")
+_RESETS = ("/_penstock/reset", "/moto-api/reset")
+# Content types that a web page may send to another origin without a preflight request (CORS).
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
 RETRY_AFTER_MS: Final = "x-amz-retry-after"  # newer SDKs use it; Retry-After is in seconds
 
 
 @dataclass(eq=False, kw_only=True)
-class Frontend:
-    broker: BrokerPort
-    catalog: Catalog
-    clock: Clock
-    config: FrontendConfig
-    meter: Meter
-    entropy: Callable[[int], bytes]
+class Frontend(Context):
     perf: Callable[[], float]  # a monotonic clock in seconds
-    identities: Identities
-    sealing: Sealing | None = None
     usage: UsageTable | None = None
     audit: AuditTrail | None = None
-    throttler: Throttler | None = None  # shared with the other protocols of the node
-    quotas: TenantQuotas | None = None
 
     def __post_init__(self) -> None:
-        self._metering = Metering(self.meter, self.usage)
+        super().__post_init__()
+        self.meter = self._metering = Metering(self.meter, self.usage)
         self._replies = Replies()
         account = self.config.account
-        self._context = Context(
-            self.broker,
-            queues_of(self.catalog),
-            self.clock,
-            self.config,
-            self._metering,
-            self.entropy,
-            everything=self.catalog,
-            sealing=self.sealing,
-            throttler=self.throttler or Throttler(own_account=account),
-            quotas=self.quotas,
-            identities=self.identities,
-        )
         self._held = SharedLimit(HELD_MAX, TENANT_HELD_PERCENT, own_account=account)
         self.outlives = outlives  # for the listener
 
     def samples(self) -> Iterator[tuple[Family, Sample]]:
-        context = self._context
-        yield from samples_of(context.throttler, context.quotas, context.config.account)
+        yield from samples_of(self.throttler, self.quotas, self.config.account)
         yield families.FRONTEND_REPEATED, ((), self._replies.repeated_count)
 
     async def handle(self, http: HttpRequest) -> HttpReply:
-        if http.path.startswith(endpoints.PREFIXES) or not has_action(http):
+        if http.path.startswith(PREFIXES) or not has_action(http):
             return await self._handle_path(http)
         started = self.perf()
-        call = Call(http, codec_of(http))
-        context = self._context
-        code = OK
-        held_ms = 0
+        call, code, held_ms = Call(http, codec_of(http)), OK, 0
         audit: AuditTrail | None = None  # set if the request is recorded, whatever its outcome
         try:
             try:
                 if len(http.body) <= WHOLE_BODY_BYTES_MAX:
                     for stage in STAGES:
-                        stage(context, call)
+                        stage(self, call)
                 else:
-                    await _admit_large(context, call)
+                    await _admit_large(self, call)
             except Postponed as postponed:
-                await _authorize_in_thread(context, call, postponed)
-                throttle(context, call)
+                await _authorize_in_thread(self, call, postponed)
+                throttle(self, call)
             action = call.action
             if action.name in AUDITED and self.audit is not None:
                 await self.audit.admit()
                 audit = self.audit
             token = token_of(call, action.name) if action.name in REPEATABLE else None
             if token is None:
-                result = await action.run(context, call, call.request)
+                result = await action.run(self, call, call.request)
             else:
-                result = await self._replies.once(context, call, token, started)
+                result = await self._replies.once(self, call, token, started)
             if action.name in WAITING:
-                call.charged_at_ms = context.clock.mono_ms()
+                call.charged_at_ms = self.clock.mono_ms()
                 if not call.caller.is_trusted:
-                    authenticate_again(context, call)
+                    authenticate_again(self, call)
                     try:
-                        authorize(context, call)
+                        authorize(self, call)
                     except Postponed as postponed:
-                        await _authorize_in_thread(context, call, postponed)
+                        await _authorize_in_thread(self, call, postponed)
             if isinstance(result, HttpReply):
                 reply = result  # a large reply, already encoded
             else:
@@ -164,7 +136,7 @@ class Frontend:
                 held_ms = error.held_ms
         except asyncio.CancelledError:
             if audit is not None:
-                audit.add(entry_of(context, call, CANCELLED))
+                audit.add(entry_of(self, call, CANCELLED))
             raise
         metering = self._metering
         seconds = self.perf() - started
@@ -194,23 +166,22 @@ class Frontend:
                 await asyncio.sleep(held_ms / 1_000)
 
     def _record(self, call: Call, code: str, audit: AuditTrail | None, seconds: float) -> None:
-        context = self._context
         if code is OK:
             self._metering.answered(call, seconds)
         else:
-            self._metering.rejected(context, call, code)
+            self._metering.rejected(self, call, code)
         if audit is not None:
-            audit.add(entry_of(context, call, "" if code is OK else code))
+            audit.add(entry_of(self, call, "" if code is OK else code))
         elif self.audit is not None and code in DENIALS:
-            self.audit.deny(entry_of(context, call, code, is_denial=True))
+            self.audit.deny(entry_of(self, call, code, is_denial=True))
 
     async def _handle_path(self, http: HttpRequest) -> HttpReply:
         started = self.perf()
         try:
-            if http.path.startswith(endpoints.PREFIXES):
-                reply = await endpoints.reply_to(self._context, http)
+            if http.path.startswith(PREFIXES):
+                reply = await _reply_to(self, http)
             else:
-                reply = endpoints.greeting(http)
+                reply = _greeting(http)
         except Exception as error:
             refusal = _fault_of(error, http)
             body = msgspec.json.encode({"error": refusal.message})
@@ -261,3 +232,70 @@ def _fault_of(error: Exception, http: HttpRequest) -> Fault:
     log.error("request failed", exc_info=error, extra={"request_id": request_id, "path": http.path})
     text = f"The server failed to answer this request. Request id: {request_id}"
     return fault("InternalFailure", text)
+
+
+# ── Paths besides actions, without a signature: health, information about the node, and a reset
+# that deletes all queues, for test suites ──
+
+
+async def _reply_to(context: Context, http: HttpRequest) -> HttpReply:
+    path = http.path.rstrip("/")
+    is_read = http.method in ("GET", "HEAD")
+    if path in _RESETS:
+        return await _reset(context, http)
+    if path == "/_penstock/health" and is_read:
+        return _json(200, status="ok")
+    if path == "/_penstock/info" and is_read:
+        config = context.config
+        return _json(
+            200,
+            version=__version__,
+            admin=config.admin_url() if callable(config.admin_url) else config.admin_url,
+            kafka=config.kafka_url,
+            account=config.account,
+            region=config.region,
+        )
+    return _json(404, error="Unknown path.")
+
+
+def _greeting(http: HttpRequest) -> HttpReply:
+    if http.path == "/":
+        return _json(
+            200,
+            service="Penstock",
+            version=__version__,
+            hint="This is an SQS endpoint: point an SQS client's endpoint URL here.",
+            health="/_penstock/health",
+        )
+    # For example the URL of a queue in a browser: the reply of SQS.
+    return HttpReply(404, b"<UnknownOperationException/>\n", "text/xml")
+
+
+async def _reset(context: Context, http: HttpRequest) -> HttpReply:
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not context.config.is_dev or context.config.is_auth_on:
+        return _json(403, error="Reset is available in development mode only.")
+    if http.method != "POST":
+        return _json(405, error="Reset needs the method POST.")
+    if "origin" in http.headers:
+        return _json(403, error="Reset rejects requests of web pages (header Origin).")
+    if kind in _FORMS:
+        return _json(
+            415, error=f"Reset rejects content type {kind}: send no body, as with curl -X POST."
+        )
+    now_ms = context.clock.wall_ms()
+    count = 0
+    for topic in tuple(context.everything.all_topics()):
+        is_ours = not topic.is_queue and is_internal(topic.name)
+        if topic.deleted_at_ms is not None or is_ours:
+            continue
+        with suppress(TopicNotFound):  # deleted by another request since
+            await context.everything.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
+            count += 1
+    context.reset_at_ms = context.clock.wall_ms()  # deleted names may be used again
+    context.purges.clear()
+    return _json(200, status="ok", deleted_queues=count)
+
+
+def _json(status: int, /, **fields: Any) -> HttpReply:
+    return HttpReply(status, msgspec.json.encode(fields), "application/json")

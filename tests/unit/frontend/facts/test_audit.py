@@ -22,7 +22,7 @@ from tests.unit.frontend.sqs.test_pipeline import json_call, make_queue, signed
 from penstock.frontend.facts import audit as audit_module
 from penstock.frontend.facts.audit import TOPIC, AuditTrail, Denials
 from penstock.frontend.facts.fact_log import Fact
-from penstock.frontend.sqs.pipeline import FrontendConfig
+from penstock.frontend.sqs.context import FrontendConfig
 from penstock.model.errors import Draining
 from penstock.model.identity import Caller
 from penstock.model.limits import MINUTE_MS

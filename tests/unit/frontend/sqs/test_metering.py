@@ -17,7 +17,7 @@ from tests.unit.frontend.sqs.test_pipeline import json_call, make_queue, query_c
 from penstock.frontend.facts.usage import Refusal
 from penstock.frontend.sqs import actions
 from penstock.frontend.sqs.accounting import refusal_of
-from penstock.frontend.sqs.pipeline import FrontendConfig
+from penstock.frontend.sqs.context import FrontendConfig
 from penstock.model.calls import Append
 from penstock.model.identity import ADMIN_POLICY
 from penstock.model.limits import MINUTE_MS

@@ -7,9 +7,8 @@ import base64
 import binascii
 import json
 
-from penstock.frontend.sqs.context import Call, Context
+from penstock.frontend.sqs.context import Call, Context, invalid
 from penstock.frontend.sqs.rules.queue_policies import sources_of
-from penstock.frontend.sqs.rules.requests import invalid
 from penstock.model.calls import CancelMove, StartMove, Stats
 from penstock.model.names import uuid_text
 from penstock.model.ports import MoveTask

@@ -12,11 +12,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from penstock.frontend.sqs.context import Call, Context
+from penstock.frontend.sqs.context import Call, Context, invalid, topic_of, url_of
 from penstock.frontend.sqs.rules import queue_attributes, queue_policies
 from penstock.frontend.sqs.rules.queue_attributes import NewQueue, changed, requested, show
 from penstock.frontend.sqs.rules.queue_policies import check_tag_keys, checked_tags, merged_tags
-from penstock.frontend.sqs.rules.requests import invalid, topic_of, url_of
 from penstock.model.calls import OpenShare, Purge, Stats
 from penstock.model.errors import PurgeInProgress, TopicDeletedRecently, TopicExists, TopicNotFound
 from penstock.model.limits import DELETED_NAME_MS

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from penstock.cursor.leases.receipt import open_receipt, seal
-from penstock.frontend.sqs.context import Call, Context
-from penstock.frontend.sqs.protocols import Codec
-from penstock.frontend.sqs.rules.requests import (
+from penstock.frontend.sqs.context import (
+    Call,
+    Context,
     call_partitions,
     check_entries,
     check_id,
@@ -20,6 +20,7 @@ from penstock.frontend.sqs.rules.requests import (
     sequence_number,
     topic_of,
 )
+from penstock.frontend.sqs.protocols import Codec
 from penstock.model.calls import Ack, BrokerCall, Extend, Lease, Results
 from penstock.model.errors import InvalidReceipt, InvalidRequest, PenstockError
 from penstock.model.limits import BATCH_ENTRIES_MAX, KIB, LEASE_MS_MAX, WAIT_MS_MAX

@@ -5,8 +5,9 @@ from hashlib import sha256
 
 import msgspec
 
-from penstock.frontend.sqs.context import Call, Context
-from penstock.frontend.sqs.rules.requests import (
+from penstock.frontend.sqs.context import (
+    Call,
+    Context,
     call_partitions,
     check_entries,
     check_id,
