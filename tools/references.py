@@ -23,7 +23,7 @@ from penstock.cli.main import root
 from penstock.cli.setup import serve
 from penstock.cli.terminal.failure import ExitCode
 from penstock.frontend.admin import api
-from penstock.frontend.admin.routes import ANY, KNOWN, OPEN, OPERATOR, Resource, Route, routes
+from penstock.frontend.admin.api import ANY, KNOWN, OPEN, OPERATOR, Resource, Route, routes
 from penstock.node.configuration import config as node_config
 from penstock.node.configuration.settings import ENV_PREFIX, ENV_SEPARATOR, FILE_SUFFIX, Setting
 from penstock.node.configuration.settings import declared as declared_settings

@@ -14,7 +14,7 @@ from tests.attacks.kit import EVERYTHING, ROOT, Operator, allow, send
 from tests.harness.client import RawClient
 from tests.harness.server import Server
 
-from penstock.frontend.admin.routes import ANY, OPEN, Route, routes
+from penstock.frontend.admin.api import ANY, OPEN, Route, routes
 
 MIB = 1_048_576
 JSON = {"content-type": "application/json"}

@@ -37,7 +37,7 @@ from tests.attacks.matrix_rows import ADMIN, KAFKA, SQS, For, On
 from tests.harness.full import part
 from tests.harness.server import Server
 
-from penstock.frontend.admin.routes import Resource, routes
+from penstock.frontend.admin.api import Resource, routes
 from penstock.frontend.kafka.actions import ACTIONS as KAFKA_ACTIONS
 from penstock.frontend.sqs.actions import ACTIONS as SQS_ACTIONS
 from penstock.wire.kafka.apis import APIS

@@ -16,10 +16,8 @@ from tests.attacks.frames import Wire
 from tests.attacks.kit import Operator, exchange, send, signed
 from tests.attacks.stalls import LoopServer
 
-from penstock.frontend.admin.api import BODY_BYTES_MAX
-from penstock.frontend.admin.reply import json_reply
-from penstock.frontend.admin.request import Call
-from penstock.frontend.admin.routes import routes
+from penstock.frontend.admin.api import BODY_BYTES_MAX, routes
+from penstock.frontend.admin.request import Call, json_reply
 from penstock.metadata.security.identities import StoredIdentities
 from penstock.metadata.security.identity_entries import POLICY_BYTES_MAX
 from penstock.model.identity import Tenant, User

@@ -12,7 +12,7 @@ from typing import Any, Final
 from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.frontend.admin.api import BODY_BYTES_MAX
-from penstock.frontend.admin.reply import forbidden
+from penstock.frontend.admin.request import forbidden
 from penstock.model.errors import CONFLICT, USAGE, SetupError
 from penstock.net.http.browsers import BrowserGuard
 from penstock.net.http.exchange import HttpRequest

@@ -6,8 +6,7 @@ from typing import cast
 import pytest
 from tools.references import DOCS, MARK, PAGES, main
 
-from penstock.frontend.admin.api import AdminApi
-from penstock.frontend.admin.routes import Resource, routes
+from penstock.frontend.admin.api import AdminApi, Resource, routes
 from penstock.node.configuration.config import Config
 from penstock.node.configuration.settings import declared
 from penstock.telemetry.families import FAMILIES

@@ -1,6 +1,9 @@
-"""The admin API: authentication, routing and error replies of every request. It has its own port,
-so that health checks get replies when the data port is overloaded, and so that a firewall can
-separate operators from clients.
+"""The admin API: every path with its handler and the right that it needs; authentication, routing
+and error replies. It has its own port, so that health checks get replies when the data port is
+overloaded, and so that a firewall can separate operators from clients.
+
+A right is ``OPERATOR`` or an SQS action on queues of the caller's own tenant, which is checked
+against policies as for an SQS request. Handlers about users and keys check rights themselves.
 
 Changes must have the content type JSON. A browser sends this to another origin only after a
 preflight request, which this server never answers, so a web page cannot make changes on a loopback
@@ -8,39 +11,199 @@ address where authentication is off."""
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from inspect import isawaitable
+from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.frontend.admin import audited
-from penstock.frontend.admin.audited import Noted, Subject
+from penstock.frontend.admin import audited, identities, queues
+from penstock.frontend.admin import operations as ops
+from penstock.frontend.admin.audited import CLUSTER, KEY, POLICY, TENANT, USER, Noted, Subject
 from penstock.frontend.admin.login import Credentials, Gate, Session, Unauthenticated
-from penstock.frontend.admin.reply import (
+from penstock.frontend.admin.messages import RECEIVE, messages
+from penstock.frontend.admin.request import (
+    METRICS,
+    Call,
+    Context,
     error_reply,
     fault_of,
     fault_reply,
     finished,
     json_reply,
+    parse,
     picked,
 )
-from penstock.frontend.admin.request import Call, Context, parse
-from penstock.frontend.admin.routes import OPEN, Route, let_in, routes
 from penstock.frontend.facts.audit import CANCELLED, AuditTrail
-from penstock.model.errors import InvalidRequest, PenstockError
+from penstock.model.errors import AccessDenied, InvalidRequest, PenstockError
 from penstock.model.limits import MIB, WHOLE_BODY_BYTES_MAX
+from penstock.model.names import queue_arn
 from penstock.net.http.exchange import HttpReply, HttpRequest
 from penstock.net.slices import in_slices
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.json10 import check_large
 from penstock.wire.facts.audit import DENIED, AuditEntry
 
+# Returns an HttpReply or a value to send as JSON, or an awaitable of these.
+Resource = Callable[[Call], Any]
+
+ANY = "*"  # any segment of a path, or any parameters
+OPEN = "open"  # to everyone, without authentication
+KNOWN = "known"  # to every authenticated caller; the handler checks further rights
+OPERATOR = "operator"
+# Any other right is an action that policies allow: METRICS, or an SQS action.
+VIEW = "sqs:GetQueueAttributes"
 BODY_BYTES_MAX = MIB
 READS = ("GET", "HEAD")
 UNAUTHORIZED = "unauthorized"
 EARLY_MAX = 1_000  # log-ins to keep until the audit trail is ready; the oldest are dropped
 
 log = logging.getLogger(__name__)
+
+
+class Route(NamedTuple):
+    method: str
+    path: tuple[str, ...]
+    resource: Resource
+    right: str
+    parameters: tuple[str, ...] = ()  # allowed ones; ANY: all
+    noted: Noted | None = None  # recorded in the audit trail; None: the route changes nothing
+
+    def fits(self, path: tuple[str, ...]) -> bool:
+        return len(path) == len(self.path) and all(
+            given if wanted == ANY else given == wanted
+            for given, wanted in zip(path, self.path, strict=True)
+        )
+
+
+def _routes(right: str, *rows: tuple[Any, ...]) -> Iterator[Route]:
+    """Yield the routes of rows such as ``("GET /queues/*?account&region", handler)``. Paths are
+    below ``/api/v1``, except health checks and metrics. A row of a change also has the action and
+    the kind of resource for the audit trail."""
+    for pattern, resource, *noted in rows:
+        method, _, target = pattern.partition(" ")
+        path, _, query = target.partition("?")
+        segments = tuple(path.strip("/").split("/"))
+        if segments[0] not in ("healthz", "readyz", "startupz", "metrics"):
+            segments = ("api", "v1", *segments)
+        parameters = tuple(query.split("&")) if query else ()
+        found = Noted(f"admin:{noted[0]}", noted[1]) if noted else None
+        yield Route(method, segments, resource, right, parameters, found)
+
+
+def routes(log_in: Resource) -> Sequence[Route]:
+    return (
+        *_routes(
+            OPEN,
+            ("GET /healthz?*", lambda _: {"status": "alive"}),
+            ("GET /readyz?*", ops.readyz),
+            ("GET /startupz?*", ops.startupz),
+            ("POST /login", log_in, "LogIn", audited.NODE),
+        ),
+        *_routes(
+            METRICS,
+            ("GET /metrics", queues.totals),
+            ("GET /metrics/objects?kind&prefix&account&region", queues.objects),
+        ),
+        *_routes(KNOWN, ("GET /info", ops.info)),
+        *_OPERATIONS,
+        *_routes("sqs:ListQueues", ("GET /queues?account&region&prefix&limit&after", queues.many)),
+        *_routes(VIEW, ("GET /queues/*?account&region", queues.one)),
+        *_routes(
+            RECEIVE,
+            ("GET /queues/*/messages?account&region&partition&start&count&wait_ms", messages),
+        ),
+        *_routes(VIEW, ("GET /queues/*/explain?account&region&user", queues.explained)),
+        *_routes(
+            "sqs:SetQueueAttributes",
+            (
+                "POST /queues/*/rotate?account&region",
+                queues.rotate_data_key,
+                "RotateDataKey",
+                audited.QUEUE,
+            ),
+        ),
+        *_IDENTITIES,
+    )
+
+
+# Backups and rows of coordinators contain data of all tenants, so only operators may read them.
+_OPERATIONS = tuple(
+    _routes(
+        OPERATOR,
+        ("GET /config", lambda call: {"settings": call.context.config}),
+        ("GET /callees", ops.callees),
+        ("GET /cluster", ops.state),
+        ("GET /cluster/partitions?topic&account&region&node&state&limit&after", ops.partitions),
+        ("GET /cluster/safety?node", ops.safety),
+        ("POST /cluster/nodes/*/drain", ops.drain, "DrainNode", CLUSTER),
+        ("POST /cluster/nodes/*/undrain", ops.undrain, "UndrainNode", CLUSTER),
+        ("POST /cluster/nodes/*/decommission", ops.decommission, "DecommissionNode", CLUSTER),
+        ("POST /cluster/rebalance", ops.rebalance, "RebalanceLeaders", CLUSTER),
+        ("POST /cluster/place", ops.place, "PlacePartition", CLUSTER),
+        ("POST /cluster/unclean-elect", ops.unclean_elect, "ElectUncleanly", CLUSTER),
+        ("POST /cluster/upgrade", ops.upgrade, "RaiseFeatureLevel", CLUSTER),
+        ("POST /backups", ops.begin_backup, "CreateBackup", CLUSTER),
+        ("GET /backups/*/partitions?after&limit", ops.backup_partitions),
+        ("GET /backups/*/definitions?after", ops.backup_definitions),
+        ("GET /backups/*/records?topic_id&partition&offset", ops.backup_records),
+        ("DELETE /backups/*", ops.end_backup),
+        ("GET /coordinators/*/*?offset", ops.show_coordinator),
+        ("POST /coordinators/*/*/skip", ops.skip_row, "SkipRow", audited.COORDINATOR),
+    )
+)
+
+_IDENTITIES = tuple(
+    _routes(
+        KNOWN,
+        ("GET /tenants?limit&after", identities.tenants),
+        ("POST /tenants", identities.create_tenant, "CreateTenant", TENANT),
+        ("GET /tenants/*", identities.tenant),
+        ("PATCH /tenants/*", identities.change_tenant, "ChangeTenant", TENANT),
+        ("DELETE /tenants/*", identities.delete_tenant, "DeleteTenant", TENANT),
+        ("GET /quotas/*", identities.quotas),
+        ("PATCH /quotas/*", identities.set_quotas, "SetQuotas", TENANT),
+        ("GET /users?tenant", identities.show_users),
+        ("POST /users", identities.create_user, "CreateUser", USER),
+        ("GET /users/*?tenant", identities.user),
+        ("DELETE /users/*?tenant", identities.delete_user, "DeleteUser", USER),
+        ("PUT /users/*/password?tenant", identities.set_password, "SetPassword", USER),
+        ("DELETE /users/*/password?tenant", identities.delete_password, "DeletePassword", USER),
+        ("GET /keys?tenant&user", identities.keys),
+        ("POST /keys", identities.create_key, "CreateKey", KEY),
+        ("GET /keys/*", identities.key),
+        ("PATCH /keys/*", identities.change_key, "ChangeKey", KEY),
+        ("DELETE /keys/*", identities.delete_key, "DeleteKey", KEY),
+        ("POST /keys/*/rotate", identities.rotate_key, "RotateKey", KEY),
+        ("POST /policies/test", identities.try_access),
+        ("GET /policies/*?tenant", identities.policies),
+        ("GET /policies/*/*?tenant", identities.policy),
+        ("PUT /policies/*/*?tenant", identities.put_policy, "PutPolicy", POLICY),
+        ("DELETE /policies/*/*?tenant", identities.remove_policy, "DeletePolicy", POLICY),
+    )
+)
+
+
+def _checked(call: Call, right: str) -> Call:
+    """Check the caller's rights. Calls of non-operators are limited to the caller's account."""
+    if right in (OPEN, KNOWN) or call.caller.is_operator:
+        return call
+    if right == OPERATOR:
+        call.operator_only()
+    account = call.caller.account
+    if call.text("account", account) != account:
+        raise AccessDenied("This is not your tenant.")
+    if right == METRICS:
+        call.may_manage(METRICS, account, "metrics")
+        if call.path == ("metrics",):
+            if account != call.context.info.account:
+                raise AccessDenied("/metrics is for all tenants: use /metrics/objects for yours.")
+            return call
+    elif len(call.path) > 3:  # /api/v1/queues/{name}
+        call.may_use_queue(right, call.path[3])
+    else:
+        call.may(right, queue_arn(account, call.region, "*"))
+    return msgspec.structs.replace(call, query={**call.query, "account": account})
 
 
 class AdminApi:
@@ -96,15 +259,17 @@ class AdminApi:
         noted = route.noted
         is_large = len(request.body) > WHOLE_BODY_BYTES_MAX
         if is_large and (noted is None or noted.kind != audited.POLICY):
-            await _check_body(request.body)
+            try:
+                await in_slices(check_large(request.body))
+            except Fault as fault:
+                raise InvalidRequest(fault.message) from None
         if noted is None:
             return await self._run(route, call)
         reply = await self._run_noted(route, noted, call)
         if route.right != OPEN:
             facts = picked(request, "method", "path", "request_id")
-            log.info(
-                "admin change made", extra=facts | picked(call.caller, "account", "user", "key_id")
-            )
+            facts |= picked(call.caller, "account", "user", "key_id")
+            log.info("admin change made", extra=facts)
         return reply
 
     def _authenticated(self, request: HttpRequest, call: Call, route: Route) -> Call:
@@ -121,7 +286,10 @@ class AdminApi:
         return msgspec.structs.replace(call, caller=caller)
 
     async def _run(self, route: Route, call: Call) -> HttpReply:
-        found = route.resource(let_in(call, route))
+        call = _checked(call, route.right)
+        if route.parameters != (ANY,):
+            call.only(route.parameters)
+        found = route.resource(call)
         if isawaitable(found):
             found = await found
         return found if isinstance(found, HttpReply) else json_reply(200, found)
@@ -157,13 +325,6 @@ class AdminApi:
 
     async def _log_in(self, call: Call) -> Session:
         return self._gate.log_in(call.json(Credentials), now_ms=call.now_ms)
-
-
-async def _check_body(body: bytes) -> None:
-    try:
-        await in_slices(check_large(body))
-    except Fault as fault:
-        raise InvalidRequest(fault.message) from None
 
 
 def _not_allowed(methods: Sequence[str]) -> HttpReply:

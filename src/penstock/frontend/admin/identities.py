@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from penstock.access import evaluation
 from penstock.access.conditions import MalformedPolicy
 from penstock.access.evaluation import Decision, Kind
-from penstock.frontend.admin.reply import json_reply, picked
-from penstock.frontend.admin.request import READ, WRITE, Body, Call
+from penstock.frontend.admin.request import READ, WRITE, Body, Call, json_reply, picked
 from penstock.metadata.security.identities import NewKey
 from penstock.model import identity as model
 from penstock.model.errors import Conflict, InvalidRequest, NotFound
@@ -373,7 +372,8 @@ def try_access(call: Call) -> Any:
     is_readable = owner == account or call.caller.is_operator
     caller = Caller(account, user.name, is_operator=user.is_operator)
     found = Circumstances(request.source_ip, request.is_tls, call.now_ms)
-    decision = call.decisions.decide_on_queue(
+    assert call.context.decisions is not None, "a known user has an identity"
+    decision = call.context.decisions.decide_on_queue(
         everything,
         caller,
         request.action,

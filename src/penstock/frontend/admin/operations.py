@@ -8,10 +8,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.frontend.admin.health import State
-from penstock.frontend.admin.ports import BackupPort, ClusterPort, CoordinatorPort, PartitionState
-from penstock.frontend.admin.reply import HEADERS, json_reply
-from penstock.frontend.admin.request import Body, Call, whole
+from penstock.frontend.admin.ports import (
+    BackupPort,
+    ClusterPort,
+    CoordinatorPort,
+    PartitionState,
+    State,
+)
+from penstock.frontend.admin.request import HEADERS, Body, Call, json_reply, whole
 from penstock.model.errors import InvalidRequest, NotFound
 from penstock.model.units import counted
 from penstock.net.http.exchange import HttpReply

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from penstock.frontend.admin import queues
+from penstock.frontend.admin.api import ANY, OPEN, routes
 from penstock.frontend.admin.login import TOKEN_MS
 from penstock.frontend.admin.request import METRICS
-from penstock.frontend.admin.routes import ANY, OPEN, routes
 from penstock.model.errors import NotLeader
 from penstock.model.identity import ADMIN_POLICY, Caller, KeyStatus, Limits, Rate, User
 from penstock.model.message import Message

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from tests.unit.manager.cluster import Cluster, topic, until
 
-from penstock.frontend.admin.api import AdminApi
+from penstock.frontend.admin.api import AdminApi, routes
 from penstock.frontend.admin.audited import entry_of, subject_of
 from penstock.frontend.admin.request import Call, Context, Info
-from penstock.frontend.admin.routes import routes
 from penstock.manager.decisions import Policy
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.metadata.sqlite import SqliteStore

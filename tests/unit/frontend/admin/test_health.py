@@ -1,8 +1,8 @@
 import msgspec
 import pytest
 
-from penstock.frontend.admin import health as health_module
-from penstock.frontend.admin.health import Health, State
+from penstock.frontend.admin import ports as health_module
+from penstock.frontend.admin.ports import Health, State
 from penstock.model.troubles import Kind, Trouble, no_manager
 
 
