@@ -32,6 +32,7 @@ from penstock.net.slices import SLICE_SECONDS, Slices, Turns
 from penstock.node.keys.keyring import MasterKeyRing
 from penstock.record.batch import parse_header, split_batches
 from penstock.record.record import iter_records
+from penstock.telemetry.metrics import Meter
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import FetchPartition, FetchRequest, FetchTopic
 from penstock.wire.kafka.generated import (
@@ -323,7 +324,7 @@ async def encrypting(house: House, folder: Path) -> AsyncIterator[None]:
         await store.close()
 
 
-class Quarantines:
+class Quarantines(Meter):
     def quarantined(self, count: int) -> None:
         raise AssertionError(f"{count} records do not open")
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -38,6 +38,7 @@ from penstock.net.unpacking import unpacked
 from penstock.record.batch import BatchHeader, parse_header, repacked
 from penstock.record.compression import TooLarge
 from penstock.record.malformed import MalformedBatch
+from penstock.telemetry.metrics import Meter
 from penstock.wire.kafka.batches import BatchInvalid, BatchTooLarge, check_opened_count
 
 # Undecryptable messages to remember, so that each is counted and logged once.
@@ -51,17 +52,13 @@ T = TypeVar("T")
 log = logging.getLogger("penstock.frontend")
 
 
-class QuarantineMeter(Protocol):
-    def quarantined(self, count: int) -> None: ...
-
-
 @dataclass(eq=False)
 class Sealing:
     keys: DataKeys
     _: KW_ONLY
     clock: Clock
     entropy: Callable[[int], bytes]
-    meter: QuarantineMeter
+    meter: Meter
     is_default: bool = False  # whether a topic without a setting is encrypted
 
     def __post_init__(self) -> None:
@@ -135,10 +132,8 @@ class Sealing:
             except MalformedBatch as error:
                 raise BatchInvalid(str(error)) from None
             if len(done) > BATCH_BYTES_MAX:
-                text = f"{len(done)} bytes"
-                raise BatchTooLarge(
-                    f"the encrypted batch has {text}, {BATCH_BYTES_MAX} are allowed"
-                )
+                size = f"{len(done)} bytes, {BATCH_BYTES_MAX} are allowed"
+                raise BatchTooLarge(f"the encrypted batch has {size}")
             sealed.append((memoryview(done), parse_header(done)))
         return sealed
 

@@ -44,12 +44,10 @@ INCARNATION_BYTES: Final = 8
 _SEQUENCES: Final = 2**31
 _RETENTION: Final = "retention.ms"
 # Errors of a partition that has lost committed batches or the state of the producer id.
-_LOST_TRACK: Final = frozenset(
-    (
-        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-        ErrorCode.INVALID_PRODUCER_EPOCH,
-        ErrorCode.UNKNOWN_PRODUCER_ID,
-    )
+_LOST_TRACK: Final = (
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.UNKNOWN_PRODUCER_ID,
 )
 
 
@@ -108,11 +106,9 @@ class FactLog:
             await self._take_producer_id()
             if not self._batch:
                 self._batch = self._encoded(records)
+            call = AppendBatches(topic, PARTITION, acks=ACKS_ALL, batches=(self._batch,))
             async with asyncio.timeout(ATTEMPT_SECONDS_MAX):
-                batches = (self._batch,)
-                await self.broker.call(
-                    AppendBatches(topic, PARTITION, acks=ACKS_ALL, batches=batches)
-                )
+                await self.broker.call(call)
         except TimeoutError:
             return self._note("the partition did not reply in time")
         except PenstockError as error:
@@ -270,7 +266,7 @@ class FactWriter(ABC):
                     await self._is_stopping.wait()
             is_last = self._is_stopping.is_set()
             try:
-                await self._turn(is_last=is_last)
+                await self.flush()
             except Exception as error:  # a bug; counting and writing continue
                 log_.error("writing %s data failed", self.noun, exc_info=error)
 
@@ -282,7 +278,7 @@ class FactWriter(ABC):
         await self.log.settle()
 
     @abstractmethod
-    async def _turn(self, *, is_last: bool) -> None: ...
+    async def flush(self) -> None: ...
 
     @abstractmethod
     def _wait_s(self) -> float: ...

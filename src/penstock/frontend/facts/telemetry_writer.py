@@ -31,8 +31,6 @@ PARTITION_ROWS_MAX: Final = 10_000  # rows of all kinds fit into one batch of th
 QUEUE_ROWS_MAX: Final = 5_000
 LAG_ROWS_MAX: Final = 5_000
 READ_AT_ONCE: Final = 100  # partitions, queues or groups read before other tasks may run
-
-
 _SUMMED: Final = ("requests", "messages", "bytes_in", "bytes_out")
 
 
@@ -128,9 +126,6 @@ class TelemetryWriter(FactWriter):
         from_ms, self._from_ms = self._from_ms, now_ms
         fields = {"from_ms": from_ms, "written_at_ms": now_ms, "left_out": self._left_out}
         await self._append(wire, wire.TelemetryFacts, columns=columns, **fields)
-
-    async def _turn(self, *, is_last: bool) -> None:  # noqa: ARG002
-        await self.flush()
 
     def _wait_s(self) -> float:
         return (self.flush_ms - self.clock.wall_ms() % self.flush_ms) / 1_000

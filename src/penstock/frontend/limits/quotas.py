@@ -34,6 +34,7 @@ WAIT_RETRY_MS: Final = 1_000
 CONNECTION_RETRY_MS: Final = 5_000
 
 T = TypeVar("T")
+Counts = Counter[tuple[str, model.Quota]]  # by account
 
 
 @dataclass(slots=True)
@@ -60,15 +61,11 @@ class TenantQuotas:
         self._sizes: dict[str, int] = {}  # bytes by topic, of accounts with a quota
         self._stored: dict[str, int] = {}  # bytes by account
         self._sums: dict[str, _StoredSum] = {}  # by account
-        self._counts: Counter[tuple[str, model.Quota]] = (
-            Counter()
-        )  # topics and partitions in the catalog
-        self._reserved: Counter[tuple[str, model.Quota]] = Counter()  # being created now
+        self._counts: Counts = Counter()  # topics and partitions in the catalog
+        self._reserved: Counts = Counter()  # being created now
         self._waits: Counter[str] = Counter()
         self._connections: Counter[str] = Counter()
-        self._accounts_on: dict[
-            Peer, set[str]
-        ] = {}  # the accounts for which each connection is counted
+        self._accounts_on: dict[Peer, set[str]] = {}  # for which each connection is counted
         self._frontend_count = 1
         self._task: asyncio.Task[None] | None = None
         for topic in self.catalog.all_topics():
