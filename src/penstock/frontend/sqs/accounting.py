@@ -6,41 +6,32 @@ even if another tenant sent it. A rejected request counts for the caller, and un
 queue only if the queue exists, so that invented names create no rows. Changes of queues and denied
 requests are audited, without messages, receipts and secrets."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from penstock.frontend.facts.audit import make_entry
 from penstock.frontend.facts.usage import Counts, Meter, Refusal, UsageTable
-from penstock.frontend.limits.quotas import TenantQuotas
-from penstock.frontend.limits.throttler import Throttler
 from penstock.frontend.sqs.actions.move_tasks import decode_handle
 from penstock.frontend.sqs.context import Call, Context
 from penstock.model.errors import Throttled
 from penstock.model.identity import Tenant
 from penstock.model.names import queue_arn
-from penstock.telemetry import families
-from penstock.telemetry.exposition import Sample
-from penstock.telemetry.families import Family
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.shapes import QueueRequest
 from penstock.wire.facts.audit import AuditEntry
 
-Samples = Iterator[tuple[Family, Sample]]
 NONE: Final = ""  # no tenant, region, resource or operation
 # Error codes for callers that are unknown or have no permission.
-DENIALS: Final = frozenset(
-    (
-        "AccessDenied",
-        "IncompleteSignature",
-        "InvalidClientTokenId",
-        "InvalidSecurity",
-        "MissingAuthenticationToken",
-        "RequestExpired",
-        "SignatureDoesNotMatch",
-    )
+DENIALS: Final = (
+    "AccessDenied",
+    "IncompleteSignature",
+    "InvalidClientTokenId",
+    "InvalidSecurity",
+    "MissingAuthenticationToken",
+    "RequestExpired",
+    "SignatureDoesNotMatch",
 )
-THROTTLES: Final = frozenset(("RequestThrottled", "ThrottlingException"))
+THROTTLES: Final = ("RequestThrottled", "ThrottlingException")
 
 
 def throttle(context: Context, call: Call) -> None:
@@ -80,17 +71,6 @@ def _arn(call: Call, tenant: Tenant) -> str | None:
     if queue is None:
         return None
     return queue_arn(queue.account or call.account, call.region, queue.name)
-
-
-def samples_of(throttler: Throttler, quotas: TenantQuotas | None, own_account: str) -> Samples:
-    counts: Counter[tuple[str, str]] = Counter()
-    rejected = dict(throttler.rejected)
-    if quotas is not None:
-        rejected.update(quotas.all_rejected())
-    for (account, limit), count in rejected.items():
-        counts["own" if account == own_account else "other", limit] += count
-    for labels, count in sorted(counts.items()):
-        yield families.FRONTEND_THROTTLED, (labels, count)
 
 
 class Metering:

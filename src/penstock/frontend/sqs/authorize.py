@@ -201,39 +201,28 @@ def _by_arn(context: Context, arn: str, absent: Exception) -> Target:
 
 
 def _require(context: Context, call: Call, permission: str, target: Target) -> None:
-    caller, decisions, arn = call.caller, context.decisions, target.arn
+    caller, decisions, arn, http = call.caller, context.decisions, target.arn, call.http
 
-    def circumstances() -> Circumstances:
-        http = call.http
+    def found() -> Circumstances:
         return Circumstances(http.peer, http.is_tls, context.clock.wall_ms())
 
-    def decide() -> Decision:
+    def decide(owner: str, topic: Topic | None) -> Decision:
+        everything = context.everything
         return decisions.decide_on_queue(
-            context.everything,
-            caller,
-            permission,
-            arn=arn,
-            owner=target.account,
-            topic=target.topic,
-            circumstances=circumstances,
+            everything, caller, permission, arn=arn, owner=owner, topic=topic, circumstances=found
         )
 
-    if target.account == caller.account:
-        decision = decide()
-        if not decision.is_allowed:
-            raise _denied(call, permission, arn, decision)
-        return
-    # First the caller's own policies, without that of the queue, which may not exist.
-    decision = decisions.decide(
-        caller, permission, arn=arn, owner=caller.account, policy=None, circumstances=circumstances
-    )
+    is_own = target.account == caller.account
+    # The policy of another account's queue comes after the caller's own: the queue may not exist.
+    decision = decide(caller.account, target.topic if is_own else None)
     if not decision.is_allowed:
         raise _denied(call, permission, arn, decision)
     policy = None if target.topic is None else target.topic.settings.policy
-    if policy is not None and permission not in _OWNER_ONLY and decide().is_allowed:
+    is_shareable = policy is not None and permission not in _OWNER_ONLY
+    if is_own or (is_shareable and decide(target.account, target.topic).is_allowed):
         return
     if not decisions.grants_anything(
-        caller, arn=arn, owner=target.account, policy=policy, circumstances=circumstances
+        caller, arn=arn, owner=target.account, policy=policy, circumstances=found
     ):
         raise target.absent
     raise _denied(call, permission, arn, Decision(False, source=Kind.RESOURCE))

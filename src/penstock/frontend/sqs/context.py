@@ -249,17 +249,14 @@ class Context:
         self.grants = Grants(self.identities)
 
 
+@dataclass(slots=True, eq=False)
 class Action:
-    __slots__ = ("name", "permission", "run")
-
-    def __init__(self, name: str, run: "Run", *, service: str = "sqs") -> None:
-        self.name = name
-        self.run = run
-        # The name in policies, limits and usage, which is the same for a batch.
-        self.permission = f"{service}:{name.removesuffix('Batch')}" if service else ""
+    name: str
+    run: "Run"
+    permission: str  # the name in policies, limits and usage, which is the same for a batch
 
 
-UNKNOWN_ACTION: Final = Action("unknown", cast(Any, None), service="")  # never run
+UNKNOWN_ACTION: Final = Action("unknown", cast(Any, None), "")  # never run
 
 
 @dataclass(slots=True, eq=False)

@@ -6,6 +6,7 @@ becomes InternalFailure and is logged."""
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from penstock.frontend.sqs.accounting import (
     DENIALS,
     Metering,
     entry_of,
-    samples_of,
     throttle,
 )
 from penstock.frontend.sqs.authorize import authorize
@@ -85,7 +85,14 @@ class Frontend(Context):
         self.outlives = outlives  # for the listener
 
     def samples(self) -> Iterator[tuple[Family, Sample]]:
-        yield from samples_of(self.throttler, self.quotas, self.config.account)
+        rejected = dict(self.throttler.rejected)
+        if self.quotas is not None:
+            rejected.update(self.quotas.all_rejected())
+        counts: Counter[tuple[str, str]] = Counter()
+        for (account, limit), count in rejected.items():
+            counts["own" if account == self.config.account else "other", limit] += count
+        for labels, count in sorted(counts.items()):
+            yield families.FRONTEND_THROTTLED, (labels, count)
         yield families.FRONTEND_REPEATED, ((), self._replies.repeated_count)
 
     async def handle(self, http: HttpRequest) -> HttpReply:
@@ -144,10 +151,14 @@ class Frontend(Context):
             size_bytes = metering.bytes_in + metering.bytes_out
             call.bytes_bucket.add(size_bytes, now_ms=call.charged_at_ms)
         self.meter.request(call.action.name, call.codec.name, code, seconds)
-        if audit is not None or code is not OK:
-            self._record(call, code, audit, seconds)
-        else:
+        if code is OK:
             metering.answered(call, seconds)
+        else:
+            metering.rejected(self, call, code)
+        if audit is not None:
+            audit.add(entry_of(self, call, "" if code is OK else code))
+        elif code is not OK and code in DENIALS and self.audit is not None:
+            self.audit.deny(entry_of(self, call, code, is_denial=True))
         if held_ms:
             await self._hold(call.caller.account, held_ms)
         return reply
@@ -165,27 +176,13 @@ class Frontend(Context):
             with held.holding(account, "delayed replies"):
                 await asyncio.sleep(held_ms / 1_000)
 
-    def _record(self, call: Call, code: str, audit: AuditTrail | None, seconds: float) -> None:
-        if code is OK:
-            self._metering.answered(call, seconds)
-        else:
-            self._metering.rejected(self, call, code)
-        if audit is not None:
-            audit.add(entry_of(self, call, "" if code is OK else code))
-        elif self.audit is not None and code in DENIALS:
-            self.audit.deny(entry_of(self, call, code, is_denial=True))
-
     async def _handle_path(self, http: HttpRequest) -> HttpReply:
         started = self.perf()
         try:
-            if http.path.startswith(PREFIXES):
-                reply = await _reply_to(self, http)
-            else:
-                reply = _greeting(http)
+            reply = await _reply_to(self, http)
         except Exception as error:
             refusal = _fault_of(error, http)
-            body = msgspec.json.encode({"error": refusal.message})
-            reply = HttpReply(refusal.status, body, "application/json")
+            reply = _json(refusal.status, error=refusal.message)
         reply.headers = ((REQUEST_ID, http.request_id), *reply.headers)
         code = OK if reply.status < 400 else str(reply.status)
         self.meter.request(OWN_API, "http", code, self.perf() - started)
@@ -241,6 +238,8 @@ def _fault_of(error: Exception, http: HttpRequest) -> Fault:
 async def _reply_to(context: Context, http: HttpRequest) -> HttpReply:
     path = http.path.rstrip("/")
     is_read = http.method in ("GET", "HEAD")
+    if not http.path.startswith(PREFIXES):
+        return _greeting(http)
     if path in _RESETS:
         return await _reset(context, http)
     if path == "/_penstock/health" and is_read:
@@ -280,14 +279,11 @@ async def _reset(context: Context, http: HttpRequest) -> HttpReply:
     if "origin" in http.headers:
         return _json(403, error="Reset rejects requests of web pages (header Origin).")
     if kind in _FORMS:
-        return _json(
-            415, error=f"Reset rejects content type {kind}: send no body, as with curl -X POST."
-        )
-    now_ms = context.clock.wall_ms()
-    count = 0
+        text = f"Reset rejects content type {kind}: send no body, as with curl -X POST."
+        return _json(415, error=text)
+    now_ms, count = context.clock.wall_ms(), 0
     for topic in tuple(context.everything.all_topics()):
-        is_ours = not topic.is_queue and is_internal(topic.name)
-        if topic.deleted_at_ms is not None or is_ours:
+        if topic.deleted_at_ms is not None or (is_internal(topic.name) and not topic.is_queue):
             continue
         with suppress(TopicNotFound):  # deleted by another request since
             await context.everything.delete(topic.account, topic.region, topic.name, now_ms=now_ms)

@@ -332,7 +332,7 @@ def test_whatever_comes_the_memory_stays_bounded_and_only_the_same_is_answered_a
 
             request = HttpRequest("POST", "/", "", attempt(number, token), b"%d" % batch, "", "r")
             call = Call(request, JSON)
-            call.action = Action("SendMessageBatch" if batch else "SendMessage", run)
+            call.action = Action("SendMessageBatch" if batch else "SendMessage", run, "")
             found = token_of(call, call.action.name)
             assert found is not None
             try:

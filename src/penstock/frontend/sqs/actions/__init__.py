@@ -1,7 +1,6 @@
 """The SQS actions by name, and GetCallerIdentity of STS."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from penstock.frontend.sqs.actions import move_tasks, queues, receive, send
@@ -33,8 +32,9 @@ _RUNS: Final[Mapping[str, Run]] = {
     "TagQueue": queues.tag_queue,
     "UntagQueue": queues.untag_queue,
 }
-_BY_NAME = {name: Action(name, run) for name, run in _RUNS.items()}
-ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(_BY_NAME)
+ACTIONS: Final[Mapping[str, Action]] = {
+    name: Action(name, run, f"sqs:{name.removesuffix('Batch')}") for name, run in _RUNS.items()
+}
 
 
 async def _get_caller_identity(_context: Context, call: Call, _request: None) -> CallerIdentity:
@@ -44,4 +44,6 @@ async def _get_caller_identity(_context: Context, call: Call, _request: None) ->
     return CallerIdentity(arn=caller.arn, user_id=call.sender, account=account)
 
 
-GET_CALLER_IDENTITY: Final = Action("GetCallerIdentity", _get_caller_identity, service="sts")
+GET_CALLER_IDENTITY: Final = Action(
+    "GetCallerIdentity", _get_caller_identity, "sts:GetCallerIdentity"
+)

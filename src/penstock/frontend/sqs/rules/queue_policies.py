@@ -24,21 +24,19 @@ TAG_VALUE_MAX = 256
 STATEMENTS_MAX = evaluation.STATEMENTS_MAX[evaluation.Kind.RESOURCE]
 
 # Actions that SQS does not allow a policy to grant to another account.
-OWNER_ONLY = frozenset(
-    (
-        "AddPermission",
-        "CancelMessageMoveTask",
-        "CreateQueue",
-        "DeleteQueue",
-        "ListMessageMoveTasks",
-        "ListQueueTags",
-        "ListQueues",
-        "RemovePermission",
-        "SetQueueAttributes",
-        "StartMessageMoveTask",
-        "TagQueue",
-        "UntagQueue",
-    )
+OWNER_ONLY = (
+    "AddPermission",
+    "CancelMessageMoveTask",
+    "CreateQueue",
+    "DeleteQueue",
+    "ListMessageMoveTasks",
+    "ListQueueTags",
+    "ListQueues",
+    "RemovePermission",
+    "SetQueueAttributes",
+    "StartMessageMoveTask",
+    "TagQueue",
+    "UntagQueue",
 )
 Tags = Mapping[str, str]
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
