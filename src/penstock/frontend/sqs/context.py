@@ -261,6 +261,7 @@ UNKNOWN_ACTION: Final = Action("unknown", cast(Any, None), "")  # never run
 
 @dataclass(slots=True, eq=False)
 class Call:
+    context: Context
     http: HttpRequest
     codec: Codec  # encodes the reply; known before anything can fail
     # set by identify: the unverified signature
@@ -302,7 +303,7 @@ class Call:
         return queue_urls.parse_arn(name) or QueueAddress(account, None, name)
 
 
-Run = Callable[[Context, Call, Any], Coroutine[Any, Any, Any]]
+Run = Callable[[Call, Any], Coroutine[Any, Any, Any]]
 
 
 # ── Queue URLs, sequence numbers and batch entries ───────────────────────────────────────────
@@ -317,12 +318,12 @@ _ID: Final = re.compile(r"[!-~]{1,128}\Z")  # letters, digits and ASCII punctuat
 _ENTRY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 
 
-def topic_of(context: Context, call: Call, queue_url: str | None) -> Topic:
+def topic_of(call: Call, queue_url: str | None) -> Topic:
     if not queue_url:
         raise missing("QueueUrl")
     address = queue_urls.parse(queue_url)
     region = call.region if call.scope is not None else address.region or call.region
-    topic = context.catalog.find(address.account or call.account, region, address.name)
+    topic = call.context.catalog.find(address.account or call.account, region, address.name)
     if topic is None:
         raise TopicNotFound(address.name)
     return topic
@@ -334,9 +335,9 @@ def read_only(topic: Topic) -> Fault:
     return fault("UnsupportedOperation", text)
 
 
-def url_of(context: Context, call: Call, topic: Topic) -> str:
+def url_of(call: Call, topic: Topic) -> str:
     """Return the URL of a queue, with the host name that the client used for this request."""
-    base_url = context.config.external_url
+    base_url = call.context.config.external_url
     if base_url is None:
         scheme = "https" if call.http.is_tls else "http"
         base_url = f"{scheme}://{call.http.headers.get('host', 'localhost')}"

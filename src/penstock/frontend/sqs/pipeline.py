@@ -51,7 +51,7 @@ from penstock.wire.aws.faults import Fault, fault, fault_of
 
 log = logging.getLogger("penstock.frontend")
 
-Stage = Callable[[Context, Call], None]
+Stage = Callable[[Call], None]
 
 # The order matters: a body is decoded only for a verified caller, and only an authorized caller
 # learns whether the request is valid.
@@ -99,35 +99,35 @@ class Frontend(Context):
         if http.path.startswith(PREFIXES) or not has_action(http):
             return await self._handle_path(http)
         started = self.perf()
-        call, code, held_ms = Call(http, codec_of(http)), OK, 0
+        call, code, held_ms = Call(self, http, codec_of(http)), OK, 0
         audit: AuditTrail | None = None  # set if the request is recorded, whatever its outcome
         try:
             try:
                 if len(http.body) <= WHOLE_BODY_BYTES_MAX:
                     for stage in STAGES:
-                        stage(self, call)
+                        stage(call)
                 else:
-                    await _admit_large(self, call)
+                    await _admit_large(call)
             except Postponed as postponed:
-                await _authorize_in_thread(self, call, postponed)
-                throttle(self, call)
+                await _authorize_in_thread(call, postponed)
+                throttle(call)
             action = call.action
             if action.name in AUDITED and self.audit is not None:
                 await self.audit.admit()
                 audit = self.audit
             token = token_of(call, action.name) if action.name in REPEATABLE else None
             if token is None:
-                result = await action.run(self, call, call.request)
+                result = await action.run(call, call.request)
             else:
-                result = await self._replies.once(self, call, token, started)
+                result = await self._replies.once(call, token, started)
             if action.name in WAITING:
                 call.charged_at_ms = self.clock.mono_ms()
                 if not call.caller.is_trusted:
-                    authenticate_again(self, call)
+                    authenticate_again(call)
                     try:
-                        authorize(self, call)
+                        authorize(call)
                     except Postponed as postponed:
-                        await _authorize_in_thread(self, call, postponed)
+                        await _authorize_in_thread(call, postponed)
             if isinstance(result, HttpReply):
                 reply = result  # a large reply, already encoded
             else:
@@ -143,7 +143,7 @@ class Frontend(Context):
                 held_ms = error.held_ms
         except asyncio.CancelledError:
             if audit is not None:
-                audit.add(entry_of(self, call, CANCELLED))
+                audit.add(entry_of(call, CANCELLED))
             raise
         metering = self._metering
         seconds = self.perf() - started
@@ -154,11 +154,11 @@ class Frontend(Context):
         if code is OK:
             metering.answered(call, seconds)
         else:
-            metering.rejected(self, call, code)
+            metering.rejected(call, code)
         if audit is not None:
-            audit.add(entry_of(self, call, "" if code is OK else code))
+            audit.add(entry_of(call, "" if code is OK else code))
         elif code is not OK and code in DENIALS and self.audit is not None:
-            self.audit.deny(entry_of(self, call, code, is_denial=True))
+            self.audit.deny(entry_of(call, code, is_denial=True))
         if held_ms:
             await self._hold(call.caller.account, held_ms)
         return reply
@@ -193,31 +193,31 @@ class Frontend(Context):
         return reply
 
 
-async def _admit_large(context: Context, call: Call) -> None:
-    identify(context, call)
-    if context.config.is_auth_on and call.scope is not None:
+async def _admit_large(call: Call) -> None:
+    identify(call)
+    if call.context.config.is_auth_on and call.scope is not None:
         call.body_hash = await in_slices(hash_in_steps(call.http.body))
-    authenticate(context, call)
-    await in_slices(decode_in_steps(context, call))
-    authorize(context, call)
-    throttle(context, call)
+    authenticate(call)
+    await in_slices(decode_in_steps(call))
+    authorize(call)
+    throttle(call)
 
 
-async def _authorize_in_thread(context: Context, call: Call, postponed: Postponed) -> None:
-    decisions = context.decisions
+async def _authorize_in_thread(call: Call, postponed: Postponed) -> None:
+    decisions = call.context.decisions
     evaluated: set[Question] = set()
     while postponed.question not in evaluated:
         evaluated.add(postponed.question)
         asks, decision = await asyncio.to_thread(postponed.evaluate)
         decisions.keep(postponed, asks, decision)
         try:
-            authorize(context, call)
+            authorize(call)
             return
         except Postponed as another:
             postponed = another
     # The decision depends on the circumstances, or the policies have changed since.
     with decisions.at_once():
-        authorize(context, call)
+        authorize(call)
 
 
 def _fault_of(error: Exception, http: HttpRequest) -> Fault:

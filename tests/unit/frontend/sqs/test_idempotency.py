@@ -331,12 +331,12 @@ def test_whatever_comes_the_memory_stays_bounded_and_only_the_same_is_answered_a
                 return answer
 
             request = HttpRequest("POST", "/", "", attempt(number, token), b"%d" % batch, "", "r")
-            call = Call(request, JSON)
+            call = Call(cast(Context, None), request, JSON)
             call.action = Action("SendMessageBatch" if batch else "SendMessage", run, "")
             found = token_of(call, call.action.name)
             assert found is not None
             try:
-                got = await answers.once(cast(Context, None), call, found, now_s)
+                got = await answers.once(call, found, now_s)
             except Overloaded:
                 got = None
             known = last.get((token, batch))

@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 from penstock.cursor.leases.receipt import open_receipt, seal
 from penstock.frontend.sqs.context import (
     Call,
-    Context,
     call_partitions,
     check_entries,
     check_id,
@@ -58,10 +57,9 @@ SYSTEM_ATTRIBUTES: Final[Mapping[str, Show]] = {
 }
 
 
-async def receive_message(
-    context: Context, call: Call, request: aws.ReceiveMessageRequest
-) -> aws.ReceiveMessageReply | HttpReply:
-    topic = topic_of(context, call, request.queue_url)
+async def receive_message(call: Call, request: aws.ReceiveMessageRequest) -> aws.Reply | HttpReply:
+    context = call.context
+    topic = topic_of(call, request.queue_url)
     names = {*(request.attribute_names or ()), *(request.message_system_attribute_names or ())}
     # Other names are ignored: once, names of queue attributes were allowed here.
     system = tuple(row for row in SYSTEM_ATTRIBUTES.items() if row[0] in names or "All" in names)
@@ -209,50 +207,46 @@ T = TypeVar("T")
 E = TypeVar("E", aws.DeleteMessageBatchRequestEntry, aws.ChangeMessageVisibilityBatchRequestEntry)
 
 
-async def delete_message(context: Context, call: Call, request: aws.DeleteMessageRequest) -> None:
-    topic = topic_of(context, call, request.queue_url)
+async def delete_message(call: Call, request: aws.DeleteMessageRequest) -> None:
+    topic = topic_of(call, request.queue_url)
     claim = _claim(request.receipt_handle, topic)
-    [error] = await context.broker.call(Ack(topic, claim.partition, (claim,)))
+    [error] = await call.context.broker.call(Ack(topic, claim.partition, (claim,)))
     if error is not None:
         raise _fault_of(error, request)
-    context.meter.deleted(1)
+    call.context.meter.deleted(1)
 
 
-async def change_message_visibility(
-    context: Context, call: Call, request: aws.ChangeMessageVisibilityRequest
-) -> None:
+async def change_visibility(call: Call, request: aws.ChangeMessageVisibilityRequest) -> None:
     """Set a new visibility timeout of a received message; zero makes it visible at once."""
-    topic = topic_of(context, call, request.queue_url)
+    topic = topic_of(call, request.queue_url)
     lease_ms = _lease_ms(request.visibility_timeout)
     claim = _claim(request.receipt_handle, topic)
-    [error] = await context.broker.call(Extend(topic, claim.partition, ((claim, lease_ms),)))
+    [error] = await call.context.broker.call(Extend(topic, claim.partition, ((claim, lease_ms),)))
     if error is not None:
         raise _fault_of(error, request)
 
 
-async def delete_message_batch(
-    context: Context, call: Call, request: aws.DeleteMessageBatchRequest
-) -> aws.DeleteMessageBatchReply:
-    topic = topic_of(context, call, request.queue_url)
+async def delete_message_batch(call: Call, request: aws.DeleteMessageBatchRequest) -> aws.Reply:
+    topic = topic_of(call, request.queue_url)
     ids, failures = await _each(
-        context,
+        call,
         topic,
         request.entries or [],
         "DeleteMessageBatchRequestEntry",
         lambda _, claim: claim,
         lambda partition, claims: Ack(topic, partition, claims),
     )
-    context.meter.deleted(len(ids))
+    call.context.meter.deleted(len(ids))
     successes = [aws.DeleteMessageBatchResultEntry(id=each) for each in ids]
     return aws.DeleteMessageBatchReply(successful=successes or None, failed=failures)
 
 
-async def change_message_visibility_batch(
-    context: Context, call: Call, request: aws.ChangeMessageVisibilityBatchRequest
-) -> aws.ChangeMessageVisibilityBatchReply:
-    topic = topic_of(context, call, request.queue_url)
+async def change_visibility_batch(
+    call: Call, request: aws.ChangeMessageVisibilityBatchRequest
+) -> aws.Reply:
+    topic = topic_of(call, request.queue_url)
     ids, failures = await _each(
-        context,
+        call,
         topic,
         request.entries or [],
         "ChangeMessageVisibilityBatchRequestEntry",
@@ -264,7 +258,7 @@ async def change_message_visibility_batch(
 
 
 async def _each(
-    context: Context,
+    call: Call,
     topic: Topic,
     entries: Sequence[E],
     entry_name: str,
@@ -282,7 +276,7 @@ async def _each(
             parts.setdefault(claim.partition, []).append((index, prepare(entry, claim)))
         except Fault as error:
             failures.append(failed(entry, error))
-    results = await call_partitions(context.broker, parts, call_of) if parts else {}
+    results = await call_partitions(call.context.broker, parts, call_of) if parts else {}
     ids: list[str] = []
     for index, result in sorted(results.items()):
         entry = entries[index]

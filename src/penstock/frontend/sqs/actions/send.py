@@ -7,7 +7,6 @@ import msgspec
 
 from penstock.frontend.sqs.context import (
     Call,
-    Context,
     call_partitions,
     check_entries,
     check_id,
@@ -52,8 +51,9 @@ class Prepared(msgspec.Struct, gc=False):
     md5_of_system_attributes: str | None
 
 
-async def send_message(context: Context, call: Call, request: aws.SendMessageRequest) -> aws.Reply:
-    topic = call.topic or topic_of(context, call, request.queue_url)
+async def send_message(call: Call, request: aws.SendMessageRequest) -> aws.Reply:
+    context = call.context
+    topic = call.topic or topic_of(call, request.queue_url)
     if topic.source_id is not None:
         raise read_only(topic)
     trace_id = trace_of_request(call.http.headers.get(TRACE_ID))
@@ -79,10 +79,9 @@ async def send_message(context: Context, call: Call, request: aws.SendMessageReq
     )
 
 
-async def send_message_batch(
-    context: Context, call: Call, request: aws.SendMessageBatchRequest
-) -> aws.SendMessageBatchReply:
-    topic = topic_of(context, call, request.queue_url)
+async def send_message_batch(call: Call, request: aws.SendMessageBatchRequest) -> aws.Reply:
+    context = call.context
+    topic = topic_of(call, request.queue_url)
     if topic.source_id is not None:
         raise read_only(topic)
     entries = request.entries or []
@@ -111,7 +110,7 @@ async def send_message_batch(
             ready.message = sealing.sealed(topic, message) or await sealing.seal(topic, message)
     results = await call_partitions(
         context.broker,
-        _parts(context, topic, prepared),
+        _parts(call, topic, prepared),
         lambda partition, messages: Append(topic, partition, messages),
     )
     successes = []
@@ -139,13 +138,13 @@ async def send_message_batch(
 
 
 def _parts(
-    context: Context, topic: Topic, prepared: dict[int, Prepared]
+    call: Call, topic: Topic, prepared: dict[int, Prepared]
 ) -> dict[int, list[tuple[int, Message]]]:
     """Return the messages by partition. A batch for a standard queue goes to one partition; a batch
     for a FIFO queue is split by message group."""
     if not topic.is_fifo:
         messages = [(index, ready.message) for index, ready in prepared.items()]
-        return {context.rotation.next(topic): messages}
+        return {call.context.rotation.next(topic): messages}
     parts: dict[int, list[tuple[int, Message]]] = {}
     for index, ready in prepared.items():
         partition = partition_of_group(ready.message.group or "", topic.partition_count)
