@@ -250,7 +250,10 @@ class AdminApi:
         method = "GET" if request.method == "HEAD" else request.method
         route = next((route for route in found if route.method == method), None)
         if route is None:
-            return _not_allowed([route.method for route in found])
+            methods = {route.method for route in found}
+            names = ", ".join((*(READS if "GET" in methods else ()), *sorted(methods - {"GET"})))
+            text = f"Method not allowed; the allowed methods are {names}."
+            return error_reply(405, "method_not_allowed", text, (("allow", names),))
         if route.right != OPEN:
             call = self._authenticated(request, call, route)
         refusal = None if request.method in READS else _refused_change(request)
@@ -325,13 +328,6 @@ class AdminApi:
 
     async def _log_in(self, call: Call) -> Session:
         return self._gate.log_in(call.json(Credentials), now_ms=call.now_ms)
-
-
-def _not_allowed(methods: Sequence[str]) -> HttpReply:
-    reads = READS if "GET" in methods else ()
-    names = ", ".join((*reads, *sorted({*methods} - {"GET"})))
-    text = f"Method not allowed; the allowed methods are {names}."
-    return error_reply(405, "method_not_allowed", text, (("allow", names),))
 
 
 def _refused_change(request: HttpRequest) -> HttpReply | None:

@@ -93,10 +93,8 @@ def tenant(call: Call) -> Any:
 async def change_tenant(call: Call) -> Any:
     call.operator_only()
     account = call.account_of(call.path[3])
-    changes = _given(call.json(TenantChange))
-    changed = partial(replace, **changes)
-    tenant = await call.identities.change_tenant(account, changed)
-    return _tenant(call, tenant)
+    changed = partial(replace, **_given(call.json(TenantChange)))
+    return _tenant(call, await call.identities.change_tenant(account, changed))
 
 
 async def delete_tenant(call: Call) -> Any:
@@ -118,16 +116,15 @@ async def set_quotas(call: Call) -> Any:
     call.operator_only()
     account = call.account_of(call.path[3])
     change = call.json(LimitsChange)
-    tenant = await call.identities.change_tenant(account, lambda old: _limited(old, change))
-    return _limits(call, tenant)
 
+    def changed(tenant: Tenant) -> Tenant:
+        operations = {**tenant.limits.operations, **change.limits.operations}
+        kept = {action: rate for action, rate in operations.items() if rate is not None}
+        limits = replace(tenant.limits, **{**_given(change.limits), "operations": kept})
+        quotas = replace(tenant.quotas, **_given(change.quotas))
+        return replace(tenant, limits=limits, quotas=quotas)
 
-def _limited(tenant: Tenant, change: LimitsChange) -> Tenant:
-    operations = {**tenant.limits.operations, **change.limits.operations}
-    kept = {action: rate for action, rate in operations.items() if rate is not None}
-    limits = replace(tenant.limits, **{**_given(change.limits), "operations": kept})
-    quotas = replace(tenant.quotas, **_given(change.quotas))
-    return replace(tenant, limits=limits, quotas=quotas)
+    return _limits(call, await call.identities.change_tenant(account, changed))
 
 
 def _given(change: msgspec.Struct) -> dict[str, object]:

@@ -140,12 +140,19 @@ async def explained(call: Call) -> Any:
         user = call.known_user(topic.account, call.text("user"), READ)
         consumer = Caller(topic.account, user.name, is_operator=user.is_operator)
     redrive, stats, unreachable = topic.settings.redrive, None, ""
-    limit, throttled_ms = _throttled(call.context, topic, consumer)
+    limit, throttled_ms, context = "", 0, call.context
+    if context.throttler is not None and context.identities is not None:
+        tenant, now_ms = context.identities.tenant(consumer.account), context.clock.mono_ms()
+        find = context.throttler.wait
+        throttled_ms, limit = find(tenant, consumer, RECEIVE, topic.arn, now_ms=now_ms)
     denied = _denied(call, topic, consumer)
     try:
-        stats = await call.context.broker.call(Stats(topic, is_detailed=True))
-    except Overloaded as error:  # an unreachable node or partition is a reason as well
-        unreachable = _unreachable(error)
+        stats = await context.broker.call(Stats(topic, is_detailed=True))
+    except NotLeader as error:  # an unreachable node or partition is a reason as well
+        unreachable = f"partition {error.place.rpartition('/')[2]} has no leader: its messages wait"
+        unreachable += " until a node leads it; see `penstock cluster status`"
+    except Overloaded as error:
+        unreachable = f"the queue cannot be reached: {error}"
     situation = Situation(
         stats=stats,
         unreachable=unreachable,
@@ -173,22 +180,6 @@ def _denied(call: Call, topic: Topic, consumer: Caller) -> str:
     policy = f"the {decision.source}-based policy denies it"
     reason = policy if decision.is_explicit else "no policy allows it"
     return f"{consumer.user} may not do {RECEIVE} on {topic.arn}: {reason}"
-
-
-def _throttled(context: Context, topic: Topic, consumer: Caller) -> tuple[str, int]:
-    if context.throttler is None or context.identities is None:
-        return "", 0
-    tenant = context.identities.tenant(consumer.account)
-    now_ms = context.clock.mono_ms()
-    wait_ms, limit = context.throttler.wait(tenant, consumer, RECEIVE, topic.arn, now_ms=now_ms)
-    return limit, wait_ms
-
-
-def _unreachable(error: Overloaded) -> str:
-    if not isinstance(error, NotLeader):
-        return f"the queue cannot be reached: {error}"
-    text = f"partition {error.place.rpartition('/')[2]} has no leader"
-    return f"{text}: its messages wait until a node leads it; see `penstock cluster status`"
 
 
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -152,7 +152,13 @@ class FactLog:
         topic = await self.find_or_make()
         ends = await self.broker.call(Ends(topic, PARTITION))
         if ends.leader_epoch:  # else there is one replica, and everything is committed
-            await self._settle_earlier(topic)
+            if not self._is_earlier_settled:
+                # Batches of earlier processes of this node are committed before this marker is,
+                # which readers skip.
+                await self._take_producer_id()
+                marker = Marker(self._producer_id, producer_epoch=0, is_commit=True)
+                await self.broker.call(AppendMarker(topic, PARTITION, marker))
+                self._is_earlier_settled = True
             ends = await self.broker.call(Ends(topic, PARTITION))
         if not ends.is_settled:
             raise Overloaded(f"{self.name}: the new leader is not ready for reads yet; retry.")
@@ -164,16 +170,6 @@ class FactLog:
                 return found
             end = start
         return None
-
-    async def _settle_earlier(self, topic: Topic) -> None:
-        """Wait until batches that earlier processes of this node appended are committed, by
-        appending a marker after them. Readers skip markers."""
-        if self._is_earlier_settled:
-            return
-        await self._take_producer_id()
-        marker = Marker(self._producer_id, producer_epoch=0, is_commit=True)
-        await self.broker.call(AppendMarker(topic, PARTITION, marker))
-        self._is_earlier_settled = True
 
     async def _newest_in(self, topic: Topic, start: int, end: int, key: bytes) -> RawRecord | None:
         newest: RawRecord | None = None

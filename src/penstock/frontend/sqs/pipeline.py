@@ -160,7 +160,10 @@ class Frontend(Context):
         elif code is not OK and code in DENIALS and self.audit is not None:
             self.audit.deny(entry_of(call, code, is_denial=True))
         if held_ms:
-            await self._hold(call.caller.account, held_ms)
+            held, account = self._held, call.caller.account
+            if not (held.is_full() or held.is_used_up(account)):
+                with held.holding(account, "delayed replies"):
+                    await asyncio.sleep(held_ms / 1_000)
         return reply
 
     def forbid(self, http: HttpRequest, reason: str) -> HttpReply:
@@ -169,12 +172,6 @@ class Frontend(Context):
         codec = codec_of(http)
         self.meter.request(UNKNOWN_ACTION.name, codec.name, refusal.code, 0.0)
         return codec.refusal(refusal, http.request_id)
-
-    async def _hold(self, account: str, held_ms: int) -> None:
-        held = self._held
-        if not (held.is_full() or held.is_used_up(account)):
-            with held.holding(account, "delayed replies"):
-                await asyncio.sleep(held_ms / 1_000)
 
     async def _handle_path(self, http: HttpRequest) -> HttpReply:
         started = self.perf()

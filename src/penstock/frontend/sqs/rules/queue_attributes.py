@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.frontend.sqs.rules import queue_policies
 from penstock.model.limits import QUEUE_PARTITIONS_MAX
-from penstock.model.topic import DedupScope, Fsync, Kind, QueueSettings, QueueStats, Redrive, Topic
+from penstock.model.topic import DedupScope, Fsync, Kind, QueueSettings, QueueStats, Topic
 from penstock.wire.aws.faults import Fault, fault, invalid_value
 
 ALL: Final = "All"
@@ -88,10 +88,6 @@ def _redrive_allow(text: str) -> str | None:
     return None if queue_policies.parse_redrive_allow(text) is None else text
 
 
-def _redrive_text(redrive: Redrive | None) -> str | None:
-    return None if redrive is None else queue_policies.redrive_text(redrive)
-
-
 def _same_json(given: str | None, current: str | None) -> bool:
     if given is None or current is None:
         return given == current
@@ -130,7 +126,10 @@ _ROWS = (
     QueueAttribute("VisibilityTimeout", "settings.lease_ms", *_seconds(0, 43_200)),
     QueueAttribute("Policy", "settings.policy", _policy, _optional, _same_json),
     QueueAttribute(
-        "RedrivePolicy", "settings.redrive", queue_policies.parse_redrive, _redrive_text
+        "RedrivePolicy",
+        "settings.redrive",
+        queue_policies.parse_redrive,
+        lambda redrive: None if redrive is None else queue_policies.redrive_text(redrive),
     ),
     QueueAttribute(
         "RedriveAllowPolicy", "settings.redrive_allow", _redrive_allow, _optional, _same_json
