@@ -235,8 +235,17 @@ def _fault_of(error: Exception, http: HttpRequest) -> Fault:
 async def _reply_to(context: Context, http: HttpRequest) -> HttpReply:
     path = http.path.rstrip("/")
     is_read = http.method in ("GET", "HEAD")
+    if http.path == "/":
+        return _json(
+            200,
+            service="Penstock",
+            version=__version__,
+            hint="This is an SQS endpoint: point an SQS client's endpoint URL here.",
+            health="/_penstock/health",
+        )
     if not http.path.startswith(PREFIXES):
-        return _greeting(http)
+        # For example the URL of a queue in a browser: the reply of SQS.
+        return HttpReply(404, b"<UnknownOperationException/>\n", "text/xml")
     if path in _RESETS:
         return await _reset(context, http)
     if path == "/_penstock/health" and is_read:
@@ -252,19 +261,6 @@ async def _reply_to(context: Context, http: HttpRequest) -> HttpReply:
             region=config.region,
         )
     return _json(404, error="Unknown path.")
-
-
-def _greeting(http: HttpRequest) -> HttpReply:
-    if http.path == "/":
-        return _json(
-            200,
-            service="Penstock",
-            version=__version__,
-            hint="This is an SQS endpoint: point an SQS client's endpoint URL here.",
-            health="/_penstock/health",
-        )
-    # For example the URL of a queue in a browser: the reply of SQS.
-    return HttpReply(404, b"<UnknownOperationException/>\n", "text/xml")
 
 
 async def _reset(context: Context, http: HttpRequest) -> HttpReply:

@@ -8,6 +8,7 @@ import base64
 import binascii
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -269,13 +270,8 @@ async def add_permission(call: Call, request: aws.AddPermissionRequest) -> None:
         raise missing("Actions")
 
     def permit(current: Topic) -> Topic:
-        policy = queue_policies.add_permission(
-            current.settings.policy,
-            arn=current.arn,
-            label=label,
-            accounts=accounts,
-            actions=actions,
-        )
+        named = partial(queue_policies.add_permission, arn=current.arn, label=label)
+        policy = named(current.settings.policy, accounts=accounts, actions=actions)
         return current.with_settings(now_ms=call.context.clock.wall_ms(), policy=policy)
 
     await _change(call, topic, permit)

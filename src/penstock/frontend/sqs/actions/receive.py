@@ -7,6 +7,7 @@ import asyncio
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from penstock.cursor.leases.receipt import open_receipt, seal
@@ -36,7 +37,9 @@ from penstock.wire.aws.faults import Fault, fault_of, invalid_value, missing
 LARGE_BYTES: Final = 256 * KIB  # size of a large reply, or of large attributes of a message
 PIECE_CHARS: Final = 64 * KIB
 TOKEN_BYTES: Final = 16
+LEASE_S_MAX: Final = LEASE_MS_MAX // 1_000
 
+T = TypeVar("T")
 Show = Callable[[Delivery, Topic], str | None]
 
 # The nine system attributes. An attribute whose function returns None is not shown.
@@ -199,14 +202,6 @@ def _filled_in(
     return pieces
 
 
-LEASE_S_MAX = LEASE_MS_MAX // 1_000
-
-T = TypeVar("T")
-
-
-E = TypeVar("E", aws.DeleteMessageBatchRequestEntry, aws.ChangeMessageVisibilityBatchRequestEntry)
-
-
 async def delete_message(call: Call, request: aws.DeleteMessageRequest) -> None:
     topic = topic_of(call, request.queue_url)
     claim = _claim(request.receipt_handle, topic)
@@ -227,15 +222,7 @@ async def change_visibility(call: Call, request: aws.ChangeMessageVisibilityRequ
 
 
 async def delete_message_batch(call: Call, request: aws.DeleteMessageBatchRequest) -> aws.Reply:
-    topic = topic_of(call, request.queue_url)
-    ids, failures = await _each(
-        call,
-        topic,
-        request.entries or [],
-        "DeleteMessageBatchRequestEntry",
-        lambda _, claim: claim,
-        lambda partition, claims: Ack(topic, partition, claims),
-    )
+    ids, failures = await _each(call, request, Ack, lambda _, claim: claim)
     call.context.meter.deleted(len(ids))
     successes = [aws.DeleteMessageBatchResultEntry(id=each) for each in ids]
     return aws.DeleteMessageBatchReply(successful=successes or None, failed=failures)
@@ -244,14 +231,8 @@ async def delete_message_batch(call: Call, request: aws.DeleteMessageBatchReques
 async def change_visibility_batch(
     call: Call, request: aws.ChangeMessageVisibilityBatchRequest
 ) -> aws.Reply:
-    topic = topic_of(call, request.queue_url)
     ids, failures = await _each(
-        call,
-        topic,
-        request.entries or [],
-        "ChangeMessageVisibilityBatchRequestEntry",
-        lambda entry, claim: (claim, _lease_ms(entry.visibility_timeout)),
-        lambda partition, extensions: Extend(topic, partition, extensions),
+        call, request, Extend, lambda entry, claim: (claim, _lease_ms(entry.visibility_timeout))
     )
     successes = [aws.ChangeMessageVisibilityBatchResultEntry(id=each) for each in ids]
     return aws.ChangeMessageVisibilityBatchReply(successful=successes or None, failed=failures)
@@ -259,15 +240,15 @@ async def change_visibility_batch(
 
 async def _each(
     call: Call,
-    topic: Topic,
-    entries: Sequence[E],
-    entry_name: str,
-    prepare: Callable[[E, Claim], T],
-    call_of: Callable[[int, Sequence[T]], BrokerCall[Results]],
+    request: aws.DeleteMessageBatchRequest | aws.ChangeMessageVisibilityBatchRequest,
+    kind: Callable[[Topic, int, Sequence[T]], BrokerCall[Results]],
+    prepare: Callable[[Any, Claim], T],
 ) -> tuple[list[str], list[aws.BatchResultErrorEntry] | None]:
     """Make the broker calls for all entries of a batch request. Returns the ids of the entries that
     succeeded, and the failures, or None if there are none."""
-    check_entries(entries, entry_name=entry_name)
+    topic = topic_of(call, request.queue_url)
+    entries: Sequence[Any] = request.entries or []
+    check_entries(entries, entry_name=f"{type(request).__name__}Entry")
     failures: list[aws.BatchResultErrorEntry] = []
     parts: dict[int, list[tuple[int, T]]] = {}
     for index, entry in enumerate(entries):
@@ -276,7 +257,8 @@ async def _each(
             parts.setdefault(claim.partition, []).append((index, prepare(entry, claim)))
         except Fault as error:
             failures.append(failed(entry, error))
-    results = await call_partitions(call.context.broker, parts, call_of) if parts else {}
+    broker, call_of = call.context.broker, partial(kind, topic)
+    results = await call_partitions(broker, parts, call_of) if parts else {}
     ids: list[str] = []
     for index, result in sorted(results.items()):
         entry = entries[index]

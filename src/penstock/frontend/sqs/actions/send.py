@@ -1,6 +1,7 @@
 """SendMessage and SendMessageBatch."""
 
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 
 import msgspec
@@ -108,11 +109,8 @@ async def send_message_batch(call: Call, request: aws.SendMessageBatchRequest) -
         for ready in prepared.values():
             message = ready.message
             ready.message = sealing.sealed(topic, message) or await sealing.seal(topic, message)
-    results = await call_partitions(
-        context.broker,
-        _parts(call, topic, prepared),
-        lambda partition, messages: Append(topic, partition, messages),
-    )
+    parts = _parts(call, topic, prepared)
+    results = await call_partitions(context.broker, parts, partial(Append, topic))
     successes = []
     sent_bytes = 0
     for index, ready in prepared.items():

@@ -1,8 +1,8 @@
 """The access policy, redrive policies and tags of a queue."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -39,6 +39,7 @@ OWNER_ONLY = (
     "UntagQueue",
 )
 Tags = Mapping[str, str]
+T = TypeVar("T", bound=msgspec.Struct)
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 _COUNT = re.compile(r"[0-9]{1,9}\Z")
 
@@ -126,13 +127,17 @@ def _one_or_many(values: list[str]) -> str | list[str]:
 
 
 def parse_redrive(text: str) -> Redrive | None:
-    """Parse a RedrivePolicy. Returns None for an empty text, which removes the policy."""
+    return _parsed(text, "RedrivePolicy", _redrive)
+
+
+def _parsed(text: str, name: str, read: Callable[[dict[str, Any] | None], T | str]) -> T | None:
+    """Parse a policy. Returns None for an empty text, which removes the policy."""
     if not text:
         return None
-    redrive = _redrive(_json_object(text))
-    if isinstance(redrive, str):
-        raise invalid_value(text, "RedrivePolicy", redrive)
-    return redrive
+    found = read(_json_object(text))
+    if isinstance(found, str):
+        raise invalid_value(text, name, found)
+    return found
 
 
 def _redrive(document: dict[str, Any] | None) -> Redrive | str:
@@ -171,13 +176,7 @@ class RedriveAllow(msgspec.Struct, frozen=True):
 
 
 def parse_redrive_allow(text: str) -> RedriveAllow | None:
-    """Parse a RedriveAllowPolicy. Returns None for an empty text, which removes the policy."""
-    if not text:
-        return None
-    allow = _redrive_allow(_json_object(text))
-    if isinstance(allow, str):
-        raise invalid_value(text, "RedriveAllowPolicy", allow)
-    return allow
+    return _parsed(text, "RedriveAllowPolicy", _redrive_allow)
 
 
 def _redrive_allow(document: dict[str, Any] | None) -> RedriveAllow | str:
