@@ -11,7 +11,7 @@ address where authentication is off."""
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from inspect import isawaitable
 from typing import Any, NamedTuple
 
@@ -76,11 +76,89 @@ class Route(NamedTuple):
         )
 
 
-def _routes(right: str, *rows: tuple[Any, ...]) -> Iterator[Route]:
-    """Yield the routes of rows such as ``("GET /queues/*?account&region", handler)``. Paths are
-    below ``/api/v1``, except health checks and metrics. A row of a change also has the action and
-    the kind of resource for the audit trail."""
-    for pattern, resource, *noted in rows:
+def _log_in(call: Call) -> Session:
+    return call.context.gate.log_in(call.json(Credentials), now_ms=call.now_ms)
+
+
+# A right, and below it the routes that need it: the pattern, the handler and, of a change, action
+# and kind of resource for the audit trail. Paths are below ``/api/v1``, except checks and metrics.
+_ROWS: tuple[str | tuple[Any, ...], ...] = (
+    OPEN,
+    ("GET /healthz?*", lambda _: {"status": "alive"}),
+    ("GET /readyz?*", ops.readyz),
+    ("GET /startupz?*", ops.startupz),
+    ("POST /login", _log_in, "LogIn", audited.NODE),
+    METRICS,
+    ("GET /metrics", queues.totals),
+    ("GET /metrics/objects?kind&prefix&account&region", queues.objects),
+    KNOWN,
+    ("GET /info", ops.info),
+    # Backups and rows of coordinators contain data of all tenants.
+    OPERATOR,
+    ("GET /config", lambda call: {"settings": call.context.config}),
+    ("GET /callees", ops.callees),
+    ("GET /cluster", ops.state),
+    ("GET /cluster/partitions?topic&account&region&node&state&limit&after", ops.partitions),
+    ("GET /cluster/safety?node", ops.safety),
+    ("POST /cluster/nodes/*/drain", ops.change_node, "DrainNode", CLUSTER),
+    ("POST /cluster/nodes/*/undrain", ops.change_node, "UndrainNode", CLUSTER),
+    ("POST /cluster/nodes/*/decommission", ops.change_node, "DecommissionNode", CLUSTER),
+    ("POST /cluster/rebalance", ops.rebalance, "RebalanceLeaders", CLUSTER),
+    ("POST /cluster/place", ops.place, "PlacePartition", CLUSTER),
+    ("POST /cluster/unclean-elect", ops.unclean_elect, "ElectUncleanly", CLUSTER),
+    ("POST /cluster/upgrade", ops.upgrade, "RaiseFeatureLevel", CLUSTER),
+    ("POST /backups", ops.begin_backup, "CreateBackup", CLUSTER),
+    ("GET /backups/*/partitions?after&limit", ops.backup_partitions),
+    ("GET /backups/*/definitions?after", ops.backup_definitions),
+    ("GET /backups/*/records?topic_id&partition&offset", ops.backup_records),
+    ("DELETE /backups/*", ops.end_backup),
+    ("GET /coordinators/*/*?offset", ops.show_coordinator),
+    ("POST /coordinators/*/*/skip", ops.skip_row, "SkipRow", audited.COORDINATOR),
+    "sqs:ListQueues",
+    ("GET /queues?account&region&prefix&limit&after", queues.many),
+    VIEW,
+    ("GET /queues/*?account&region", queues.one),
+    RECEIVE,
+    ("GET /queues/*/messages?account&region&partition&start&count&wait_ms", messages),
+    VIEW,
+    ("GET /queues/*/explain?account&region&user", queues.explained),
+    "sqs:SetQueueAttributes",
+    ("POST /queues/*/rotate?account&region", queues.rotate, "RotateDataKey", audited.QUEUE),
+    KNOWN,
+    ("GET /tenants?limit&after", identities.tenants),
+    ("POST /tenants", identities.create_tenant, "CreateTenant", TENANT),
+    ("GET /tenants/*", identities.tenant),
+    ("PATCH /tenants/*", identities.change_tenant, "ChangeTenant", TENANT),
+    ("DELETE /tenants/*", identities.delete_tenant, "DeleteTenant", TENANT),
+    ("GET /quotas/*", identities.quotas),
+    ("PATCH /quotas/*", identities.set_quotas, "SetQuotas", TENANT),
+    ("GET /users?tenant", identities.show_users),
+    ("POST /users", identities.create_user, "CreateUser", USER),
+    ("GET /users/*?tenant", identities.user),
+    ("DELETE /users/*?tenant", identities.delete_user, "DeleteUser", USER),
+    ("PUT /users/*/password?tenant", identities.set_password, "SetPassword", USER),
+    ("DELETE /users/*/password?tenant", identities.delete_password, "DeletePassword", USER),
+    ("GET /keys?tenant&user", identities.keys),
+    ("POST /keys", identities.create_key, "CreateKey", KEY),
+    ("GET /keys/*", identities.key),
+    ("PATCH /keys/*", identities.change_key, "ChangeKey", KEY),
+    ("DELETE /keys/*", identities.delete_key, "DeleteKey", KEY),
+    ("POST /keys/*/rotate", identities.rotate_key, "RotateKey", KEY),
+    ("POST /policies/test", identities.try_access),
+    ("GET /policies/*?tenant", identities.policies),
+    ("GET /policies/*/*?tenant", identities.policy),
+    ("PUT /policies/*/*?tenant", identities.put_policy, "PutPolicy", POLICY),
+    ("DELETE /policies/*/*?tenant", identities.remove_policy, "DeletePolicy", POLICY),
+)
+
+
+def _routes() -> Iterator[Route]:
+    right = ""
+    for row in _ROWS:
+        if isinstance(row, str):
+            right = row
+            continue
+        pattern, resource, *noted = row
         method, _, target = pattern.partition(" ")
         path, _, query = target.partition("?")
         segments = tuple(path.strip("/").split("/"))
@@ -91,97 +169,7 @@ def _routes(right: str, *rows: tuple[Any, ...]) -> Iterator[Route]:
         yield Route(method, segments, resource, right, parameters, found)
 
 
-def routes(log_in: Resource) -> Sequence[Route]:
-    return (
-        *_routes(
-            OPEN,
-            ("GET /healthz?*", lambda _: {"status": "alive"}),
-            ("GET /readyz?*", ops.readyz),
-            ("GET /startupz?*", ops.startupz),
-            ("POST /login", log_in, "LogIn", audited.NODE),
-        ),
-        *_routes(
-            METRICS,
-            ("GET /metrics", queues.totals),
-            ("GET /metrics/objects?kind&prefix&account&region", queues.objects),
-        ),
-        *_routes(KNOWN, ("GET /info", ops.info)),
-        *_OPERATIONS,
-        *_routes("sqs:ListQueues", ("GET /queues?account&region&prefix&limit&after", queues.many)),
-        *_routes(VIEW, ("GET /queues/*?account&region", queues.one)),
-        *_routes(
-            RECEIVE,
-            ("GET /queues/*/messages?account&region&partition&start&count&wait_ms", messages),
-        ),
-        *_routes(VIEW, ("GET /queues/*/explain?account&region&user", queues.explained)),
-        *_routes(
-            "sqs:SetQueueAttributes",
-            (
-                "POST /queues/*/rotate?account&region",
-                queues.rotate_data_key,
-                "RotateDataKey",
-                audited.QUEUE,
-            ),
-        ),
-        *_IDENTITIES,
-    )
-
-
-# Backups and rows of coordinators contain data of all tenants, so only operators may read them.
-_OPERATIONS = tuple(
-    _routes(
-        OPERATOR,
-        ("GET /config", lambda call: {"settings": call.context.config}),
-        ("GET /callees", ops.callees),
-        ("GET /cluster", ops.state),
-        ("GET /cluster/partitions?topic&account&region&node&state&limit&after", ops.partitions),
-        ("GET /cluster/safety?node", ops.safety),
-        ("POST /cluster/nodes/*/drain", ops.change_node, "DrainNode", CLUSTER),
-        ("POST /cluster/nodes/*/undrain", ops.change_node, "UndrainNode", CLUSTER),
-        ("POST /cluster/nodes/*/decommission", ops.change_node, "DecommissionNode", CLUSTER),
-        ("POST /cluster/rebalance", ops.rebalance, "RebalanceLeaders", CLUSTER),
-        ("POST /cluster/place", ops.place, "PlacePartition", CLUSTER),
-        ("POST /cluster/unclean-elect", ops.unclean_elect, "ElectUncleanly", CLUSTER),
-        ("POST /cluster/upgrade", ops.upgrade, "RaiseFeatureLevel", CLUSTER),
-        ("POST /backups", ops.begin_backup, "CreateBackup", CLUSTER),
-        ("GET /backups/*/partitions?after&limit", ops.backup_partitions),
-        ("GET /backups/*/definitions?after", ops.backup_definitions),
-        ("GET /backups/*/records?topic_id&partition&offset", ops.backup_records),
-        ("DELETE /backups/*", ops.end_backup),
-        ("GET /coordinators/*/*?offset", ops.show_coordinator),
-        ("POST /coordinators/*/*/skip", ops.skip_row, "SkipRow", audited.COORDINATOR),
-    )
-)
-
-_IDENTITIES = tuple(
-    _routes(
-        KNOWN,
-        ("GET /tenants?limit&after", identities.tenants),
-        ("POST /tenants", identities.create_tenant, "CreateTenant", TENANT),
-        ("GET /tenants/*", identities.tenant),
-        ("PATCH /tenants/*", identities.change_tenant, "ChangeTenant", TENANT),
-        ("DELETE /tenants/*", identities.delete_tenant, "DeleteTenant", TENANT),
-        ("GET /quotas/*", identities.quotas),
-        ("PATCH /quotas/*", identities.set_quotas, "SetQuotas", TENANT),
-        ("GET /users?tenant", identities.show_users),
-        ("POST /users", identities.create_user, "CreateUser", USER),
-        ("GET /users/*?tenant", identities.user),
-        ("DELETE /users/*?tenant", identities.delete_user, "DeleteUser", USER),
-        ("PUT /users/*/password?tenant", identities.set_password, "SetPassword", USER),
-        ("DELETE /users/*/password?tenant", identities.delete_password, "DeletePassword", USER),
-        ("GET /keys?tenant&user", identities.keys),
-        ("POST /keys", identities.create_key, "CreateKey", KEY),
-        ("GET /keys/*", identities.key),
-        ("PATCH /keys/*", identities.change_key, "ChangeKey", KEY),
-        ("DELETE /keys/*", identities.delete_key, "DeleteKey", KEY),
-        ("POST /keys/*/rotate", identities.rotate_key, "RotateKey", KEY),
-        ("POST /policies/test", identities.try_access),
-        ("GET /policies/*?tenant", identities.policies),
-        ("GET /policies/*/*?tenant", identities.policy),
-        ("PUT /policies/*/*?tenant", identities.put_policy, "PutPolicy", POLICY),
-        ("DELETE /policies/*/*?tenant", identities.remove_policy, "DeletePolicy", POLICY),
-    )
-)
+ADMIN_ROUTES = tuple(_routes())
 
 
 def _checked(call: Call, right: str) -> Call:
@@ -217,9 +205,8 @@ class AdminApi:
     ) -> None:
         self._context = context
         known, account = context.identities, context.info.account
-        self._gate = Gate(token=token, identities=known, account=account, is_required=is_auth_on)
-        self.is_open = self._gate.is_open
-        self._routes = routes(self._log_in)
+        gate = Gate(token=token, identities=known, account=account, is_required=is_auth_on)
+        context.gate, self.is_open = gate, gate.is_open
         self._is_audited = is_audited
         self._trail: AuditTrail | None = None
         self._early: deque[AuditEntry] = deque(maxlen=EARLY_MAX)
@@ -244,7 +231,7 @@ class AdminApi:
 
     async def _reply(self, request: HttpRequest) -> HttpReply:
         call = parse(self._context, request)
-        found = [route for route in self._routes if route.fits(call.path)]
+        found = [route for route in ADMIN_ROUTES if route.fits(call.path)]
         if not found:
             return error_reply(404, "not_found", "Unknown path.")
         method = "GET" if request.method == "HEAD" else request.method
@@ -278,7 +265,7 @@ class AdminApi:
     def _authenticated(self, request: HttpRequest, call: Call, route: Route) -> Call:
         given = request.headers.get("authorization", "")
         try:
-            caller = self._gate.caller(given, now_ms=call.now_ms)
+            caller = self._context.gate.caller(given, now_ms=call.now_ms)
         except Unauthenticated:
             if route.noted is not None:
                 if len(call.body) > WHOLE_BODY_BYTES_MAX:
@@ -325,9 +312,6 @@ class AdminApi:
             self._trail.deny(entry)
         else:
             self._trail.add(entry)
-
-    async def _log_in(self, call: Call) -> Session:
-        return self._gate.log_in(call.json(Credentials), now_ms=call.now_ms)
 
 
 def _refused_change(request: HttpRequest) -> HttpReply | None:

@@ -92,7 +92,7 @@ async def one(call: Call) -> Any:
     }
 
 
-async def rotate_data_key(call: Call) -> Any:
+async def rotate(call: Call) -> Any:
     topic = call.topic(call.context.everything, call.path[3])
     if call.context.sealing is None:
         raise InvalidRequest("Encryption is not configured on this node.")

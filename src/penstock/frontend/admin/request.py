@@ -9,7 +9,7 @@ tenant, totals over all tenants."""
 
 import asyncio
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote
 
@@ -18,6 +18,7 @@ import msgspec
 from penstock.access.decisions import Decisions
 from penstock.access.evaluation import Decision
 from penstock.calls.callees import Callees
+from penstock.frontend.admin.login import Gate
 from penstock.frontend.admin.ports import BackupPort, ClusterPort, CoordinatorPort, Health
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.limits.quotas import TenantQuotas
@@ -116,6 +117,7 @@ class Context:
     cluster: ClusterPort | None = None
     backup: BackupPort | None = None
     coordinators: CoordinatorPort | None = None
+    gate: Gate = field(init=False)  # set by ``AdminApi``
 
     def __post_init__(self) -> None:
         own, most = self.info.account, TAILS_MAX
