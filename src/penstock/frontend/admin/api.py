@@ -11,15 +11,14 @@ address where authentication is off."""
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from inspect import isawaitable
 from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.frontend.admin import audited, identities, queues
+from penstock.frontend.admin import identities, queues
 from penstock.frontend.admin import operations as ops
-from penstock.frontend.admin.audited import CLUSTER, KEY, POLICY, TENANT, USER, Noted, Subject
 from penstock.frontend.admin.login import Credentials, Gate, Session, Unauthenticated
 from penstock.frontend.admin.messages import RECEIVE, messages
 from penstock.frontend.admin.request import (
@@ -34,7 +33,7 @@ from penstock.frontend.admin.request import (
     parse,
     picked,
 )
-from penstock.frontend.facts.audit import CANCELLED, AuditTrail
+from penstock.frontend.facts.audit import CANCELLED, AuditTrail, make_entry
 from penstock.model.errors import AccessDenied, InvalidRequest, PenstockError
 from penstock.model.limits import MIB, WHOLE_BODY_BYTES_MAX
 from penstock.model.names import queue_arn
@@ -59,6 +58,21 @@ UNAUTHORIZED = "unauthorized"
 EARLY_MAX = 1_000  # log-ins to keep until the audit trail is ready; the oldest are dropped
 
 log = logging.getLogger(__name__)
+
+
+class Noted(NamedTuple):
+    action: str
+    kind: str  # of the changed resource
+
+
+class Subject(NamedTuple):
+    """The resource that a request changes, and the parameters to record."""
+
+    account: str
+    name: str  # as given
+    known: str  # the name if it exists, else empty: recorded if the request fails
+    params: dict[str, object]
+    always: Mapping[str, object] = {}  # recorded even if the request fails
 
 
 class Route(NamedTuple):
@@ -87,7 +101,7 @@ _ROWS: tuple[str | tuple[Any, ...], ...] = (
     ("GET /healthz?*", lambda _: {"status": "alive"}),
     ("GET /readyz?*", ops.readyz),
     ("GET /startupz?*", ops.startupz),
-    ("POST /login", _log_in, "LogIn", audited.NODE),
+    ("POST /login", _log_in, "LogIn", "node"),
     METRICS,
     ("GET /metrics", queues.totals),
     ("GET /metrics/objects?kind&prefix&account&region", queues.objects),
@@ -100,20 +114,20 @@ _ROWS: tuple[str | tuple[Any, ...], ...] = (
     ("GET /cluster", ops.state),
     ("GET /cluster/partitions?topic&account&region&node&state&limit&after", ops.partitions),
     ("GET /cluster/safety?node", ops.safety),
-    ("POST /cluster/nodes/*/drain", ops.change_node, "DrainNode", CLUSTER),
-    ("POST /cluster/nodes/*/undrain", ops.change_node, "UndrainNode", CLUSTER),
-    ("POST /cluster/nodes/*/decommission", ops.change_node, "DecommissionNode", CLUSTER),
-    ("POST /cluster/rebalance", ops.rebalance, "RebalanceLeaders", CLUSTER),
-    ("POST /cluster/place", ops.place, "PlacePartition", CLUSTER),
-    ("POST /cluster/unclean-elect", ops.unclean_elect, "ElectUncleanly", CLUSTER),
-    ("POST /cluster/upgrade", ops.upgrade, "RaiseFeatureLevel", CLUSTER),
-    ("POST /backups", ops.begin_backup, "CreateBackup", CLUSTER),
+    ("POST /cluster/nodes/*/drain", ops.change_node, "DrainNode", "cluster"),
+    ("POST /cluster/nodes/*/undrain", ops.change_node, "UndrainNode", "cluster"),
+    ("POST /cluster/nodes/*/decommission", ops.change_node, "DecommissionNode", "cluster"),
+    ("POST /cluster/rebalance", ops.rebalance, "RebalanceLeaders", "cluster"),
+    ("POST /cluster/place", ops.place, "PlacePartition", "cluster"),
+    ("POST /cluster/unclean-elect", ops.unclean_elect, "ElectUncleanly", "cluster"),
+    ("POST /cluster/upgrade", ops.upgrade, "RaiseFeatureLevel", "cluster"),
+    ("POST /backups", ops.begin_backup, "CreateBackup", "cluster"),
     ("GET /backups/*/partitions?after&limit", ops.backup_partitions),
     ("GET /backups/*/definitions?after", ops.backup_definitions),
     ("GET /backups/*/records?topic_id&partition&offset", ops.backup_records),
     ("DELETE /backups/*", ops.end_backup),
     ("GET /coordinators/*/*?offset", ops.show_coordinator),
-    ("POST /coordinators/*/*/skip", ops.skip_row, "SkipRow", audited.COORDINATOR),
+    ("POST /coordinators/*/*/skip", ops.skip_row, "SkipRow", "coordinator"),
     "sqs:ListQueues",
     ("GET /queues?account&region&prefix&limit&after", queues.many),
     VIEW,
@@ -123,32 +137,32 @@ _ROWS: tuple[str | tuple[Any, ...], ...] = (
     VIEW,
     ("GET /queues/*/explain?account&region&user", queues.explained),
     "sqs:SetQueueAttributes",
-    ("POST /queues/*/rotate?account&region", queues.rotate, "RotateDataKey", audited.QUEUE),
+    ("POST /queues/*/rotate?account&region", queues.rotate, "RotateDataKey", "queue"),
     KNOWN,
     ("GET /tenants?limit&after", identities.tenants),
-    ("POST /tenants", identities.create_tenant, "CreateTenant", TENANT),
+    ("POST /tenants", identities.create_tenant, "CreateTenant", "tenant"),
     ("GET /tenants/*", identities.tenant),
-    ("PATCH /tenants/*", identities.change_tenant, "ChangeTenant", TENANT),
-    ("DELETE /tenants/*", identities.delete_tenant, "DeleteTenant", TENANT),
+    ("PATCH /tenants/*", identities.change_tenant, "ChangeTenant", "tenant"),
+    ("DELETE /tenants/*", identities.delete_tenant, "DeleteTenant", "tenant"),
     ("GET /quotas/*", identities.quotas),
-    ("PATCH /quotas/*", identities.set_quotas, "SetQuotas", TENANT),
+    ("PATCH /quotas/*", identities.set_quotas, "SetQuotas", "tenant"),
     ("GET /users?tenant", identities.show_users),
-    ("POST /users", identities.create_user, "CreateUser", USER),
+    ("POST /users", identities.create_user, "CreateUser", "user"),
     ("GET /users/*?tenant", identities.user),
-    ("DELETE /users/*?tenant", identities.delete_user, "DeleteUser", USER),
-    ("PUT /users/*/password?tenant", identities.set_password, "SetPassword", USER),
-    ("DELETE /users/*/password?tenant", identities.delete_password, "DeletePassword", USER),
+    ("DELETE /users/*?tenant", identities.delete_user, "DeleteUser", "user"),
+    ("PUT /users/*/password?tenant", identities.set_password, "SetPassword", "user"),
+    ("DELETE /users/*/password?tenant", identities.delete_password, "DeletePassword", "user"),
     ("GET /keys?tenant&user", identities.keys),
-    ("POST /keys", identities.create_key, "CreateKey", KEY),
+    ("POST /keys", identities.create_key, "CreateKey", "key"),
     ("GET /keys/*", identities.key),
-    ("PATCH /keys/*", identities.change_key, "ChangeKey", KEY),
-    ("DELETE /keys/*", identities.delete_key, "DeleteKey", KEY),
-    ("POST /keys/*/rotate", identities.rotate_key, "RotateKey", KEY),
+    ("PATCH /keys/*", identities.change_key, "ChangeKey", "key"),
+    ("DELETE /keys/*", identities.delete_key, "DeleteKey", "key"),
+    ("POST /keys/*/rotate", identities.rotate_key, "RotateKey", "key"),
     ("POST /policies/test", identities.try_access),
     ("GET /policies/*?tenant", identities.policies),
     ("GET /policies/*/*?tenant", identities.policy),
-    ("PUT /policies/*/*?tenant", identities.put_policy, "PutPolicy", POLICY),
-    ("DELETE /policies/*/*?tenant", identities.remove_policy, "DeletePolicy", POLICY),
+    ("PUT /policies/*/*?tenant", identities.put_policy, "PutPolicy", "policy"),
+    ("DELETE /policies/*/*?tenant", identities.remove_policy, "DeletePolicy", "policy"),
 )
 
 
@@ -248,7 +262,7 @@ class AdminApi:
             return refusal
         noted = route.noted
         is_large = len(request.body) > WHOLE_BODY_BYTES_MAX
-        if is_large and (noted is None or noted.kind != audited.POLICY):
+        if is_large and (noted is None or noted.kind != "policy"):
             try:
                 await in_slices(check_large(request.body))
             except Fault as fault:
@@ -270,7 +284,7 @@ class AdminApi:
             if route.noted is not None:
                 if len(call.body) > WHOLE_BODY_BYTES_MAX:
                     call = msgspec.structs.replace(call, body=b"")  # too large to decode here
-                subject = audited.subject_of(call, route.noted)
+                subject = subject_of(call, route.noted)
                 self._note(route.noted, call, subject, UNAUTHORIZED)
             raise
         return msgspec.structs.replace(call, caller=caller)
@@ -285,11 +299,11 @@ class AdminApi:
         return found if isinstance(found, HttpReply) else json_reply(200, found)
 
     async def _run_noted(self, route: Route, noted: Noted, call: Call) -> HttpReply:
-        if self._trail is None and self._is_audited and noted.action != audited.LOG_IN:
+        if self._trail is None and self._is_audited and noted.action != "admin:LogIn":
             return error_reply(503, "starting", "The node is starting and accepts no changes yet.")
         if self._trail is not None:
             await self._trail.admit()
-        subject = audited.subject_of(call, noted)
+        subject = subject_of(call, noted)
         try:
             reply = await self._run(route, call)
         except PenstockError as exc:
@@ -299,13 +313,13 @@ class AdminApi:
         except BaseException:
             self._note(noted, call, subject, CANCELLED)  # the outcome is unknown
             raise
-        self._note(noted, call, audited.completed(subject, reply.body))
+        self._note(noted, call, _completed(subject, reply.body))
         return reply
 
     def _note(self, noted: Noted, call: Call, subject: Subject, code: str = "") -> None:
         if self._trail is None and not self._is_audited:
             return
-        entry = audited.entry_of(call, noted, subject, code=code)
+        entry = entry_of(call, noted, subject, code=code)
         if self._trail is None:
             self._early.append(entry)
         elif entry.outcome == DENIED:
@@ -321,3 +335,98 @@ def _refused_change(request: HttpRequest) -> HttpReply | None:
     if kind != "application/json" and request.method != "DELETE":
         return error_reply(415, "not_json", "The content type must be application/json.")
     return None
+
+
+# ── Audit entries ────────────────────────────────────────────────────────────────────────────
+# Secrets are never recorded: a log-in or a new key is recorded with its key id only. For a failed
+# request, only names that exist are recorded, because people type passwords into the wrong field.
+# The resource is determined before the request runs, because it may be deleted afterwards.
+
+
+def subject_of(call: Call, noted: Noted) -> Subject:
+    kind, context = noted.kind, call.context
+    identities = context.identities
+    body = {} if kind == "policy" else _body(call)
+    named = call.path[3] if len(call.path) > 3 else ""
+    params: dict[str, object] = {**call.query, **body}
+
+    def subject(account: str, name: str, found: object) -> Subject:
+        return Subject(account, name, name if found else "", params)
+
+    if kind == "node":
+        key = None if identities is None else identities.key(str(body.get("key_id", "")))
+        return Subject("", "", "", {}, {} if key is None else {"access_key": key.key_id})
+    if kind == "cluster":  # a node by its number, the feature level, or partitions in the body
+        number = call.path[4] if len(call.path) > 4 else ""
+        others = "level" if named == "upgrade" else "partitions"
+        name = f"node/{int(number[:10])}" if number.isdecimal() else others
+        return subject(context.info.account, name, True)
+    if kind == "coordinator":  # a partition of an internal topic; the body has the row
+        account = context.info.account
+        found = context.everything.find(account, context.info.region, named)
+        return subject(account, f"{named}/{call.path[4]}", found)
+    if kind == "tenant":
+        account = call.account_named(named or str(body.get("account", ""))) or ""
+        return subject(account, account, identities and identities.tenant(account))
+    if kind == "key" and named:
+        key = None if identities is None else identities.key(named)
+        return subject("" if key is None else key.account, named, key)
+    text = str(body.get("tenant", "")) or call.text("tenant") or call.text("account")
+    account = call.caller.account or context.info.account
+    if text:
+        account = call.account_named(text) or ""
+    if kind == "queue":
+        return subject(account, named, context.everything.find(account, call.region, named))
+    if kind == "key":  # a new one: its id is in the reply
+        return subject(account, "", None)
+    known = named if identities and identities.user(account, named) else ""
+    if kind == "policy":
+        # A policy that is not UTF-8 is rejected, so its text does not matter.
+        document = {"document": call.body.decode(errors="ignore")} if call.body else {}
+        return Subject(account, f"{named}/{call.path[4]}", known, params | document)
+    return Subject(account, named or str(body.get("name", "")), known, params)
+
+
+def entry_of(call: Call, noted: Noted, subject: Subject, *, code: str) -> AuditEntry:
+    name = subject.known if code else subject.name
+    if noted.kind == "node":
+        resource = ""
+    elif noted.kind == "queue":
+        resource = queue_arn(subject.account, call.region, name) if name else ""
+    else:
+        resource = call.admin_arn(subject.account, noted.kind, name)
+    return make_entry(
+        noted.action,
+        at_ms=call.now_ms,
+        caller=call.caller,
+        source_ip=call.peer,
+        resource=resource,
+        code=code,
+        denials=("access_denied", UNAUTHORIZED),
+        request_id=call.request_id,
+        params={**subject.always, **({} if code else subject.params)},
+    )
+
+
+def _completed(subject: Subject, reply: bytes) -> Subject:
+    """Return ``subject`` with the account of a new tenant or the id of a new key from the reply."""
+    try:
+        shown = msgspec.json.decode(reply)
+    except msgspec.DecodeError:
+        return subject
+    if not isinstance(shown, dict):
+        return subject
+    key_id = str(shown.get("key_id", ""))
+    params = subject.params
+    if key_id and subject.name and key_id != subject.name:
+        params = {**params, "new_key": key_id}
+    account = subject.account or str(shown.get("account", ""))
+    return subject._replace(account=account, name=subject.name or key_id or account, params=params)
+
+
+def _body(call: Call) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(call.body) if call.body else {}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.manager.cluster import Cluster, topic, until
 
-from penstock.frontend.admin.api import ADMIN_ROUTES, AdminApi
-from penstock.frontend.admin.audited import entry_of, subject_of
+from penstock.frontend.admin.api import ADMIN_ROUTES, AdminApi, entry_of, subject_of
 from penstock.frontend.admin.request import Call, Context, Info
 from penstock.manager.decisions import Policy
 from penstock.metadata.cluster_entries import PartitionKey
