@@ -50,12 +50,8 @@ class RatesChange(Body, frozen=True):
 
 
 # None restores the default.
-QuotasChange = msgspec.defstruct(
-    "QuotasChange",
-    [(quota.field, int | UnsetType | None, UNSET) for quota in QUOTAS],
-    frozen=True,
-    forbid_unknown_fields=True,
-)
+_QUOTA_FIELDS = [(quota.field, int | UnsetType | None, UNSET) for quota in QUOTAS]
+QuotasChange = msgspec.defstruct("QuotasChange", _QUOTA_FIELDS, bases=(Body,), frozen=True)
 
 
 class LimitsChange(Body, frozen=True):
@@ -152,8 +148,7 @@ def _limits(call: Call, tenant: Tenant) -> dict[str, object]:
     names = limits.__struct_fields__[1:-1]
     rates = {"tenant_requests": requests} | picked(limits, *names)
     return {
-        "account": tenant.account,
-        "name": tenant.name,
+        **picked(tenant, "account", "name"),
         "limits": {**rates, "operations": limits.operations},
         "quotas": {field: 0 if count == NO_LIMIT else count for field, count in most.items()},
         "defaults": [name for name, value in is_set.items() if value is None],
@@ -380,9 +375,7 @@ def try_access(call: Call) -> Any:
         circumstances=lambda: found,
     )
     return {
-        "is_allowed": decision.is_allowed,
-        "is_explicit": decision.is_explicit,
-        "source": decision.source,
+        **picked(decision, "is_allowed", "is_explicit", "source"),
         "policy": _policy_of(user, caller, decision, request.action, arn, found),
         "statement": decision.statement_id,
         "principal": caller.arn,

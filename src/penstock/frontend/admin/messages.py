@@ -99,10 +99,8 @@ def _starts(call: Call, topic: Topic) -> Starts:
     for pair in text.split(","):
         partition, _, offset = pair.partition(":")
         if not (partition.isascii() and partition.isdigit()) or int(partition) not in partitions:
-            raise InvalidRequest(
-                f"start has an offset for partition {partition!r}, which is"
-                " not one of the requested partitions."
-            )
+            text = f"start has an offset for partition {partition!r}, which is"
+            raise InvalidRequest(f"{text} not one of the requested partitions.")
         starts[int(partition)] = _offset(offset)
     return starts
 

@@ -146,10 +146,8 @@ async def place(call: Call) -> Any:
 async def unclean_elect(call: Call) -> Any:
     cluster, request = _cluster(call), call.json(UncleanElection)
     if not request.accept_data_loss:
-        raise InvalidRequest(
-            f"Records of this partition that node {request.node} does not have will be lost for"
-            " good: set accept_data_loss to true to confirm."
-        )
+        text = f"Records of this partition that node {request.node} does not have will be lost"
+        raise InvalidRequest(f"{text} for good: set accept_data_loss to true to confirm.")
     await cluster.elect_uncleanly(_topic_id(call, request), request.partition, request.node)
     return {**picked(request, "topic", "partition"), "leader": request.node}
 
@@ -211,12 +209,9 @@ async def backup_records(call: Call) -> Any:
     topic_id = call.text("topic_id")
     if not topic_id or "partition" not in call.query or "offset" not in call.query:
         raise InvalidRequest("The parameters topic_id, partition and offset are required.")
-    piece = await _backup(call).read(
-        call.path[3],
-        topic_id,
-        call.number("partition", default=0, least=0, most=2**31 - 1),
-        call.number("offset", default=0, least=0, most=OFFSET_MAX),
-    )
+    partition = call.number("partition", default=0, least=0, most=2**31 - 1)
+    offset = call.number("offset", default=0, least=0, most=OFFSET_MAX)
+    piece = await _backup(call).read(call.path[3], topic_id, partition, offset)
     offsets = (piece.base_offset, piece.next_offset, piece.start_offset)
     headers = zip((BASE_HEADER, NEXT_HEADER, START_HEADER), map(str, offsets), strict=True)
     return HttpReply(200, piece.data, "application/octet-stream", (*HEADERS, *headers))

@@ -139,8 +139,8 @@ async def explained(call: Call) -> Any:
     if "user" in call.query:
         user = call.known_user(topic.account, call.text("user"), READ)
         consumer = Caller(topic.account, user.name, is_operator=user.is_operator)
-    redrive, stats, unreachable = topic.settings.redrive, None, ""
-    limit, throttled_ms, context = "", 0, call.context
+    redrive, stats, unreachable, context = topic.settings.redrive, None, "", call.context
+    limit, throttled_ms, attempts_max, queue = "", 0, None, None
     if context.throttler is not None and context.identities is not None:
         tenant, now_ms = context.identities.tenant(consumer.account), context.clock.mono_ms()
         find = context.throttler.wait
@@ -153,16 +153,10 @@ async def explained(call: Call) -> Any:
         unreachable += " until a node leads it; see `penstock cluster status`"
     except Overloaded as error:
         unreachable = f"the queue cannot be reached: {error}"
-    situation = Situation(
-        stats=stats,
-        unreachable=unreachable,
-        denied=denied,
-        throttled_by=limit,
-        throttled_ms=throttled_ms,
-        attempts_max=None if redrive is None else redrive.attempts_max,
-        dead_letter_queue=None if redrive is None else redrive.target_arn.rpartition(":")[2],
-    )
-    found = explain(situation, now_ms=call.now_ms)
+    if redrive is not None:
+        attempts_max, queue = redrive.attempts_max, redrive.target_arn.rpartition(":")[2]
+    reasons = (unreachable, denied, limit, throttled_ms, attempts_max, queue)
+    found = explain(Situation(stats, *reasons), now_ms=call.now_ms)
     shown = {"queue": topic.name, **msgspec.structs.asdict(found)}
     if stats is not None:
         shown |= picked(stats, *STATES)

@@ -149,15 +149,10 @@ class Signers:
         is_known = user is not None and tenant is not None and key.status is KeyStatus.ACTIVE
         is_suspended = tenant is not None and tenant.is_suspended
         is_operator = user is not None and user.is_operator
-        return Signer(
-            Caller(key.account, key.user, key.key_id, is_operator=is_operator),
-            key,
-            sigv4.signing_key(identities.secret(key), scope),
-            f"{key.account}:{key.user}",
-            is_known,
-            is_suspended,
-            is_known and not is_suspended,
-        )
+        caller = Caller(key.account, key.user, key.key_id, is_operator=is_operator)
+        signing_key = sigv4.signing_key(identities.secret(key), scope)
+        sender, is_usable = f"{key.account}:{key.user}", is_known and not is_suspended
+        return Signer(caller, key, signing_key, sender, is_known, is_suspended, is_usable)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,8 @@ async def start_move(call: Call, request: aws.StartMessageMoveTaskRequest) -> aw
     if request.destination_arn:
         _check_destination(source, _find(call, request.destination_arn, "DestinationArn"))
     if any(task.status in ACTIVE for task in call.context.broker.moves(source.arn)):
-        raise invalid(
-            "There is already a task running. Only one active task is allowed for a source queue "
-            "arn at a given time."
-        )
+        text = "There is already a task running. Only one active task is allowed for a source"
+        raise invalid(f"{text} queue arn at a given time.")
     stats = await call.context.broker.call(Stats(source))
     task = MoveTask(
         task_id=uuid_text(call.context.entropy(16)),

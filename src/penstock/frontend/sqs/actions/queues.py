@@ -120,10 +120,8 @@ def _check_not_just_deleted(call: Call, account: str, region: str, name: str) ->
     # The catalog guards names for DELETED_NAME_MS. Pass a later time to shorten this.
     as_of_ms = now_ms + max(0, DELETED_NAME_MS - guard_ms)
     if call.context.catalog.recently_deleted(account, region, name, now_ms=as_of_ms):
-        raise TopicDeletedRecently(
-            "You must wait 60 seconds after deleting a queue before you can create another with "
-            "the same name."
-        )
+        text = "You must wait 60 seconds after deleting a queue before you can create another"
+        raise TopicDeletedRecently(f"{text} with the same name.")
 
 
 async def _create_share(call: Call, request: Any, name: str) -> aws.Reply:
@@ -237,7 +235,7 @@ async def get_queue_attributes(call: Call, request: aws.GetQueueAttributesReques
     topic = topic_of(call, request.queue_url)
     rows = requested(request.attribute_names or (), is_fifo=topic.is_fifo)
     stats = QueueStats()
-    if any(row.is_count for row in rows):
+    if any(row.field.startswith("stats.") for row in rows):
         stats = await call.context.broker.call(Stats(topic))
     return aws.GetQueueAttributesReply(attributes=show(rows, topic, stats) or None)
 

@@ -194,22 +194,12 @@ def prepare(
         dedup_id = request.message_deduplication_id
         if dedup_id is not None:
             raise invalid_value(dedup_id, "MessageDeduplicationId", _WRONG_KIND)
-    return Prepared(
-        Message(
-            entropy(16),
-            body,
-            attributes,
-            group,
-            dedup_id,
-            delay_ms,
-            sender,
-            trace_id if trace is None else trace.value.decode(),
-        ),
-        size_bytes,
-        md5_of_body(body),
-        None if attributes is None else md5_of_attributes(attributes),
-        None if trace is None else md5_of_attributes({TRACE_HEADER: trace}),
-    )
+    of_attributes = None if attributes is None else md5_of_attributes(attributes)
+    of_system = None
+    if trace is not None:
+        trace_id, of_system = trace.value.decode(), md5_of_attributes({TRACE_HEADER: trace})
+    message = Message(entropy(16), body, attributes, group, dedup_id, delay_ms, sender, trace_id)
+    return Prepared(message, size_bytes, md5_of_body(body), of_attributes, of_system)
 
 
 def check_total(size_bytes: int) -> None:
@@ -247,7 +237,5 @@ def _delay_ms(delay_seconds: int | None, topic: Topic) -> int | None:
 
 
 def _no_dedup_id() -> Fault:
-    return invalid(
-        "The queue should either have ContentBasedDeduplication enabled or "
-        "MessageDeduplicationId provided explicitly"
-    )
+    text = "The queue should either have ContentBasedDeduplication enabled or"
+    return invalid(f"{text} MessageDeduplicationId provided explicitly")

@@ -31,10 +31,6 @@ class QueueAttribute:
     is_create_only: bool = False
     is_ours: bool = False
 
-    @property
-    def is_count(self) -> bool:
-        return self.field.startswith("stats.")
-
     def of(self, topic: Topic, stats: QueueStats) -> Any:
         holder, _, name = self.field.rpartition(".")
         holders = {"": topic, "settings": topic.settings, "stats": stats}
