@@ -107,18 +107,16 @@ async def partitions(call: Call) -> Any:
     if name:
         topic = call.topic(call.context.everything, name)
         topic_id = topic.source_id or topic.topic_id  # a share has the partitions of its source
-    state = call.text("state")
-    if state and state not in PartitionState.__members__.values():
+    given = call.text("state")
+    if given and given not in PartitionState.__members__.values():
         raise InvalidRequest(f"Parameter state must be one of {', '.join(PartitionState)}.")
+    state = PartitionState(given) if given else None
+    node, after = call.optional("node", least=1, most=NODE_MAX), _after(call.text("after"))
     found, is_more = await cluster.partitions(
-        topic_id=topic_id,
-        node=call.optional("node", least=1, most=NODE_MAX),
-        state=PartitionState(state) if state else None,
-        after=_after(call.text("after")),
-        limit=limit,
+        topic_id=topic_id, node=node, state=state, after=after, limit=limit
     )
-    after = f"{found[-1].topic_id}/{found[-1].partition}" if is_more else None
-    return {"partitions": found, "next": after}
+    next_ = f"{found[-1].topic_id}/{found[-1].partition}" if is_more else None
+    return {"partitions": found, "next": next_}
 
 
 def safety(call: Call) -> Any:

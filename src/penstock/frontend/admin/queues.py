@@ -41,14 +41,9 @@ def select(call: Call) -> Sequence[Topic]:
     catalog = call.context.catalog
     if account and region:
         return catalog.topics(account, region, prefix)
-    found = [
-        topic
-        for topic in catalog.all_topics()
-        if topic.name.startswith(prefix)
-        and (not account or topic.account == account)
-        and (not region or topic.region == region)
-    ]
-    return sorted(found, key=_full_name)
+    found = (topic for topic in catalog.all_topics() if topic.name.startswith(prefix))
+    found = (topic for topic in found if account in ("", topic.account))
+    return sorted((topic for topic in found if region in ("", topic.region)), key=_full_name)
 
 
 async def read_stats(context: Context, topics: Sequence[Topic]) -> AsyncIterator[Counted]:

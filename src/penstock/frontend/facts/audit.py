@@ -133,11 +133,7 @@ class AuditTrail:
 
     @property
     def _has_room(self) -> bool:
-        return self.waiting_count < QUEUE_MAX
-
-    @property
-    def waiting_count(self) -> int:
-        return len(self._queue)
+        return len(self._queue) < QUEUE_MAX
 
     async def admit(self) -> None:
         """Wait until an entry can be added. Raises Draining if the trail is stopping."""

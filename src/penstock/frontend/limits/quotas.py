@@ -217,12 +217,10 @@ class TenantQuotas:
         count = self._waits[account]
         if count >= most:
             self.rejected[account, model.WAITS.name] += 1
-            raise Throttled(
-                f"Quota exceeded: {count:,} of {most:,} allowed long polls of this tenant are"
-                " waiting at this frontend. Retry later, or have an operator raise the quota"
-                " (penstock quota set --waits-max).",
-                retry_after_ms=WAIT_RETRY_MS,
-            )
+            text = f"Quota exceeded: {count:,} of {most:,} allowed long polls of this tenant are"
+            text += " waiting at this frontend. Retry later, or have an operator raise the quota"
+            text += " (penstock quota set --waits-max)."
+            raise Throttled(text, retry_after_ms=WAIT_RETRY_MS)
         self._waits[account] = count + 1
         return True
 
@@ -241,12 +239,9 @@ class TenantQuotas:
         if count >= most:
             self.rejected[tenant.account, model.CONNECTIONS.name] += 1
             connection.close_after_reply()
-            raise Throttled(
-                f"Quota exceeded: this tenant has {count:,} of {most:,} connections to this"
-                " frontend. Close some, or have an operator raise the quota (penstock quota set"
-                " --connections-max).",
-                retry_after_ms=CONNECTION_RETRY_MS,
-            )
+            text = f"Quota exceeded: this tenant has {count:,} of {most:,} connections to this"
+            text += " frontend. Close some, or have an operator raise the quota (penstock quota set"
+            raise Throttled(f"{text} --connections-max).", retry_after_ms=CONNECTION_RETRY_MS)
         if not accounts:
             self._accounts_on[connection] = accounts
             connection.when_lost(lambda: self._release(connection))

@@ -115,9 +115,6 @@ class Replies:
         self._filled_messages = 0
         self.repeated_count = 0
 
-    def __len__(self) -> int:
-        return sum(len(page.replies) for page in (self._page, *self._filled))
-
     async def once(self, call: Call, token: Token, now_s: float) -> Any:
         """Run the action and store its reply, or return the reply of an earlier attempt."""
         action = call.action

@@ -231,7 +231,7 @@ async def test_lost_answers_do_not_note_anything_twice(
         async with trail_on(stage, broker=broker) as trail:
             for number in range(60):
                 await trail.note("test:Note", caller=ANN, resource=str(number))
-                while number % 4 == 0 and trail.waiting_count:  # fifteen writes at least
+                while number % 4 == 0 and trail._queue:  # fifteen writes at least
                     await asyncio.sleep(0.001)
         found = await noted(stage)
         assert not list(breaks(await values(stage)))
@@ -254,7 +254,7 @@ async def test_when_it_is_full_actions_wait_and_none_is_left_out(
             ]
             while trail.trouble is None:
                 await asyncio.sleep(0.001)
-            assert trail.waiting_count == 3
+            assert len(trail._queue) == 3
             assert sum(note.done() for note in notes) == 2  # and the node's own start
             broker._lost = 0.0
             await asyncio.gather(*notes)

@@ -74,10 +74,7 @@ def _throughput_limit(text: str) -> str:
 
 
 def _policy(text: str) -> str | None:
-    if not text:
-        return None
-    queue_policies.check_policy(text)
-    return text
+    return queue_policies.check_policy(text) if text else None
 
 
 def _redrive_allow(text: str) -> str | None:

@@ -44,12 +44,13 @@ _LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 _COUNT = re.compile(r"[0-9]{1,9}\Z")
 
 
-def check_policy(text: str) -> None:
+def check_policy(text: str) -> str:
     try:
         evaluation.compile_policy(text, evaluation.Kind.RESOURCE)
     except MalformedPolicy as error:
         text = f"Invalid value for the parameter Policy. Reason: {error}"
         raise fault("InvalidAttributeValue", text) from None
+    return text
 
 
 def add_permission(
@@ -73,9 +74,7 @@ def add_permission(
         "Action": _one_or_many([f"SQS:{one}" for one in actions]),
         "Resource": arn,
     }
-    text = _text(document | {"Statement": [*statements, statement]})
-    check_policy(text)
-    return text
+    return check_policy(_text(document | {"Statement": [*statements, statement]}))
 
 
 def remove_permission(policy: str | None, *, label: str) -> str | None:
