@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import click
 import msgspec
@@ -22,8 +22,7 @@ from penstock.cli.command import LazyGroup, global_options
 from penstock.cli.main import root
 from penstock.cli.setup import serve
 from penstock.cli.terminal.failure import ExitCode
-from penstock.frontend.admin import api
-from penstock.frontend.admin.routes import ANY, KNOWN, OPEN, OPERATOR, Resource, Route, routes
+from penstock.frontend.admin.api import ADMIN_ROUTES, ANY, KNOWN, OPEN, OPERATOR, Route
 from penstock.node.configuration import config as node_config
 from penstock.node.configuration.settings import ENV_PREFIX, ENV_SEPARATOR, FILE_SUFFIX, Setting
 from penstock.node.configuration.settings import declared as declared_settings
@@ -162,7 +161,7 @@ _RIGHTS = {OPEN: "anyone", KNOWN: "by policy", OPERATOR: "operator"}
 
 def admin_api() -> Lines:
     rows = []
-    for route in routes(cast(Resource, api.AdminApi._log_in)):
+    for route in ADMIN_ROUTES:
         path = _path(route)
         summary = ROUTES.get(f"{route.method} {path}", _summary(route))
         rows.append(

@@ -14,16 +14,13 @@ from tests.attacks.kit import EVERYTHING, ROOT, Operator, allow, send
 from tests.harness.client import RawClient
 from tests.harness.server import Server
 
-from penstock.frontend.admin.routes import ANY, OPEN, Route, routes
+from penstock.frontend.admin.api import ADMIN_ROUTES, ANY, OPEN, Route
 
 MIB = 1_048_576
 JSON = {"content-type": "application/json"}
 
 
-async def _nothing(*_: object) -> None: ...
-
-
-ROUTES = {f"{route.method} /{'/'.join(route.path)}": route for route in routes(_nothing)}
+ROUTES = {f"{route.method} /{'/'.join(route.path)}": route for route in ADMIN_ROUTES}
 GUARDED = [name for name, route in ROUTES.items() if route.right != OPEN]
 CHANGING = [name for name, route in ROUTES.items() if route.method != "GET"]
 

@@ -26,7 +26,7 @@ from tests.attacks.test_admin import ROUTES
 from tests.harness.patience import eventually
 from tests.harness.server import Server
 
-from penstock.frontend.admin.routes import ANY, OPERATOR, Route
+from penstock.frontend.admin.api import ANY, OPERATOR, Route
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.create_acls import AclCreation
 from penstock.wire.kafka.generated.delete_acls import DeleteAclsFilter

@@ -20,8 +20,7 @@ from typing import Final
 from penstock import __version__
 from penstock.broker.backup_positions import STAGES, BackupPositions
 from penstock.calls.routing.leaders import Routes
-from penstock.frontend.admin.health import Health
-from penstock.frontend.admin.ports import Definition, PartitionCut, Piece, StartedBackup
+from penstock.frontend.admin.ports import Definition, Health, PartitionCut, Piece, StartedBackup
 from penstock.metadata.cluster_entries import (
     PARTITIONS_PREFIX,
     PartitionKey,

@@ -21,6 +21,7 @@ from penstock.model.topic import Topic
 
 P = TypeVar("P")
 Change = Callable[[Topic], Topic]
+Appending = calls.Append | calls.AppendBatches
 
 CHANGES: Final = "changes of queues and topics in progress"
 ACLS_PER_CALL_MAX: Final = 320  # ten transactions of the metadata store
@@ -36,7 +37,7 @@ class LimitedBroker(BrokerWrapper):
         self._rooms = quotas.rooms
         self._limited: dict[type[BrokerCall[Any]], Callable[[Any], Coroutine[Any, Any, Any]]] = {
             calls.Append: self._append,
-            calls.AppendBatches: self._append_batches,
+            calls.AppendBatches: self._append,
             calls.Lease: self._lease,
             calls.OpenShare: self._open_share,
             calls.CloseShare: self._close_share,
@@ -48,30 +49,28 @@ class LimitedBroker(BrokerWrapper):
 
     # Most tenants have no quota of stored bytes: their calls need no additional coroutine.
 
-    def _append(self, call: calls.Append) -> Coroutine[Any, Any, Any]:
-        if call.topic.account not in self._rooms:
-            return self._broker.call(call)
-        return self._store(call, call.topic, _size_of(call.messages))
+    def _append(self, call: Appending) -> Coroutine[Any, Any, Any]:
+        is_limited = call.topic.account in self._rooms
+        return self._store(call) if is_limited else self._broker.call(call)
 
-    def _append_batches(self, call: calls.AppendBatches) -> Coroutine[Any, Any, Any]:
-        if call.topic.account not in self._rooms:
-            return self._broker.call(call)
-        return self._store(call, call.topic, sum(map(len, call.batches)))
-
-    async def _store(self, call: BrokerCall[R], topic: Topic, size_bytes: int) -> R:
-        self._quotas.take_room(topic.account, size_bytes)
+    async def _store(self, call: Appending) -> Any:
+        if isinstance(call, calls.AppendBatches):
+            size_bytes = sum(map(len, call.batches))
+        else:
+            size_bytes = _size_of(call.messages)
+        self._quotas.take_room(call.topic.account, size_bytes)
         return await self._broker.call(call)
 
     def _lease(self, call: calls.Lease) -> Coroutine[Any, Any, Any]:
-        return self._broker.call(call) if call.wait_ms <= 0 else self._wait(call, call.topic)
+        return self._broker.call(call) if call.wait_ms <= 0 else self._wait(call)
 
-    async def _wait(self, call: BrokerCall[R], topic: Topic) -> R:
-        is_counted = self._quotas.begin_wait(topic.account)
+    async def _wait(self, call: calls.Lease) -> Any:
+        is_counted = self._quotas.begin_wait(call.topic.account)
         try:
             return await self._broker.call(call)
         finally:
             if is_counted:
-                self._quotas.end_wait(topic.account)
+                self._quotas.end_wait(call.topic.account)
 
     async def _open_share(self, call: calls.OpenShare) -> Topic:
         known = self.find_share(call.topic, call.group)

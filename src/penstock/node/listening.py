@@ -13,7 +13,7 @@ from penstock.calls.internal.client import InternalClient
 from penstock.calls.internal.connection import NodeEnd
 from penstock.calls.internal.listener import InternalListener
 from penstock.frontend.admin.api import BODY_BYTES_MAX
-from penstock.frontend.admin.reply import forbidden
+from penstock.frontend.admin.request import forbidden
 from penstock.model.errors import CONFLICT, USAGE, SetupError
 from penstock.net.http.browsers import BrowserGuard
 from penstock.net.http.exchange import HttpRequest

@@ -15,8 +15,7 @@ from penstock.backup.admin import BackupAdmin, NodeCut
 from penstock.backup.manifest import Manifest
 from penstock.backup.writing import Pace, write_backup
 from penstock.broker.backup_positions import BackupPositions
-from penstock.frontend.admin.health import Health
-from penstock.frontend.admin.ports import Definition, PartitionCut, Piece, StartedBackup
+from penstock.frontend.admin.ports import Definition, Health, PartitionCut, Piece, StartedBackup
 from penstock.metadata.store import Store
 
 T = TypeVar("T")

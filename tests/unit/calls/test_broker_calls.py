@@ -20,7 +20,8 @@ from penstock.calls.bulkhead import FAILURES_MAX, CalleeRefused, CalleeUnavailab
 from penstock.calls.callees import Callees
 from penstock.calls.routing.router import Router
 from penstock.cursor.tenants import NO_QUOTAS
-from penstock.frontend.sqs.pipeline import Frontend, FrontendConfig
+from penstock.frontend.sqs.context import FrontendConfig
+from penstock.frontend.sqs.pipeline import Frontend
 from penstock.metadata.security.identities import StoredIdentities
 from penstock.model.calls import (
     Append,
@@ -211,7 +212,7 @@ async def test_a_forwarded_send_is_not_nested_deeply(cluster: Cluster, kind: Kin
     calls = calls_of(cluster, 1)
     frontend = Frontend(
         broker=calls.anywhere,
-        catalog=calls.catalog,
+        everything=calls.catalog,
         clock=SystemClock(),
         config=FrontendConfig(),
         meter=MemoryMeter(),

@@ -31,7 +31,8 @@ from penstock.calls.bulkhead import (
 from penstock.calls.callees import Callees, guarded
 from penstock.frontend.limited_calls import GuardedCatalog
 from penstock.frontend.limits.quotas import TenantQuotas
-from penstock.frontend.sqs.pipeline import Frontend, FrontendConfig
+from penstock.frontend.sqs.context import FrontendConfig
+from penstock.frontend.sqs.pipeline import Frontend
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Change, Store, Txn
 from penstock.metadata.topics.catalog import StoredCatalog
@@ -422,7 +423,7 @@ async def frontend_over(folder: Path, callees: Callees) -> AsyncIterator[tuple[R
     chance = itertools.count(1)
     rig.frontend = Frontend(
         broker=limited(rig.backend, callees, quotas),
-        catalog=GuardedCatalog(catalog, callees.metadata, quotas),
+        everything=GuardedCatalog(catalog, callees.metadata, quotas),
         clock=rig.clock,
         config=FrontendConfig(),
         meter=MemoryMeter(),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tests.unit.frontend.admin.test_api import ListBackend
 
 from penstock.frontend.admin.api import AdminApi
-from penstock.frontend.admin.health import Health
+from penstock.frontend.admin.ports import Health
 from penstock.frontend.admin.request import Context, Info
 from penstock.metadata.security.identities import StoredIdentities
 from penstock.metadata.sqlite import SqliteStore

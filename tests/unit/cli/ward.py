@@ -12,7 +12,7 @@ from tests.unit.frontend.admin.test_api import ListBackend
 from tests.unit.manager.cluster import Cluster, topic, until
 
 from penstock.frontend.admin.api import AdminApi
-from penstock.frontend.admin.health import Health
+from penstock.frontend.admin.ports import Health
 from penstock.frontend.admin.request import Context, Info
 from penstock.manager.decisions import Policy
 from penstock.metadata.sqlite import SqliteStore

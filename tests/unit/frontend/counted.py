@@ -13,7 +13,8 @@ from tests.unit.frontend.memory import MemoryIdentities, Rig
 from penstock.frontend.facts.audit import AuditTrail
 from penstock.frontend.facts.fact_log import FactLog
 from penstock.frontend.facts.usage import UsageTable
-from penstock.frontend.sqs.pipeline import Frontend, FrontendConfig
+from penstock.frontend.sqs.context import FrontendConfig
+from penstock.frontend.sqs.pipeline import Frontend
 from penstock.model.calls import BrokerPort, Ends, Fetch
 from penstock.model.ports import Identities
 from penstock.model.topic import Topic
@@ -38,7 +39,7 @@ class CountedRig(Rig):
         self.table = UsageTable(now_ms=self.clock.now_ms, is_timed=is_timed)
         self.frontend = Frontend(
             broker=self.backend,
-            catalog=self.catalog,
+            everything=self.catalog,
             clock=self.clock,
             config=config or FrontendConfig(),
             meter=self.meter,

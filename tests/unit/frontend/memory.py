@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from tests.harness.served import Served
 
 from penstock.frontend.limits.quotas import TenantQuotas
-from penstock.frontend.sqs.pipeline import Frontend, FrontendConfig
+from penstock.frontend.sqs.context import FrontendConfig
+from penstock.frontend.sqs.pipeline import Frontend
 from penstock.model.acls import AclIndex
 from penstock.model.calls import (
     Ack,
@@ -303,7 +304,7 @@ class Rig:
         ticks = itertools.count()
         self.frontend = Frontend(
             broker=self.backend,
-            catalog=self.catalog,
+            everything=self.catalog,
             clock=self.clock,
             config=config or FrontendConfig(),
             meter=self.meter,

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from penstock.access import evaluation
 from penstock.access.conditions import Facts, MalformedPolicy
 from penstock.access.evaluation import Decision, Kind
-from penstock.frontend.admin.reply import json_reply, picked
-from penstock.frontend.admin.request import READ, WRITE, Body, Call
+from penstock.frontend.admin.request import READ, WRITE, Body, Call, json_reply, picked
 from penstock.metadata.security.identities import NewKey
 from penstock.model import identity as model
 from penstock.model.errors import Conflict, InvalidRequest, NotFound
@@ -51,12 +50,8 @@ class RatesChange(Body, frozen=True):
 
 
 # None restores the default.
-QuotasChange = msgspec.defstruct(
-    "QuotasChange",
-    [(quota.field, int | UnsetType | None, UNSET) for quota in QUOTAS],
-    frozen=True,
-    forbid_unknown_fields=True,
-)
+_QUOTA_FIELDS = [(quota.field, int | UnsetType | None, UNSET) for quota in QUOTAS]
+QuotasChange = msgspec.defstruct("QuotasChange", _QUOTA_FIELDS, bases=(Body,), frozen=True)
 
 
 class LimitsChange(Body, frozen=True):
@@ -94,10 +89,8 @@ def tenant(call: Call) -> Any:
 async def change_tenant(call: Call) -> Any:
     call.operator_only()
     account = call.account_of(call.path[3])
-    changes = _given(call.json(TenantChange))
-    changed = partial(replace, **changes)
-    tenant = await call.identities.change_tenant(account, changed)
-    return _tenant(call, tenant)
+    changed = partial(replace, **_given(call.json(TenantChange)))
+    return _tenant(call, await call.identities.change_tenant(account, changed))
 
 
 async def delete_tenant(call: Call) -> Any:
@@ -119,16 +112,15 @@ async def set_quotas(call: Call) -> Any:
     call.operator_only()
     account = call.account_of(call.path[3])
     change = call.json(LimitsChange)
-    tenant = await call.identities.change_tenant(account, lambda old: _limited(old, change))
-    return _limits(call, tenant)
 
+    def changed(tenant: Tenant) -> Tenant:
+        operations = {**tenant.limits.operations, **change.limits.operations}
+        kept = {action: rate for action, rate in operations.items() if rate is not None}
+        limits = replace(tenant.limits, **{**_given(change.limits), "operations": kept})
+        quotas = replace(tenant.quotas, **_given(change.quotas))
+        return replace(tenant, limits=limits, quotas=quotas)
 
-def _limited(tenant: Tenant, change: LimitsChange) -> Tenant:
-    operations = {**tenant.limits.operations, **change.limits.operations}
-    kept = {action: rate for action, rate in operations.items() if rate is not None}
-    limits = replace(tenant.limits, **{**_given(change.limits), "operations": kept})
-    quotas = replace(tenant.quotas, **_given(change.quotas))
-    return replace(tenant, limits=limits, quotas=quotas)
+    return _limits(call, await call.identities.change_tenant(account, changed))
 
 
 def _given(change: msgspec.Struct) -> dict[str, object]:
@@ -156,8 +148,7 @@ def _limits(call: Call, tenant: Tenant) -> dict[str, object]:
     names = limits.__struct_fields__[1:-1]
     rates = {"tenant_requests": requests} | picked(limits, *names)
     return {
-        "account": tenant.account,
-        "name": tenant.name,
+        **picked(tenant, "account", "name"),
         "limits": {**rates, "operations": limits.operations},
         "quotas": {field: 0 if count == NO_LIMIT else count for field, count in most.items()},
         "defaults": [name for name, value in is_set.items() if value is None],
@@ -373,7 +364,8 @@ def try_access(call: Call) -> Any:
     is_readable = owner == account or call.caller.is_operator
     caller = Caller(account, user.name, is_operator=user.is_operator)
     found = Circumstances(request.source_ip, request.is_tls, call.now_ms)
-    decision = call.decisions.decide_on_queue(
+    assert call.context.decisions is not None, "a known user has an identity"
+    decision = call.context.decisions.decide_on_queue(
         everything,
         caller,
         request.action,
@@ -383,9 +375,7 @@ def try_access(call: Call) -> Any:
         circumstances=lambda: found,
     )
     return {
-        "is_allowed": decision.is_allowed,
-        "is_explicit": decision.is_explicit,
-        "source": decision.source,
+        **picked(decision, "is_allowed", "is_explicit", "source"),
         "policy": _policy_of(user, caller, decision, request.action, arn, found),
         "statement": decision.statement_id,
         "principal": caller.arn,

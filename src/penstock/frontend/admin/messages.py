@@ -10,16 +10,14 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from penstock.frontend.admin.health import State
-from penstock.frontend.admin.reply import picked, rows_reply
-from penstock.frontend.admin.request import Call, Context, whole
+from penstock.frontend.admin.ports import State
+from penstock.frontend.admin.request import Call, Context, picked, rows_reply, whole
 from penstock.model.calls import Peek
 from penstock.model.errors import InvalidRequest, Throttled
-from penstock.model.limits import MIB, TENANT_TAILS_PERCENT, WAIT_MS_MAX
+from penstock.model.limits import MIB, WAIT_MS_MAX
 from penstock.model.message import Attribute
 from penstock.model.names import uuid_text
 from penstock.model.ports import Peeked
-from penstock.model.quotas import SharedLimit
 from penstock.model.topic import Topic
 from penstock.net.http.exchange import HttpReply
 
@@ -29,11 +27,9 @@ COUNT_MAX = 100
 PEEK_COUNT = 10  # messages per call of the broker
 PEEKS_MAX = 32  # calls per partition and reply
 REPLY_BYTES_MAX = 4 * MIB  # bodies and attributes; the rest is in the next reply
-TAILS_MAX = 64  # requests that wait for messages at the same time
 LOOK_AGAIN_SECONDS = 0.1
 BEGIN = 0
 END = -1  # the offset after the last record
-
 
 Starts = dict[int, int]  # the next offset of each partition
 
@@ -58,31 +54,22 @@ class Window(msgspec.Struct):
         return None
 
 
-class Messages:
-    def __init__(self) -> None:
-        self._tails: SharedLimit | None = None  # waiting requests by account
-
-    async def __call__(self, call: Call) -> HttpReply:
-        topic, context = call.queue(), call.context
-        count = call.number("count", default=COUNT_DEFAULT, least=1, most=COUNT_MAX)
-        wait_ms = call.number("wait_ms", default=0, least=0, most=WAIT_MS_MAX)
-        starts = _starts(call, topic)
-        window = Window(count, REPLY_BYTES_MAX)
-        starts = await _fill(context, topic, starts, window)
-        if not window.messages and wait_ms:
-            tails = self._tails_of(context.info.account)
-            with tails.holding(call.caller.account, "requests waiting for messages on this node"):
-                starts = await _tail(call, topic, starts, window, wait_ms)
-        call.may_use_queue(RECEIVE, topic.name)  # a policy may have changed since
-        nexts = {str(partition): offset for partition, offset in starts.items()}
-        return await rows_reply("messages", window.messages, {"next": nexts})
-
-    def _tails_of(self, account: str) -> SharedLimit:
-        tails = self._tails or SharedLimit(TAILS_MAX, TENANT_TAILS_PERCENT, own_account=account)
+async def messages(call: Call) -> HttpReply:
+    topic, tails = call.queue(), call.context.tails
+    count = call.number("count", default=COUNT_DEFAULT, least=1, most=COUNT_MAX)
+    wait_ms = call.number("wait_ms", default=0, least=0, most=WAIT_MS_MAX)
+    window = Window(count, REPLY_BYTES_MAX)
+    starts = await _fill(call.context, topic, _starts(call, topic), window)
+    if not window.messages and wait_ms:
         if tails.is_full():
-            raise Throttled(f"{TAILS_MAX} requests already wait for messages on this node; retry.")
-        self._tails = tails
-        return tails
+            raise Throttled(
+                f"{tails.bound} requests already wait for messages on this node; retry."
+            )
+        with tails.holding(call.caller.account, "requests waiting for messages on this node"):
+            starts = await _tail(call, topic, starts, window, wait_ms)
+    call.may_use_queue(RECEIVE, topic.name)  # a policy may have changed since
+    nexts = {str(partition): offset for partition, offset in starts.items()}
+    return await rows_reply("messages", window.messages, {"next": nexts})
 
 
 async def _tail(call: Call, topic: Topic, starts: Starts, window: Window, wait_ms: int) -> Starts:
@@ -112,10 +99,8 @@ def _starts(call: Call, topic: Topic) -> Starts:
     for pair in text.split(","):
         partition, _, offset = pair.partition(":")
         if not (partition.isascii() and partition.isdigit()) or int(partition) not in partitions:
-            raise InvalidRequest(
-                f"start has an offset for partition {partition!r}, which is"
-                " not one of the requested partitions."
-            )
+            text = f"start has an offset for partition {partition!r}, which is"
+            raise InvalidRequest(f"{text} not one of the requested partitions.")
         starts[int(partition)] = _offset(offset)
     return starts
 

@@ -8,10 +8,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.frontend.admin.health import State
-from penstock.frontend.admin.ports import BackupPort, ClusterPort, CoordinatorPort, PartitionState
-from penstock.frontend.admin.reply import HEADERS, json_reply
-from penstock.frontend.admin.request import Body, Call, whole
+from penstock.frontend.admin.ports import (
+    BackupPort,
+    ClusterPort,
+    CoordinatorPort,
+    PartitionState,
+    State,
+)
+from penstock.frontend.admin.request import HEADERS, Body, Call, json_reply, picked, whole
 from penstock.model.errors import InvalidRequest, NotFound
 from penstock.model.units import counted
 from penstock.net.http.exchange import HttpReply
@@ -21,7 +25,6 @@ NODE_MAX = 2**31 - 1
 LEVEL_MAX = 1_000_000
 PAGE_MAX = 10_000  # partitions of a backup in one reply
 OFFSET_MAX = 2**63 - 1
-PARTITION_DIGITS_MAX = 9
 BASE_HEADER = "x-penstock-base-offset"
 NEXT_HEADER = "x-penstock-next-offset"
 START_HEADER = "x-penstock-start-offset"
@@ -94,8 +97,7 @@ class UpgradeRequest(Body, frozen=True):
 
 
 async def state(call: Call) -> Any:
-    shown = msgspec.structs.asdict(await _cluster(call).state())
-    return {**shown, "reasons": call.context.health.reasons}
+    return {**await _cluster(call).state(), "reasons": call.context.health.reasons}
 
 
 async def partitions(call: Call) -> Any:
@@ -105,34 +107,28 @@ async def partitions(call: Call) -> Any:
     if name:
         topic = call.topic(call.context.everything, name)
         topic_id = topic.source_id or topic.topic_id  # a share has the partitions of its source
-    state = call.text("state")
-    if state and state not in PartitionState.__members__.values():
+    given = call.text("state")
+    if given and given not in PartitionState.__members__.values():
         raise InvalidRequest(f"Parameter state must be one of {', '.join(PartitionState)}.")
+    state = PartitionState(given) if given else None
+    node, after = call.optional("node", least=1, most=NODE_MAX), _after(call.text("after"))
     found, is_more = await cluster.partitions(
-        topic_id=topic_id,
-        node=call.optional("node", least=1, most=NODE_MAX),
-        state=PartitionState(state) if state else None,
-        after=_after(call.text("after")),
-        limit=limit,
+        topic_id=topic_id, node=node, state=state, after=after, limit=limit
     )
-    after = f"{found[-1].topic_id}/{found[-1].partition}" if is_more else None
-    return {"partitions": found, "next": after}
+    next_ = f"{found[-1].topic_id}/{found[-1].partition}" if is_more else None
+    return {"partitions": found, "next": next_}
 
 
 def safety(call: Call) -> Any:
     return _cluster(call).safety(call.optional("node", least=1, most=NODE_MAX))
 
 
-def drain(call: Call) -> Any:
-    return _cluster(call).drain(_node(call))
-
-
-def undrain(call: Call) -> Any:
-    return _cluster(call).undrain(_node(call))
-
-
-def decommission(call: Call) -> Any:
-    return _cluster(call).decommission(_node(call))
+def change_node(call: Call) -> Any:
+    to, number = _cluster(call), whole(call.path[4], digits_max=11)
+    if number is None or not 1 <= number <= NODE_MAX:
+        raise InvalidRequest(f"The node must be a number from 1 to {NODE_MAX}.")
+    changes = {"drain": to.drain, "undrain": to.undrain, "decommission": to.decommission}
+    return changes[call.path[5]](number)
 
 
 async def rebalance(call: Call) -> Any:
@@ -142,19 +138,16 @@ async def rebalance(call: Call) -> Any:
 async def place(call: Call) -> Any:
     cluster, request = _cluster(call), call.json(Placement)
     await cluster.place(_topic_id(call, request), request.partition, request.replicas)
-    shown = {"topic": request.topic, "partition": request.partition}
-    return {**shown, "moving_to": request.replicas}
+    return {**picked(request, "topic", "partition"), "moving_to": request.replicas}
 
 
 async def unclean_elect(call: Call) -> Any:
     cluster, request = _cluster(call), call.json(UncleanElection)
     if not request.accept_data_loss:
-        raise InvalidRequest(
-            f"Records of this partition that node {request.node} does not have will be lost for"
-            " good: set accept_data_loss to true to confirm."
-        )
+        text = f"Records of this partition that node {request.node} does not have will be lost"
+        raise InvalidRequest(f"{text} for good: set accept_data_loss to true to confirm.")
     await cluster.elect_uncleanly(_topic_id(call, request), request.partition, request.node)
-    return {"topic": request.topic, "partition": request.partition, "leader": request.node}
+    return {**picked(request, "topic", "partition"), "leader": request.node}
 
 
 def upgrade(call: Call) -> Any:
@@ -176,13 +169,6 @@ def _topic_id(call: Call, request: Placement | UncleanElection) -> str:
         text = f"topic {topic.name} has {counted(count, 'partition')} (0 to {count - 1})"
         raise NotFound(f"{text}; there is no partition {request.partition}")
     return topic.source_id or topic.topic_id
-
-
-def _node(call: Call) -> int:
-    number = whole(call.path[4], digits_max=11)
-    if number is None or not 1 <= number <= NODE_MAX:
-        raise InvalidRequest(f"The node must be a number from 1 to {NODE_MAX}.")
-    return number
 
 
 def _after(text: str) -> tuple[str, int] | None:
@@ -221,18 +207,12 @@ async def backup_records(call: Call) -> Any:
     topic_id = call.text("topic_id")
     if not topic_id or "partition" not in call.query or "offset" not in call.query:
         raise InvalidRequest("The parameters topic_id, partition and offset are required.")
-    piece = await _backup(call).read(
-        call.path[3],
-        topic_id,
-        call.number("partition", default=0, least=0, most=2**31 - 1),
-        call.number("offset", default=0, least=0, most=OFFSET_MAX),
-    )
-    offsets = (
-        (BASE_HEADER, str(piece.base_offset)),
-        (NEXT_HEADER, str(piece.next_offset)),
-        (START_HEADER, str(piece.start_offset)),
-    )
-    return HttpReply(200, piece.data, "application/octet-stream", (*HEADERS, *offsets))
+    partition = call.number("partition", default=0, least=0, most=2**31 - 1)
+    offset = call.number("offset", default=0, least=0, most=OFFSET_MAX)
+    piece = await _backup(call).read(call.path[3], topic_id, partition, offset)
+    offsets = (piece.base_offset, piece.next_offset, piece.start_offset)
+    headers = zip((BASE_HEADER, NEXT_HEADER, START_HEADER), map(str, offsets), strict=True)
+    return HttpReply(200, piece.data, "application/octet-stream", (*HEADERS, *headers))
 
 
 async def end_backup(call: Call) -> Any:
@@ -270,7 +250,7 @@ def _coordinators(call: Call) -> CoordinatorPort:
 
 
 def _partition(call: Call) -> int:
-    number = whole(call.path[4], digits_max=PARTITION_DIGITS_MAX)
+    number = whole(call.path[4], digits_max=9)
     if number is None:
         raise InvalidRequest("The partition must be a number: 0 or higher.")
     return number

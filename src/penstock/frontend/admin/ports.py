@@ -1,13 +1,23 @@
-"""Interfaces through which the admin API uses the cluster, backups and the logs of coordinators.
-They are implemented in ``node.cluster``, ``backup`` and ``node``."""
+"""Interfaces through which the admin API uses the cluster, backups and the logs of coordinators,
+implemented in ``node.cluster``, ``backup`` and ``node``; and the health of this node."""
 
-from collections.abc import Sequence
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from penstock.model.topic import SkippedRow
+from penstock.model.troubles import WARNINGS, Kind, Trouble
+from penstock.telemetry import families
+from penstock.telemetry.exposition import Sample
+from penstock.telemetry.families import Family
+
+REASONS_MAX = 100  # more reasons do not help an operator
+
+log_ = logging.getLogger(__name__)
 
 
 class PartitionState(StrEnum):
@@ -37,15 +47,6 @@ class PartitionShown(msgspec.Struct, frozen=True):
     states: Sequence[PartitionState]
 
 
-class StopRisk(msgspec.Struct, frozen=True):
-    """The numbers of partitions that would be affected if a node stopped now."""
-
-    node: int
-    unavailable: int  # no other live replica has everything
-    unsendable: int  # too few other in-sync replicas to accept messages
-    only_here: int  # single replica by configuration: waiting does not help
-
-
 class Safety(msgspec.Struct, frozen=True):
     """Whether a node can stop while all partitions keep accepting messages."""
 
@@ -53,46 +54,7 @@ class Safety(msgspec.Struct, frozen=True):
     leaderless: int  # partitions that have this problem now, as in the next two fields
     below_minimum: int
     missing: int
-    nodes: Sequence[StopRisk]  # the requested nodes
-
-
-class NodeShown(msgspec.Struct, frozen=True):
-    """A node that is alive or has replicas. For a dead node, the values are the last known."""
-
-    node: int
-    name: str
-    is_alive: bool
-    is_leaving: bool
-    is_draining: bool
-    is_manager: bool
-    internal: str
-    http: str
-    kafka: str
-    version: str
-    feature_level: int  # highest supported
-    rack: str
-    leaders: int  # partitions led by this node
-    preferred: int  # partitions that prefer this node as leader
-    replicas: int
-    behind: int  # replicas not in sync
-    feature_level_min: int = 1  # lowest supported
-
-
-class PartitionCounts(msgspec.Struct, frozen=True):
-    total: int
-    under_replicated: int
-    below_minimum: int
-    leaderless: int
-    lost: int
-    moving: int
-    missing: int
-    orphaned: int
-
-
-class LevelShown(msgspec.Struct, frozen=True):
-    in_force: int
-    wanted: int | None  # the new level, while it is being raised
-    latest: int  # highest supported by all nodes
+    nodes: Sequence[Mapping[str, int]]  # the requested: ``node``, and a ``StopRisk`` of the manager
 
 
 class Upgrade(msgspec.Struct, frozen=True):
@@ -101,15 +63,6 @@ class Upgrade(msgspec.Struct, frozen=True):
     is_done: bool  # False: a dry run, or the manager has not done it yet
     is_dry_run: bool
     obstacles: Sequence[str]  # reasons for a rejection
-
-
-class ClusterShown(msgspec.Struct, frozen=True):
-    node: int  # the node that sent this reply
-    manager: int | None
-    trouble: str | None  # why the state may be outdated
-    partitions: PartitionCounts
-    nodes: Sequence[NodeShown]
-    level: LevelShown
 
 
 class Drain(msgspec.Struct, frozen=True):
@@ -121,7 +74,9 @@ class Drain(msgspec.Struct, frozen=True):
 
 
 class ClusterPort(Protocol):
-    async def state(self) -> ClusterShown: ...
+    async def state(self) -> dict[str, Any]:
+        """Return nodes that are alive or have replicas, counts of partitions by state, and the
+        feature level. For a dead node, the values are the last known."""
 
     async def partitions(
         self,
@@ -234,3 +189,70 @@ class CoordinatorPort(Protocol):
 
     async def skip(self, topic: str, partition: int, offset: int) -> CoordinatorLog:
         """Skip the first unreadable row from now on. Raises Conflict if it is not at ``offset``."""
+
+
+# ── Health ───────────────────────────────────────────────────────────────────────────────────
+# Once a second the node reports its problems (``model/troubles.py``). A blocking problem takes the
+# node out of the load balancer; other problems are only shown. One log line is written when a
+# problem begins and one when it ends.
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Health:
+    def __init__(self) -> None:
+        self.state = State.STARTING
+        self._troubles: dict[tuple[Kind, str], Trouble] = {}
+        self._counts: Counter[Kind] = Counter()
+        self._done = 0
+        self._total = 0
+
+    @property
+    def reasons(self) -> list[dict[str, Any]]:
+        names = ("kind", "name", "text", "do", "is_blocking")
+        return [{name: getattr(one, name) for name in names} for one in self._troubles.values()]
+
+    @property
+    def is_ready(self) -> bool:
+        is_blocked = any(one.is_blocking for one in self._troubles.values())
+        return self.state is State.READY and not is_blocked
+
+    @property
+    def percent_started(self) -> int:
+        if self.state is not State.STARTING:
+            return 100
+        return 100 * self._done // self._total if self._total else 0
+
+    def progress(self, *, done: int, total: int) -> None:
+        assert 0 <= done <= total
+        self._done, self._total = done, total
+
+    def ready(self) -> None:
+        assert self.state is State.STARTING, f"{self.state} does not lead to ready"
+        self.state = State.READY
+
+    def drain(self) -> None:
+        self.state = State.DRAINING
+
+    def show(self, troubles: Sequence[Trouble]) -> None:
+        before = self._troubles
+        # Blocking problems come first, so that they are never left out.
+        kept = sorted(troubles, key=lambda one: not one.is_blocking)[:REASONS_MAX]
+        self._troubles = {(one.kind, one.name): one for one in kept}
+        self._counts = Counter(one.kind for one in troubles)
+        for key, one in self._troubles.items():
+            if key not in before:
+                facts = {"trouble": one.kind, "do": one.do, **one.facts()}
+                level = logging.WARNING if one.kind in WARNINGS else logging.ERROR
+                log_.log(level, one.text, extra=facts)
+        for key, one in before.items():
+            if key not in self._troubles and one.over:
+                log_.info(one.over, extra={"trouble": one.kind, **one.facts()})
+
+    def samples(self) -> Iterable[tuple[Family, Sample]]:
+        for kind in Kind:
+            yield families.TROUBLE, ((kind.value,), self._counts[kind])

@@ -1,4 +1,4 @@
-"""One admin request: its parsed path, query and body, and the rights of the caller. A repeated or
+"""One admin request: its path, query, body, the rights of its caller, and its reply. A repeated or
 unknown parameter is an error, because ignoring a misspelt ``prefix`` would return the wrong rows.
 
 An operator may do everything for every tenant. Other users are limited to their own tenant and to
@@ -8,8 +8,9 @@ what their policies allow: ``admin:Read`` and ``admin:Write`` on ARNs such as
 tenant, totals over all tenants."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
@@ -17,26 +18,58 @@ import msgspec
 from penstock.access.decisions import Decisions
 from penstock.access.evaluation import Decision
 from penstock.calls.callees import Callees
-from penstock.frontend.admin.health import Health
-from penstock.frontend.admin.ports import BackupPort, ClusterPort, CoordinatorPort
+from penstock.frontend.admin.login import Gate
+from penstock.frontend.admin.ports import BackupPort, ClusterPort, CoordinatorPort, Health
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.frontend.limits.throttler import Throttler
 from penstock.metadata.security.identities import StoredIdentities
+from penstock.model import errors
 from penstock.model.calls import BrokerPort
 from penstock.model.errors import AccessDenied, InvalidRequest, NotFound, TopicNotFound
 from penstock.model.identity import Caller, Circumstances, Tenant, User
+from penstock.model.limits import TENANT_TAILS_PERCENT
 from penstock.model.names import is_account, queue_arn
 from penstock.model.ports import Catalog, Clock, Sleep
+from penstock.model.quotas import SharedLimit
 from penstock.model.topic import Topic
-from penstock.net.http.exchange import HttpRequest
+from penstock.net.http.exchange import TURN_BYTES_MAX, HttpReply, HttpRequest
+from penstock.net.slices import in_slices
 from penstock.telemetry.metrics import Meter
 
 PARAMETERS_MAX = 16
+TAILS_MAX = 64  # requests that wait for messages at the same time
 UNKNOWN = Caller("", "")  # before authentication
 READ = "admin:Read"
 WRITE = "admin:Write"
 METRICS = "admin:Metrics"
+Headers = tuple[tuple[str, str], ...]
+JSON = "application/json"
+# Replies show the current state, so they must not be cached.
+HEADERS = (("cache-control", "no-store"),)
+# A browser may show a reply as data only: not run it, not guess its type, not frame it.
+BROWSER_HEADERS: Final = (
+    ("content-security-policy", "default-src 'none'; frame-ancestors 'none'"),
+    ("x-content-type-options", "nosniff"),
+    ("x-frame-options", "DENY"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+)
+# Status and code of an error, by the nearest base class in this table.
+FAULTS: Mapping[type[Exception], tuple[int, str]] = {
+    errors.InvalidRequest: (400, "invalid_request"),
+    errors.MissingParameter: (400, "missing_parameter"),
+    errors.NotFound: (404, "not_found"),
+    errors.TopicNotFound: (404, "queue_not_found"),
+    errors.Conflict: (409, "conflict"),
+    errors.AccessDenied: (403, "access_denied"),
+    errors.Overloaded: (503, "overloaded"),
+    errors.Throttled: (429, "throttled"),
+    errors.DiskFull: (507, "disk_full"),
+    errors.Draining: (503, "draining"),
+    errors.Damaged: (500, "damaged"),
+    errors.PenstockError: (500, "failed"),
+}
 
 T = TypeVar("T")
 
@@ -65,7 +98,8 @@ class ConfigRow(msgspec.Struct, frozen=True):
     origin: str
 
 
-class Context(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(eq=False, kw_only=True)
+class Context:
     broker: BrokerPort
     catalog: Catalog  # queues only
     everything: Catalog  # all topics
@@ -76,7 +110,6 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     sleep: Sleep = asyncio.sleep
     config: Sequence[ConfigRow] = ()
     identities: StoredIdentities | None = None
-    decisions: Decisions | None = None  # set from the identities
     sealing: Sealing | None = None
     callees: Callees | None = None
     quotas: TenantQuotas | None = None  # None: usage and shares are not shown
@@ -84,10 +117,12 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     cluster: ClusterPort | None = None
     backup: BackupPort | None = None
     coordinators: CoordinatorPort | None = None
+    gate: Gate = field(init=False)  # set by ``AdminApi``
 
     def __post_init__(self) -> None:
-        if self.identities is not None:
-            msgspec.structs.force_setattr(self, "decisions", Decisions(self.identities))
+        own, most = self.info.account, TAILS_MAX
+        self.tails = SharedLimit(most, TENANT_TAILS_PERCENT, own_account=own)  # waiting requests
+        self.decisions = None if self.identities is None else Decisions(self.identities)
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -164,11 +199,6 @@ class Call(msgspec.Struct, frozen=True):
             raise NotFound("This node stores no users and tenants.")
         return self.context.identities
 
-    @property
-    def decisions(self) -> Decisions:
-        assert self.context.decisions is not None, "a caller who is not an operator has an identity"
-        return self.context.decisions
-
     def operator_only(self) -> None:
         if not self.caller.is_operator:
             raise AccessDenied("Only an operator may do this.")
@@ -194,48 +224,31 @@ class Call(msgspec.Struct, frozen=True):
         found = [tenant.account for tenant in identities.tenants() if tenant.name == text]
         return found[0] if len(found) == 1 else None
 
-    def may(self, action: str, arn: str) -> None:
-        """Raise AccessDenied if the caller's own policies do not allow the action."""
+    def may(self, action: str, arn: str, topic: Topic | None = None) -> None:
+        """Raise AccessDenied if the policies of caller and queue do not allow the action."""
         caller = self.caller
-        if caller.is_operator:
-            return
-        decision = self.decisions.decide(
-            caller,
-            action,
-            arn=arn,
-            owner=caller.account,
-            policy=None,
-            circumstances=self._circumstances,
-        )
-        if not decision.is_allowed:
+        if not caller.is_operator and not self.decision(caller, action, arn, topic).is_allowed:
             raise AccessDenied(f"{caller.user} may not do {action} on {arn}.")
 
     def may_manage(self, action: str, account: str, kind: str, name: str = "*") -> None:
         self.may(action, self.admin_arn(account, kind, name))
 
     def may_use_queue(self, action: str, name: str) -> None:
-        """Raise AccessDenied if the policies of caller and queue do not allow an SQS action."""
-        caller = self.caller
-        if caller.is_operator:
-            return
-        if not self.queue_decision(caller, action, self.region, name).is_allowed:
-            arn = queue_arn(caller.account, self.region, name)
-            raise AccessDenied(f"{caller.user} may not do {action} on {arn}.")
+        if not self.caller.is_operator:
+            place = (self.caller.account, self.region, name)
+            self.may(action, queue_arn(*place), self.context.everything.find(*place))
 
-    def queue_decision(self, caller: Caller, action: str, region: str, name: str) -> Decision:
-        everything = self.context.everything
-        return self.decisions.decide_on_queue(
-            everything,
+    def decision(self, caller: Caller, action: str, arn: str, topic: Topic | None) -> Decision:
+        assert self.context.decisions is not None, "a caller who is not an operator has an identity"
+        return self.context.decisions.decide_on_queue(
+            self.context.everything,
             caller,
             action,
-            arn=queue_arn(caller.account, region, name),
+            arn=arn,
             owner=caller.account,
-            topic=everything.find(caller.account, region, name),
-            circumstances=self._circumstances,
+            topic=topic,
+            circumstances=lambda: Circumstances(self.peer, self.is_tls, self.now_ms),
         )
-
-    def _circumstances(self) -> Circumstances:
-        return Circumstances(self.peer, self.is_tls, self.now_ms)
 
     def admin_arn(self, account: str, kind: str, name: str) -> str:
         return f"arn:penstock:admin:{self.context.info.region}:{account}:{kind}/{name}"
@@ -277,3 +290,63 @@ def parse(context: Context, request: HttpRequest) -> Call:
         raise InvalidRequest("The query has the same parameter twice.")
     peer, is_tls, request_id = request.peer, request.is_tls, request.request_id
     return Call(context, segments, found, request.body, peer, is_tls, request_id=request_id)
+
+
+# ── Replies ──────────────────────────────────────────────────────────────────────────────────
+
+
+def picked(value: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
+def json_reply(status: int, value: Any) -> HttpReply:
+    return HttpReply(status, msgspec.json.encode(value) + b"\n", JSON, HEADERS)
+
+
+async def rows_reply(name: str, rows: Iterable[object], rest: Mapping[str, object]) -> HttpReply:
+    """Return the reply ``{name: [rows], **rest}``. Other tasks can run during the encoding."""
+    pieces = [b"{%b:[" % msgspec.json.encode(name)]
+
+    def encode() -> Generator[None, None, None]:
+        for number, row in enumerate(rows):
+            pieces.append(b"," * bool(number) + msgspec.json.encode(row))
+            yield None
+
+    await in_slices(encode())
+    pieces.append(b"]," + msgspec.json.encode(rest)[1:] + b"\n")
+    return large_reply(pieces, JSON, HEADERS)
+
+
+def large_reply(pieces: Sequence[bytes], content_type: str, headers: Headers = ()) -> HttpReply:
+    if sum(map(len, pieces)) <= TURN_BYTES_MAX:
+        return HttpReply(200, b"".join(pieces), content_type, headers)
+    return HttpReply(200, b"", content_type, headers, tuple(pieces))
+
+
+def error_reply(status: int, code: str, message: str, headers: Headers = ()) -> HttpReply:
+    reply = json_reply(status, {"error": {"code": code, "message": message}})
+    reply.headers += headers
+    return reply
+
+
+def fault_of(exc: errors.PenstockError) -> tuple[int, str]:
+    return next(FAULTS[kind] for kind in type(exc).__mro__ if kind in FAULTS)
+
+
+def fault_reply(exc: errors.PenstockError) -> HttpReply:
+    status, code = fault_of(exc)
+    headers: Headers = ()
+    if isinstance(exc, errors.Throttled):
+        headers = (("retry-after", str(-(-exc.retry_after_ms // 1_000))),)
+    return error_reply(status, code, str(exc), headers)
+
+
+def forbidden(request: HttpRequest, reason: str) -> HttpReply:
+    return finished(request, error_reply(403, "forbidden", reason))
+
+
+def finished(request: HttpRequest, reply: HttpReply) -> HttpReply:
+    if request.method == "HEAD":
+        reply.body, reply.pieces = b"", ()
+    reply.headers = (*BROWSER_HEADERS, *reply.headers)
+    return reply

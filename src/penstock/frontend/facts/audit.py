@@ -82,25 +82,19 @@ class Denials:
         self._shares = SharedLimit(DENIED_MAX, TENANT_FACTS_PERCENT, own_account=own_account)
         self.left_out_counts: Counter[str] = Counter()  # by tenant; "" for unknown callers
 
-    def is_recorded(
-        self,
-        kind: tuple[str, ...],
-        *,
-        now_ms: int,
-        has_room: bool = True,
-        tenant: str = "",
-        address: str = "",
-    ) -> bool:
+    def is_recorded(self, entry: wire.AuditEntry, *, has_room: bool = True) -> bool:
         """Return whether to record a denial. Call ``left_out`` first, which starts a new minute."""
-        self._minute = now_ms // MINUTE_MS
-        count, holder, shares = self._recorded.get(kind, 0), tenant or address, self._shares
+        self._minute = entry.at_ms // MINUTE_MS
+        kind = (entry.principal, entry.source_ip, entry.action, entry.error_code)
+        tenant, count, shares = entry.tenant, self._recorded.get(kind, 0), self._shares
+        holder = tenant or entry.source_ip
         is_full = shares.is_full() or shares.is_used_up(holder)
         if not has_room or count >= DENIED_PER_KIND_MAX or is_full:
             counts = self.left_out_counts
             counts[tenant if tenant in counts or len(counts) < LEFT_OUT_ROWS_MAX else ""] += 1
             return False
         self._recorded[kind] = count + 1
-        self._shares.add(holder)
+        shares.add(holder)
         return True
 
     def left_out(self, *, now_ms: int) -> Mapping[str, int]:
@@ -139,11 +133,7 @@ class AuditTrail:
 
     @property
     def _has_room(self) -> bool:
-        return self.waiting_count < QUEUE_MAX
-
-    @property
-    def waiting_count(self) -> int:
-        return len(self._queue)
+        return len(self._queue) < QUEUE_MAX
 
     async def admit(self) -> None:
         """Wait until an entry can be added. Raises Draining if the trail is stopping."""
@@ -165,14 +155,7 @@ class AuditTrail:
     def deny(self, entry: wire.AuditEntry) -> None:
         """Add the entry of a denied request, unless many similar ones were added in this minute."""
         self._add_left_out()
-        kind = (entry.principal, entry.source_ip, entry.action, entry.error_code)
-        if self._denials.is_recorded(
-            kind,
-            now_ms=entry.at_ms,
-            has_room=self._has_room,
-            tenant=entry.tenant,
-            address=entry.source_ip,
-        ):
+        if self._denials.is_recorded(entry, has_room=self._has_room):
             self.add(entry)
         else:
             self._wake.set()  # the task writes the count at the end of the minute

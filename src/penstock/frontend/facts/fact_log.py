@@ -44,12 +44,10 @@ INCARNATION_BYTES: Final = 8
 _SEQUENCES: Final = 2**31
 _RETENTION: Final = "retention.ms"
 # Errors of a partition that has lost committed batches or the state of the producer id.
-_LOST_TRACK: Final = frozenset(
-    (
-        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-        ErrorCode.INVALID_PRODUCER_EPOCH,
-        ErrorCode.UNKNOWN_PRODUCER_ID,
-    )
+_LOST_TRACK: Final = (
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.UNKNOWN_PRODUCER_ID,
 )
 
 
@@ -108,11 +106,9 @@ class FactLog:
             await self._take_producer_id()
             if not self._batch:
                 self._batch = self._encoded(records)
+            call = AppendBatches(topic, PARTITION, acks=ACKS_ALL, batches=(self._batch,))
             async with asyncio.timeout(ATTEMPT_SECONDS_MAX):
-                batches = (self._batch,)
-                await self.broker.call(
-                    AppendBatches(topic, PARTITION, acks=ACKS_ALL, batches=batches)
-                )
+                await self.broker.call(call)
         except TimeoutError:
             return self._note("the partition did not reply in time")
         except PenstockError as error:
@@ -156,7 +152,13 @@ class FactLog:
         topic = await self.find_or_make()
         ends = await self.broker.call(Ends(topic, PARTITION))
         if ends.leader_epoch:  # else there is one replica, and everything is committed
-            await self._settle_earlier(topic)
+            if not self._is_earlier_settled:
+                # Batches of earlier processes of this node are committed before this marker is,
+                # which readers skip.
+                await self._take_producer_id()
+                marker = Marker(self._producer_id, producer_epoch=0, is_commit=True)
+                await self.broker.call(AppendMarker(topic, PARTITION, marker))
+                self._is_earlier_settled = True
             ends = await self.broker.call(Ends(topic, PARTITION))
         if not ends.is_settled:
             raise Overloaded(f"{self.name}: the new leader is not ready for reads yet; retry.")
@@ -168,16 +170,6 @@ class FactLog:
                 return found
             end = start
         return None
-
-    async def _settle_earlier(self, topic: Topic) -> None:
-        """Wait until batches that earlier processes of this node appended are committed, by
-        appending a marker after them. Readers skip markers."""
-        if self._is_earlier_settled:
-            return
-        await self._take_producer_id()
-        marker = Marker(self._producer_id, producer_epoch=0, is_commit=True)
-        await self.broker.call(AppendMarker(topic, PARTITION, marker))
-        self._is_earlier_settled = True
 
     async def _newest_in(self, topic: Topic, start: int, end: int, key: bytes) -> RawRecord | None:
         newest: RawRecord | None = None
@@ -270,7 +262,7 @@ class FactWriter(ABC):
                     await self._is_stopping.wait()
             is_last = self._is_stopping.is_set()
             try:
-                await self._turn(is_last=is_last)
+                await self.flush()
             except Exception as error:  # a bug; counting and writing continue
                 log_.error("writing %s data failed", self.noun, exc_info=error)
 
@@ -282,7 +274,7 @@ class FactWriter(ABC):
         await self.log.settle()
 
     @abstractmethod
-    async def _turn(self, *, is_last: bool) -> None: ...
+    async def flush(self) -> None: ...
 
     @abstractmethod
     def _wait_s(self) -> float: ...

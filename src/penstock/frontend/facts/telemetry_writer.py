@@ -31,8 +31,6 @@ PARTITION_ROWS_MAX: Final = 10_000  # rows of all kinds fit into one batch of th
 QUEUE_ROWS_MAX: Final = 5_000
 LAG_ROWS_MAX: Final = 5_000
 READ_AT_ONCE: Final = 100  # partitions, queues or groups read before other tasks may run
-
-
 _SUMMED: Final = ("requests", "messages", "bytes_in", "bytes_out")
 
 
@@ -129,9 +127,6 @@ class TelemetryWriter(FactWriter):
         fields = {"from_ms": from_ms, "written_at_ms": now_ms, "left_out": self._left_out}
         await self._append(wire, wire.TelemetryFacts, columns=columns, **fields)
 
-    async def _turn(self, *, is_last: bool) -> None:  # noqa: ARG002
-        await self.flush()
-
     def _wait_s(self) -> float:
         return (self.flush_ms - self.clock.wall_ms() % self.flush_ms) / 1_000
 
@@ -169,17 +164,10 @@ class TelemetryWriter(FactWriter):
             size_bytes = await self.broker.call(LogBytes(topic, partition))
             seen = self._seen[key] = ends.high_watermark, size_bytes
             appended, appended_bytes = _appended(before.get(key), seen)
-            to.add(
-                wire.PARTITION,
-                **_named(topic),
-                partition=partition,
-                op=wire.APPEND,
-                messages=appended,
-                bytes_in=appended_bytes,
-                log_start=ends.start_offset,
-                log_end=ends.high_watermark,
-                size_bytes=size_bytes,
-            )
+            grown = {"messages": appended, "bytes_in": appended_bytes, "size_bytes": size_bytes}
+            range_ = {"log_start": ends.start_offset, "log_end": ends.high_watermark}
+            place = {**_named(topic), "op": wire.APPEND}
+            to.add(wire.PARTITION, **place, partition=partition, **grown, **range_)
 
     async def _add_queue(self, to: wire.TelemetryColumns, topic: Topic) -> bool:
         """Add the row of a queue. Returns False if its numbers cannot be read now."""
@@ -191,16 +179,11 @@ class TelemetryWriter(FactWriter):
         except PenstockError:  # deleted since, for example
             self._are_others_silent |= not is_here
             return False
-        oldest_ms = stats.oldest_sent_at_ms
-        now_ms = self.clock.wall_ms()
-        to.add(
-            wire.QUEUE,
-            **_named(topic),
-            depth=stats.visible + stats.delayed,
-            in_flight=stats.in_flight,
-            oldest_age_ms=0 if oldest_ms is None else max(0, now_ms - oldest_ms),
-            size_bytes=stats.log_bytes,
-        )
+        oldest_ms, now_ms = stats.oldest_sent_at_ms, self.clock.wall_ms()
+        age_ms = 0 if oldest_ms is None else max(0, now_ms - oldest_ms)
+        counts = {"depth": stats.visible + stats.delayed, "in_flight": stats.in_flight}
+        counts |= {"oldest_age_ms": age_ms, "size_bytes": stats.log_bytes}
+        to.add(wire.QUEUE, **_named(topic), **counts)
         return True
 
     async def _add_lags(self, to: wire.TelemetryColumns) -> None:
@@ -213,12 +196,9 @@ class TelemetryWriter(FactWriter):
             if is_bookkeeping_group(group):
                 continue
             await self._pause()
-            reply = await self.groups.call(
-                FetchOffsets(
-                    listing.group_id, None, requires_stable=False, member_id=None, member_epoch=-1
-                )
-            )
-            for each in reply.partitions:
+            key = listing.group_id
+            fetch = FetchOffsets(key, None, requires_stable=False, member_id=None, member_epoch=-1)
+            for each in (await self.groups.call(fetch)).partitions:
                 topic = self.catalog.find_id(each.topic_id)
                 if topic is None or _is_own(topic) or each.code or each.offset < 0:
                     continue
@@ -229,15 +209,10 @@ class TelemetryWriter(FactWriter):
                     self._left_out += 1
                     continue
                 rows += 1
-                to.add(
-                    wire.LAG,
-                    **_named(topic) | {"account": account},
-                    partition=each.partition,
-                    group=group,
-                    committed=each.offset,
-                    log_end=log_end,
-                    depth=max(0, log_end - each.offset),
-                )
+                place = _named(topic) | {"account": account, "group": group}
+                counts = {"committed": each.offset, "log_end": log_end}
+                counts |= {"depth": max(0, log_end - each.offset), "partition": each.partition}
+                to.add(wire.LAG, **place, **counts)
 
     async def _log_end(self, topic: Topic, partition: int) -> int | None:
         seen = self._seen.get((topic.topic_id, partition))

@@ -21,7 +21,6 @@ from penstock.model.limits import KIB, MIB, MINUTE_MS, TENANT_FACTS_PERCENT
 from penstock.model.names import is_internal
 from penstock.model.ports import Catalog
 from penstock.model.quotas import SharedLimit
-from penstock.model.topic import Topic
 from penstock.wire.facts import usage as wire
 from penstock.wire.facts.telemetry import BOUNDS_SECONDS
 
@@ -230,11 +229,12 @@ class UsageWriter(FactWriter):
         await self.log.settle()
         now_ms = self.clock.wall_ms()
         minute_ms, columns = self.table.take(now_ms=now_ms)
-        is_over = self.table.minute_ms != minute_ms
-        if not len(columns) and not is_over:
-            return
-        fields = {"minute_ms": minute_ms, "written_at_ms": now_ms, "columns": columns}
-        await self._append(wire, wire.UsageFacts, **fields)
+        if len(columns) or self.table.minute_ms != minute_ms:
+            fields = {"minute_ms": minute_ms, "written_at_ms": now_ms, "columns": columns}
+            await self._append(wire, wire.UsageFacts, **fields)
+        if self.table.minute_ms != self._sampled_ms and not self._is_stopping.is_set():
+            self._sampled_ms = self.table.minute_ms
+            await self.sample()
 
     async def sample(self) -> None:
         if self.stored_in is None:
@@ -245,23 +245,13 @@ class UsageWriter(FactWriter):
                 await asyncio.sleep(0)
             if topic.is_share or (is_internal(topic.name) and not topic.is_queue):
                 continue
-            size_bytes = await self._size_bytes(broker, topic)
+            size_bytes = 0
+            for partition in range(topic.partition_count):
+                if self.leads(topic, partition):
+                    with suppress(PenstockError):  # deleted, or led by another node, since
+                        size_bytes += await broker.call(LogBytes(topic, partition))
             if size_bytes:
                 self.table.store(topic.account, topic.region, topic.name, size_bytes)
-
-    async def _size_bytes(self, broker: BrokerPort, topic: Topic) -> int:
-        size_bytes = 0
-        for partition in range(topic.partition_count):
-            if self.leads(topic, partition):
-                with suppress(PenstockError):  # deleted, or led by another node, since
-                    size_bytes += await broker.call(LogBytes(topic, partition))
-        return size_bytes
-
-    async def _turn(self, *, is_last: bool) -> None:
-        await self.flush()
-        if not is_last and self.table.minute_ms != self._sampled_ms:
-            self._sampled_ms = self.table.minute_ms
-            await self.sample()
 
     def _wait_s(self) -> float:
         left_ms = MINUTE_MS - self.clock.wall_ms() % MINUTE_MS

@@ -34,6 +34,7 @@ WAIT_RETRY_MS: Final = 1_000
 CONNECTION_RETRY_MS: Final = 5_000
 
 T = TypeVar("T")
+Counts = Counter[tuple[str, model.Quota]]  # by account
 
 
 @dataclass(slots=True)
@@ -60,15 +61,11 @@ class TenantQuotas:
         self._sizes: dict[str, int] = {}  # bytes by topic, of accounts with a quota
         self._stored: dict[str, int] = {}  # bytes by account
         self._sums: dict[str, _StoredSum] = {}  # by account
-        self._counts: Counter[tuple[str, model.Quota]] = (
-            Counter()
-        )  # topics and partitions in the catalog
-        self._reserved: Counter[tuple[str, model.Quota]] = Counter()  # being created now
+        self._counts: Counts = Counter()  # topics and partitions in the catalog
+        self._reserved: Counts = Counter()  # being created now
         self._waits: Counter[str] = Counter()
         self._connections: Counter[str] = Counter()
-        self._accounts_on: dict[
-            Peer, set[str]
-        ] = {}  # the accounts for which each connection is counted
+        self._accounts_on: dict[Peer, set[str]] = {}  # for which each connection is counted
         self._frontend_count = 1
         self._task: asyncio.Task[None] | None = None
         for topic in self.catalog.all_topics():
@@ -220,12 +217,10 @@ class TenantQuotas:
         count = self._waits[account]
         if count >= most:
             self.rejected[account, model.WAITS.name] += 1
-            raise Throttled(
-                f"Quota exceeded: {count:,} of {most:,} allowed long polls of this tenant are"
-                " waiting at this frontend. Retry later, or have an operator raise the quota"
-                " (penstock quota set --waits-max).",
-                retry_after_ms=WAIT_RETRY_MS,
-            )
+            text = f"Quota exceeded: {count:,} of {most:,} allowed long polls of this tenant are"
+            text += " waiting at this frontend. Retry later, or have an operator raise the quota"
+            text += " (penstock quota set --waits-max)."
+            raise Throttled(text, retry_after_ms=WAIT_RETRY_MS)
         self._waits[account] = count + 1
         return True
 
@@ -244,12 +239,9 @@ class TenantQuotas:
         if count >= most:
             self.rejected[tenant.account, model.CONNECTIONS.name] += 1
             connection.close_after_reply()
-            raise Throttled(
-                f"Quota exceeded: this tenant has {count:,} of {most:,} connections to this"
-                " frontend. Close some, or have an operator raise the quota (penstock quota set"
-                " --connections-max).",
-                retry_after_ms=CONNECTION_RETRY_MS,
-            )
+            text = f"Quota exceeded: this tenant has {count:,} of {most:,} connections to this"
+            text += " frontend. Close some, or have an operator raise the quota (penstock quota set"
+            raise Throttled(f"{text} --connections-max).", retry_after_ms=CONNECTION_RETRY_MS)
         if not accounts:
             self._accounts_on[connection] = accounts
             connection.when_lost(lambda: self._release(connection))

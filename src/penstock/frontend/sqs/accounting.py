@@ -6,51 +6,43 @@ even if another tenant sent it. A rejected request counts for the caller, and un
 queue only if the queue exists, so that invented names create no rows. Changes of queues and denied
 requests are audited, without messages, receipts and secrets."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from penstock.frontend.facts.audit import make_entry
 from penstock.frontend.facts.usage import Counts, Meter, Refusal, UsageTable
-from penstock.frontend.limits.quotas import TenantQuotas
-from penstock.frontend.limits.throttler import Throttler
 from penstock.frontend.sqs.actions.move_tasks import decode_handle
-from penstock.frontend.sqs.context import Call, Context
+from penstock.frontend.sqs.context import Call
 from penstock.model.errors import Throttled
 from penstock.model.identity import Tenant
 from penstock.model.names import queue_arn
-from penstock.telemetry import families
-from penstock.telemetry.families import Family, Sample
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.shapes import QueueRequest
 from penstock.wire.facts.audit import AuditEntry
 
-Samples = Iterator[tuple[Family, Sample]]
 NONE: Final = ""  # no tenant, region, resource or operation
 # Error codes for callers that are unknown or have no permission.
-DENIALS: Final = frozenset(
-    (
-        "AccessDenied",
-        "IncompleteSignature",
-        "InvalidClientTokenId",
-        "InvalidSecurity",
-        "MissingAuthenticationToken",
-        "RequestExpired",
-        "SignatureDoesNotMatch",
-    )
+DENIALS: Final = (
+    "AccessDenied",
+    "IncompleteSignature",
+    "InvalidClientTokenId",
+    "InvalidSecurity",
+    "MissingAuthenticationToken",
+    "RequestExpired",
+    "SignatureDoesNotMatch",
 )
-THROTTLES: Final = frozenset(("RequestThrottled", "ThrottlingException"))
+THROTTLES: Final = ("RequestThrottled", "ThrottlingException")
 
 
-def throttle(context: Context, call: Call) -> None:
+def throttle(call: Call) -> None:
     grant = call.grant
-    tenant = context.identities.tenant(call.caller.account) if grant is None else grant.tenant
+    tenant = call.context.identities.tenant(call.caller.account) if grant is None else grant.tenant
     if tenant is None:
         return
-    connection, quotas = call.http.connection, context.quotas
+    connection, quotas = call.http.connection, call.context.quotas
     if connection is not None and connection.counted_for is not tenant and quotas is not None:
         quotas.claim(connection, tenant)
-    throttler, clock = context.throttler, context.clock
+    throttler, clock = call.context.throttler, call.context.clock
     if grant is None:
         if throttler.is_unlimited(tenant):
             return
@@ -79,17 +71,6 @@ def _arn(call: Call, tenant: Tenant) -> str | None:
     if queue is None:
         return None
     return queue_arn(queue.account or call.account, call.region, queue.name)
-
-
-def samples_of(throttler: Throttler, quotas: TenantQuotas | None, own_account: str) -> Samples:
-    counts: Counter[tuple[str, str]] = Counter()
-    rejected = dict(throttler.rejected)
-    if quotas is not None:
-        rejected.update(quotas.all_rejected())
-    for (account, limit), count in rejected.items():
-        counts["own" if account == own_account else "other", limit] += count
-    for labels, count in sorted(counts.items()):
-        yield families.FRONTEND_THROTTLED, (labels, count)
 
 
 class Metering:
@@ -156,10 +137,10 @@ class Metering:
             table.remember((url, action.name, call.account, region), counts)
         return counts
 
-    def rejected(self, context: Context, call: Call, code: str) -> None:
+    def rejected(self, call: Call, code: str) -> None:
         self.clear()  # the client got no message
         if self._table is not None:
-            resource, operation = _existing(context, call), call.action.permission
+            resource, operation = _existing(call), call.action.permission
             key = (call.account, call.region, resource, operation)
             self._table.reject(key, refusal_of(code))
 
@@ -170,12 +151,12 @@ def refusal_of(code: str) -> Refusal:
     return Refusal.DENIED if code in DENIALS else Refusal.FAILED
 
 
-def _existing(context: Context, call: Call) -> str:
+def _existing(call: Call) -> str:
     queue = call.queue() if call.account else None
     if queue is None or (queue.account or call.account) != call.account:
         return NONE
     try:
-        topic = context.catalog.find(call.account, call.region, queue.name)
+        topic = call.context.catalog.find(call.account, call.region, queue.name)
     except Throttled:  # the catalog of another node may not reply now
         return NONE
     return NONE if topic is None else queue.name
@@ -211,7 +192,7 @@ _PARAMS: Final[Mapping[str, Callable[[Any], Mapping[str, object]]]] = {
 AUDITED: Final = frozenset(_PARAMS)
 
 
-def entry_of(context: Context, call: Call, code: str, *, is_denial: bool = False) -> AuditEntry:
+def entry_of(call: Call, code: str, *, is_denial: bool = False) -> AuditEntry:
     http, action, scope = call.http, call.action, call.scope
     params: Mapping[str, object] = {}
     if not is_denial:
@@ -220,7 +201,7 @@ def entry_of(context: Context, call: Call, code: str, *, is_denial: bool = False
         params = {"access_key": scope.access_key}
     return make_entry(
         action.permission,
-        at_ms=context.clock.wall_ms(),
+        at_ms=call.context.clock.wall_ms(),
         caller=call.caller,
         source_ip=http.peer,
         resource=_resource(call),

@@ -13,7 +13,7 @@ import msgspec
 from penstock.access.evaluation import Decision, Kind
 from penstock.frontend.sqs.actions import GET_CALLER_IDENTITY
 from penstock.frontend.sqs.actions.move_tasks import decode_handle, not_found
-from penstock.frontend.sqs.context import Call, Context, GrantKey
+from penstock.frontend.sqs.context import Call, GrantKey
 from penstock.frontend.sqs.rules import queue_policies
 from penstock.model.errors import TopicNotFound
 from penstock.model.identity import Circumstances
@@ -41,7 +41,7 @@ class Target(msgspec.Struct, frozen=True, gc=False):
 Needs = Iterator[tuple[str, Target]]  # the needed permissions, each with its queue
 
 
-def authorize(context: Context, call: Call) -> None:
+def authorize(call: Call) -> None:
     if call.caller.is_trusted:
         return
     action = call.action
@@ -50,108 +50,108 @@ def authorize(context: Context, call: Call) -> None:
     call.permission = action.permission
     rule = _RULES.get(action.name)
     if rule is None:
-        _on_queue(context, call, call.request)
+        _on_queue(call, call.request)
     else:
-        for permission, target in rule(context, call, call.request):
-            _require(context, call, permission, target)
+        for permission, target in rule(call, call.request):
+            _require(call, permission, target)
 
 
-def _on_queue(context: Context, call: Call, request: Any) -> None:
+def _on_queue(call: Call, request: Any) -> None:
     url = request.queue_url
     if not url:
         raise missing("QueueUrl")
     caller = call.caller
     account, region = caller.account, call.region
     key = (account, caller.user, call.permission, url, region)
-    grant, find = context.grants.find(key), context.everything.find
+    grant, find = call.context.grants.find(key), call.context.everything.find
     # Grants are only for queues of the caller's own account.
     if grant is None or find(account, region, grant.topic.name) is not grant.topic:
-        _check_queue(context, call, key)
+        _check_queue(call, key)
         return
     call.arn = grant.arn
     call.topic = grant.topic
     call.grant = grant
 
 
-def _check_queue(context: Context, call: Call, key: GrantKey) -> None:
+def _check_queue(call: Call, key: GrantKey) -> None:
     address = queue_urls.parse(key[3])
     caller, permission = call.caller, call.permission
     account = address.account or caller.account
-    topic = context.catalog.find(account, call.region, address.name)
+    topic = call.context.catalog.find(account, call.region, address.name)
     arn = queue_arn(account, call.region, address.name) if topic is None else topic.arn
     call.arn = arn
-    _require(context, call, permission, Target(account, arn, topic, TopicNotFound()))
+    _require(call, permission, Target(account, arn, topic, TopicNotFound()))
     # No grant for a share: a grant ends when its topic changes, not when the share's source does.
     if (
         account == caller.account
         and topic is not None
         and topic.source_id is None
-        and context.decisions.is_cached(
+        and call.context.decisions.is_cached(
             caller, permission, arn=arn, owner=account, policy=topic.settings.policy
         )
     ):
-        call.grant = context.grants.add(key, topic)
+        call.grant = call.context.grants.add(key, topic)
 
 
 # ── Rules of actions that need more than one permission on one queue ─────────────────────────
 
 
-def _set_attributes(context: Context, call: Call, request: aws.SetQueueAttributesRequest) -> Needs:
-    _on_queue(context, call, request)
-    yield from _dead_letters(context, request.attributes)
+def _set_attributes(call: Call, request: aws.SetQueueAttributesRequest) -> Needs:
+    _on_queue(call, request)
+    yield from _dead_letters(call, request.attributes)
 
 
-def _create_queue(context: Context, call: Call, request: aws.CreateQueueRequest) -> Needs:
+def _create_queue(call: Call, request: aws.CreateQueueRequest) -> Needs:
     name = request.queue_name
     if name is None or not (is_queue_name(name) or is_share_name(name)):
         return  # the action rejects the name
-    target = _named(context, call, call.account, name)
+    target = _named(call, call.account, name)
     yield call.permission, target
     if request.tags:
         yield "sqs:TagQueue", target
     share = split_share(name)
     if share is not None:
         # A share may be created by those who may read its source.
-        source = context.everything.find(call.account, call.region, share[0])
+        source = call.context.everything.find(call.account, call.region, share[0])
         arn = queue_arn(call.account, call.region, share[0])
         yield RECEIVE, Target(call.account, arn, source, TopicNotFound())
-    yield from _dead_letters(context, request.attributes)
+    yield from _dead_letters(call, request.attributes)
 
 
-def _get_queue_url(context: Context, call: Call, request: aws.GetQueueUrlRequest) -> Needs:
+def _get_queue_url(call: Call, request: aws.GetQueueUrlRequest) -> Needs:
     name = request.queue_name
     if not name:
         raise missing("QueueName")
     account = request.queue_owner_aws_account_id or call.account
     if not (is_account(account) and (is_queue_name(name) or is_share_name(name))):
         raise TopicNotFound(name)
-    yield call.permission, _named(context, call, account, name)
+    yield call.permission, _named(call, account, name)
 
 
-def _list_queues(context: Context, call: Call, _request: object) -> Needs:
-    target = _named(context, call, call.account, "")
+def _list_queues(call: Call, _request: object) -> Needs:
+    target = _named(call, call.account, "")
     call.arn = ""  # all queues of the account
     yield call.permission, target
 
 
-def _start_move(context: Context, call: Call, request: aws.StartMessageMoveTaskRequest) -> Needs:
-    source = _move_source(context, call, request)
+def _start_move(call: Call, request: aws.StartMessageMoveTaskRequest) -> Needs:
+    source = _move_source(call, request)
     for permission in (call.permission, *_MOVING):
         yield permission, source
     if request.destination_arn:
-        yield SEND, _by_arn(context, request.destination_arn, not_found("DestinationArn"))
+        yield SEND, _by_arn(call, request.destination_arn, not_found("DestinationArn"))
     elif source.topic is not None:
-        origins = queue_policies.sources_of(context.catalog, source.topic)
+        origins = queue_policies.sources_of(call.context.catalog, source.topic)
         for origin in origins:
             yield SEND, Target(origin.account, origin.arn, origin, TopicNotFound())
         call.origin_arns = tuple(origin.arn for origin in origins)
 
 
-def _move_task(context: Context, call: Call, request: Any) -> Needs:
-    yield call.permission, _move_source(context, call, request)
+def _move_task(call: Call, request: Any) -> Needs:
+    yield call.permission, _move_source(call, request)
 
 
-def _move_source(context: Context, call: Call, request: Any) -> Target:
+def _move_source(call: Call, request: Any) -> Target:
     if hasattr(request, "task_handle"):
         if not request.task_handle:
             raise missing("TaskHandle")
@@ -160,12 +160,12 @@ def _move_source(context: Context, call: Call, request: Any) -> Target:
         arn = request.source_arn
         if not arn:
             raise missing("SourceArn")
-    source = _by_arn(context, arn, not_found("SourceArn"))
+    source = _by_arn(call, arn, not_found("SourceArn"))
     call.arn = source.arn
     return source
 
 
-def _dead_letters(context: Context, attributes: Mapping[str, str] | None) -> Needs:
+def _dead_letters(call: Call, attributes: Mapping[str, str] | None) -> Needs:
     try:
         redrive = queue_policies.parse_redrive((attributes or {}).get("RedrivePolicy") or "")
     except Fault:
@@ -173,10 +173,10 @@ def _dead_letters(context: Context, attributes: Mapping[str, str] | None) -> Nee
     if redrive is not None:
         shown = queue_policies.redrive_text(redrive)
         absent = invalid_value(shown, "RedrivePolicy", "Dead letter target does not exist.")
-        yield SEND, _by_arn(context, redrive.target_arn, absent)
+        yield SEND, _by_arn(call, redrive.target_arn, absent)
 
 
-_RULES: Final[Mapping[str, Callable[[Context, Call, Any], Needs]]] = {
+_RULES: Final[Mapping[str, Callable[[Call, Any], Needs]]] = {
     "CancelMessageMoveTask": _move_task,
     "CreateQueue": _create_queue,
     "GetQueueUrl": _get_queue_url,
@@ -187,53 +187,42 @@ _RULES: Final[Mapping[str, Callable[[Context, Call, Any], Needs]]] = {
 }
 
 
-def _named(context: Context, call: Call, account: str, name: str) -> Target:
-    topic = context.catalog.find(account, call.region, name)
+def _named(call: Call, account: str, name: str) -> Target:
+    topic = call.context.catalog.find(account, call.region, name)
     call.arn = queue_arn(account, call.region, name)
     return Target(account, call.arn, topic, TopicNotFound(name))
 
 
-def _by_arn(context: Context, arn: str, absent: Exception) -> Target:
+def _by_arn(call: Call, arn: str, absent: Exception) -> Target:
     address = queue_urls.parse_arn(arn)
     if address is None or address.account is None:
         raise absent
-    return Target(address.account, arn, context.catalog.find_arn(arn), absent)
+    return Target(address.account, arn, call.context.catalog.find_arn(arn), absent)
 
 
-def _require(context: Context, call: Call, permission: str, target: Target) -> None:
-    caller, decisions, arn = call.caller, context.decisions, target.arn
+def _require(call: Call, permission: str, target: Target) -> None:
+    caller, decisions, arn, http = call.caller, call.context.decisions, target.arn, call.http
 
-    def circumstances() -> Circumstances:
-        http = call.http
-        return Circumstances(http.peer, http.is_tls, context.clock.wall_ms())
+    def found() -> Circumstances:
+        return Circumstances(http.peer, http.is_tls, call.context.clock.wall_ms())
 
-    def decide() -> Decision:
+    def decide(owner: str, topic: Topic | None) -> Decision:
+        everything = call.context.everything
         return decisions.decide_on_queue(
-            context.everything,
-            caller,
-            permission,
-            arn=arn,
-            owner=target.account,
-            topic=target.topic,
-            circumstances=circumstances,
+            everything, caller, permission, arn=arn, owner=owner, topic=topic, circumstances=found
         )
 
-    if target.account == caller.account:
-        decision = decide()
-        if not decision.is_allowed:
-            raise _denied(call, permission, arn, decision)
-        return
-    # First the caller's own policies, without that of the queue, which may not exist.
-    decision = decisions.decide(
-        caller, permission, arn=arn, owner=caller.account, policy=None, circumstances=circumstances
-    )
+    is_own = target.account == caller.account
+    # The policy of another account's queue comes after the caller's own: the queue may not exist.
+    decision = decide(caller.account, target.topic if is_own else None)
     if not decision.is_allowed:
         raise _denied(call, permission, arn, decision)
     policy = None if target.topic is None else target.topic.settings.policy
-    if policy is not None and permission not in _OWNER_ONLY and decide().is_allowed:
+    is_shareable = policy is not None and permission not in _OWNER_ONLY
+    if is_own or (is_shareable and decide(target.account, target.topic).is_allowed):
         return
     if not decisions.grants_anything(
-        caller, arn=arn, owner=target.account, policy=policy, circumstances=circumstances
+        caller, arn=arn, owner=target.account, policy=policy, circumstances=found
     ):
         raise target.absent
     raise _denied(call, permission, arn, Decision(False, source=Kind.RESOURCE))

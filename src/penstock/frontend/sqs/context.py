@@ -2,28 +2,36 @@
 frontend. ``Call`` is one request on its way through the stages, each of which adds its results.
 State in this module is small and may be lost."""
 
-from collections.abc import Callable, Coroutine
+import asyncio
+import re
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from penstock.access.decisions import Decisions
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.facts.usage import Counts, Meter
+from penstock.frontend.limited_calls import queues_of
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.frontend.limits.throttler import LeakyBucket, RequestLimits, Throttler
 from penstock.frontend.sqs.protocols import Codec
-from penstock.model.calls import BrokerPort
-from penstock.model.errors import PurgeInProgress
+from penstock.model.calls import BrokerCall, BrokerPort
+from penstock.model.errors import PenstockError, PurgeInProgress, TopicNotFound
 from penstock.model.identity import AccessKey, Caller, KeyStatus, Tenant
-from penstock.model.limits import MINUTE_MS, PURGE_INTERVAL_MS, QUEUE_PARTITIONS_MAX
-from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT, is_account
+from penstock.model.limits import (
+    BATCH_ENTRIES_MAX,
+    MINUTE_MS,
+    PURGE_INTERVAL_MS,
+    QUEUE_PARTITIONS_MAX,
+)
+from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT, SHARE_MARK, is_account
 from penstock.model.ports import Catalog, Clock, Identities
 from penstock.model.topic import Topic
 from penstock.net.http.exchange import HttpRequest
 from penstock.wire.aws import queue_urls, sigv4
-from penstock.wire.aws.faults import Fault, fault
+from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
 from penstock.wire.aws.queue_urls import QueueAddress
-from penstock.wire.aws.shapes import QueueRequest, Request
+from penstock.wire.aws.shapes import BatchResultErrorEntry, QueueRequest, Request
 from penstock.wire.aws.sigv4 import CredentialScope, SigningKey
 
 PURGES_MAX: Final = 10_000  # queues to remember; for a forgotten one the broker still checks
@@ -141,15 +149,10 @@ class Signers:
         is_known = user is not None and tenant is not None and key.status is KeyStatus.ACTIVE
         is_suspended = tenant is not None and tenant.is_suspended
         is_operator = user is not None and user.is_operator
-        return Signer(
-            Caller(key.account, key.user, key.key_id, is_operator=is_operator),
-            key,
-            sigv4.signing_key(identities.secret(key), scope),
-            f"{key.account}:{key.user}",
-            is_known,
-            is_suspended,
-            is_known and not is_suspended,
-        )
+        caller = Caller(key.account, key.user, key.key_id, is_operator=is_operator)
+        signing_key = sigv4.signing_key(identities.secret(key), scope)
+        sender, is_usable = f"{key.account}:{key.user}", is_known and not is_suspended
+        return Signer(caller, key, signing_key, sender, is_known, is_suspended, is_usable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,49 +219,44 @@ class PurgeGuard:
         self._purged_at_ms.clear()
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, kw_only=True)
 class Context:
     broker: BrokerPort  # the brokers of all nodes
-    catalog: Catalog  # queues only
+    everything: Catalog  # all topics
     clock: Clock
     config: FrontendConfig
     meter: Meter
     entropy: Callable[[int], bytes]
-    everything: Catalog  # all topics
     identities: Identities
     sealing: Sealing | None = None  # None: no key ring, so no encryption
-    throttler: Throttler = field(default_factory=Throttler)
+    throttler: Throttler = field(default_factory=Throttler)  # shared with the other protocols
     quotas: TenantQuotas | None = None
-    rotation: Rotation = field(default_factory=Rotation)
-    scopes: dict[str, CredentialScope] = field(default_factory=dict)  # bounded by incoming.py
-    trusted: dict[str, Caller] = field(default_factory=dict)  # bounded by incoming.py
-    purges: PurgeGuard = field(default_factory=PurgeGuard)
     reset_at_ms: int = 0  # names of queues deleted before are not reserved
-    signers: Signers = field(init=False)
-    decisions: Decisions = field(init=False)
-    grants: Grants = field(init=False)
 
     def __post_init__(self) -> None:
+        self.catalog: Catalog = queues_of(self.everything)
+        self.rotation = Rotation()
+        self.purges = PurgeGuard()
+        self.scopes: dict[str, CredentialScope] = {}  # bounded by incoming.py
+        self.trusted: dict[str, Caller] = {}  # bounded by incoming.py
         self.signers = Signers(self.identities)
         self.decisions = Decisions(self.identities, postpones=True)
         self.grants = Grants(self.identities)
 
 
+@dataclass(slots=True, eq=False)
 class Action:
-    __slots__ = ("name", "permission", "run")
-
-    def __init__(self, name: str, run: "Run", *, service: str = "sqs") -> None:
-        self.name = name
-        self.run = run
-        # The name in policies, limits and usage, which is the same for a batch.
-        self.permission = f"{service}:{name.removesuffix('Batch')}" if service else ""
+    name: str
+    run: "Run"
+    permission: str  # the name in policies, limits and usage, which is the same for a batch
 
 
-UNKNOWN_ACTION: Final = Action("unknown", cast(Any, None), service="")  # never run
+UNKNOWN_ACTION: Final = Action("unknown", cast(Any, None), "")  # never run
 
 
 @dataclass(slots=True, eq=False)
 class Call:
+    context: Context
     http: HttpRequest
     codec: Codec  # encodes the reply; known before anything can fail
     # set by identify: the unverified signature
@@ -300,4 +298,117 @@ class Call:
         return queue_urls.parse_arn(name) or QueueAddress(account, None, name)
 
 
-Run = Callable[[Context, Call, Any], Coroutine[Any, Any, Any]]
+Run = Callable[[Call, Any], Coroutine[Any, Any, Any]]
+
+
+# ── Queue URLs, sequence numbers and batch entries ───────────────────────────────────────────
+# Only the path of a queue URL is used, because proxies and containers give this node unknown host
+# names. The region comes from the signature, else from the URL, else from the settings. A sequence
+# number has 17 digits for the offset and 3 for the partition, so those of a message group increase.
+
+T = TypeVar("T")
+R = TypeVar("R")
+Parts = Mapping[int, Sequence[tuple[int, T]]]  # partition → (index of the entry, its value)
+_ID: Final = re.compile(r"[!-~]{1,128}\Z")  # letters, digits and ASCII punctuation, no space
+_ENTRY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
+
+
+def topic_of(call: Call, queue_url: str | None) -> Topic:
+    if not queue_url:
+        raise missing("QueueUrl")
+    address = queue_urls.parse(queue_url)
+    region = call.region if call.scope is not None else address.region or call.region
+    topic = call.context.catalog.find(address.account or call.account, region, address.name)
+    if topic is None:
+        raise TopicNotFound(address.name)
+    return topic
+
+
+def read_only(topic: Topic) -> Fault:
+    source, _, _ = topic.name.partition(SHARE_MARK)
+    text = f"{topic.name} is a read-only share; send to {source} instead."
+    return fault("UnsupportedOperation", text)
+
+
+def url_of(call: Call, topic: Topic) -> str:
+    """Return the URL of a queue, with the host name that the client used for this request."""
+    base_url = call.context.config.external_url
+    if base_url is None:
+        scheme = "https" if call.http.is_tls else "http"
+        base_url = f"{scheme}://{call.http.headers.get('host', 'localhost')}"
+    return queue_urls.build(base_url, account=topic.account, name=topic.name)
+
+
+def invalid(message: str) -> Fault:
+    return fault("InvalidParameterValue", message)
+
+
+def sequence_number(partition: int, offset: int) -> str:
+    assert partition < 1_000, "three digits hold the partition"
+    return f"{offset:017d}{partition:03d}"
+
+
+def check_id(text: str, parameter: str) -> str:
+    if _ID.match(text) is None:
+        reason = f"{parameter} can only include alphanumeric and punctuation characters."
+        raise invalid_value(text, parameter, f"{reason} 1 to 128 in length.")
+    return text
+
+
+class Entry(Protocol):
+    id: str | None
+
+
+def check_entries(entries: Sequence[Entry], *, entry_name: str) -> None:
+    if not entries:
+        text = f"There should be at least one {entry_name} in the request."
+        raise fault("EmptyBatchRequest", text)
+    if len(entries) > BATCH_ENTRIES_MAX:
+        text = f"Maximum number of entries per request are {BATCH_ENTRIES_MAX}."
+        raise fault("TooManyEntriesInBatchRequest", f"{text} You have sent {len(entries)}.")
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.id is None:
+            raise missing(f"{entry_name}.Id")
+        if _ENTRY_ID.match(entry.id) is None:
+            raise fault("InvalidBatchEntryId")
+        if entry.id in seen:
+            raise fault("BatchEntryIdsNotDistinct", f"Id {entry.id} repeated.")
+        seen.add(entry.id)
+
+
+def failed(entry: Entry, error: Fault) -> BatchResultErrorEntry:
+    return BatchResultErrorEntry(
+        id=entry.id or "", sender_fault=error.is_sender, code=error.code, message=error.message
+    )
+
+
+async def call_partitions(
+    broker: BrokerPort,
+    parts: Parts[T],
+    call_of: Callable[[int, Sequence[T]], BrokerCall[Sequence[R]]],
+) -> dict[int, R | PenstockError]:
+    """Call all partitions concurrently, and return the results by index of the batch entry. If a
+    partition fails, its error is the result of its entries; if all fail, one error is raised."""
+    results: dict[int, R | PenstockError] = {}
+    failures: list[PenstockError] = []
+
+    async def one(partition: int, entries: Sequence[tuple[int, T]]) -> None:
+        try:
+            found = await broker.call(call_of(partition, [value for _, value in entries]))
+        except PenstockError as error:
+            failures.append(error)
+            results.update((index, error) for index, _ in entries)
+            return
+        results.update((index, each) for (index, _), each in zip(entries, found, strict=True))
+
+    if len(parts) == 1:
+        [(partition, entries)] = parts.items()
+        await one(partition, entries)
+    else:
+        async with asyncio.TaskGroup() as tasks:
+            for partition, entries in parts.items():
+                tasks.create_task(one(partition, entries), name=f"batch in partition {partition}")
+    if failures and len(failures) == len(parts):
+        raise failures[0]
+    return results

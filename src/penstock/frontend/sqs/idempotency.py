@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.frontend.sqs.context import Call, Context
+from penstock.frontend.sqs.context import Call
 from penstock.model.identity import Caller
 from penstock.net.http.exchange import HttpRequest
 from penstock.record.crc32c import crc32c
@@ -115,10 +115,7 @@ class Replies:
         self._filled_messages = 0
         self.repeated_count = 0
 
-    def __len__(self) -> int:
-        return sum(len(page.replies) for page in (self._page, *self._filled))
-
-    async def once(self, context: Context, call: Call, token: Token, now_s: float) -> Any:
+    async def once(self, call: Call, token: Token, now_s: float) -> Any:
         """Run the action and store its reply, or return the reply of an earlier attempt."""
         action = call.action
         key, is_first = token
@@ -130,7 +127,7 @@ class Replies:
             call.topic = None  # it may have changed during the wait
         self._under_way.setdefault(key, None)  # present if two attempts claim to be the first
         try:
-            reply = await action.run(context, call, call.request)
+            reply = await action.run(call, call.request)
         except BaseException:
             self._end(key)  # a waiting or later attempt runs the action again
             raise

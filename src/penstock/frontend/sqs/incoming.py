@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import msgspec
 
 from penstock.frontend.sqs.actions import ACTIONS, GET_CALLER_IDENTITY
-from penstock.frontend.sqs.context import UNKNOWN_ACTION, Call, Context
+from penstock.frontend.sqs.context import UNKNOWN_ACTION, Call
 from penstock.frontend.sqs.protocols import JSON, STS_JSON, STS_QUERY
 from penstock.model.identity import Caller
 from penstock.model.limits import MINUTE_MS
@@ -37,9 +37,9 @@ SCOPE_CHARS_MAX = 512
 TOKEN_BYTES = 16
 
 
-def identify(context: Context, call: Call) -> None:
+def identify(call: Call) -> None:
     http = call.http
-    _parse_signature(context, call, query.fields_of(http.query) if http.query else {})
+    _parse_signature(call, query.fields_of(http.query) if http.query else {})
     if call.codec is not JSON:
         if call.scope is not None and call.scope.service == "sts":
             call.codec = STS_QUERY
@@ -54,7 +54,7 @@ def identify(context: Context, call: Call) -> None:
     call.action = action
 
 
-def decode(_context: Context, call: Call) -> None:
+def decode(call: Call) -> None:
     http = call.http
     if call.codec is JSON:
         call.request = json10.decode(OPERATIONS[call.action.name], http.body)
@@ -64,12 +64,12 @@ def decode(_context: Context, call: Call) -> None:
         _fill_url(call)
 
 
-def decode_in_steps(context: Context, call: Call) -> Generator[None, None, None]:
+def decode_in_steps(call: Call) -> Generator[None, None, None]:
     """Do the same as ``decode`` for a large body, and yield now and then."""
     http = call.http
     if call.codec is JSON:
         operation = OPERATIONS[call.action.name]
-        token = context.entropy(TOKEN_BYTES).hex()
+        token = call.context.entropy(TOKEN_BYTES).hex()
         call.request = yield from json10.decode_in_steps(operation, http.body, token)
     elif call.codec is not STS_JSON:
         _read_form(call, (yield from query.fields_in_steps(http.query, http.body)))
@@ -118,16 +118,16 @@ def _is_queue_path(path: str) -> bool:
         return False
 
 
-def _parse_signature(context: Context, call: Call, fields: dict[str, str]) -> None:
+def _parse_signature(call: Call, fields: dict[str, str]) -> None:
     """Set ``call.scope`` from the signature. The result is cached, because the requests of a client
     have the same header except for the signature itself."""
     authorization = call.http.headers.get("authorization")
-    scopes = context.scopes
+    scopes = call.context.scopes
     try:
         if authorization is None:
             call.scope = sigv4.parse(None, fields)
             return
-        if context.config.is_auth_on:
+        if call.context.config.is_auth_on:
             key, mark, signature = authorization.rpartition("Signature=")
             known = None if "," in signature else scopes.get(key)
             if known is not None:
@@ -142,7 +142,7 @@ def _parse_signature(context: Context, call: Call, fields: dict[str, str]) -> No
         call.scope = scope = sigv4.parse(authorization, fields)
         if scope is None or len(key) >= SCOPE_CHARS_MAX:
             return
-        if context.config.is_auth_on:
+        if call.context.config.is_auth_on:
             is_cached = bool(mark) and not scope.is_presigned and scope.signature == signature
         else:
             is_cached = "Credential=" in key
@@ -159,48 +159,48 @@ _HOSTS_MAX: Final = 256
 _ANONYMOUS: Final = "anonymous"
 
 
-def authenticate(context: Context, call: Call) -> None:
-    if context.config.is_auth_on:
-        _verify(context, call)
+def authenticate(call: Call) -> None:
+    if call.context.config.is_auth_on:
+        _verify(call)
     else:
-        _trust(context, call)
+        _trust(call)
 
 
-def authenticate_again(context: Context, call: Call) -> None:
+def authenticate_again(call: Call) -> None:
     """Check after a long poll that the caller's access key is still valid."""
     assert call.scope is not None, "the signature was verified"
-    context.signers.of(call.scope).check(is_genuine=True)
+    call.context.signers.of(call.scope).check(is_genuine=True)
 
 
-def _verify(context: Context, call: Call) -> None:
+def _verify(call: Call) -> None:
     if call.scope_fault is not None:
         raise call.scope_fault
     scope, http = call.scope, call.http
     if scope is None:
         raise fault("MissingAuthenticationToken")
     service = "sts" if call.codec is STS_QUERY or call.codec is STS_JSON else "sqs"
-    now_ms = context.clock.wall_ms()
+    now_ms = call.context.clock.wall_ms()
     timestamp = sigv4.check(http, scope, service=service, now_ms=now_ms)
     region = _region_in_host(http.headers.get("host", "")[:256])
     if region is not None and region != scope.region:
         text = f"Credential should be scoped to a valid region, not '{scope.region}'."
         raise fault("SignatureDoesNotMatch", text)
-    signer = context.signers.of(scope)
+    signer = call.context.signers.of(scope)
     is_genuine = sigv4.is_genuine(
         http, scope, timestamp=timestamp, key=signer.signing_key, body_hash=call.body_hash
     )
     if not (is_genuine and signer.is_usable):
         signer.check(is_genuine=is_genuine)
     if now_ms - signer.noted_at_ms >= MINUTE_MS:
-        context.signers.note_used(signer, now_ms=now_ms)
+        call.context.signers.note_used(signer, now_ms=now_ms)
     call.caller = signer.caller
     call.account = signer.caller.account
     call.region = scope.region
     call.sender = signer.sender
 
 
-def _trust(context: Context, call: Call) -> None:
-    config = context.config
+def _trust(call: Call) -> None:
+    config = call.context.config
     scope = call.scope
     if scope is None:
         call.region = region_in_host(call.http.headers.get("host", "")) or config.region
@@ -209,7 +209,7 @@ def _trust(context: Context, call: Call) -> None:
     else:
         call.region = scope.region
         call.sender = key = scope.access_key
-    trusted = context.trusted
+    trusted = call.context.trusted
     caller = trusted.get(key)
     if caller is None:
         if len(trusted) >= TRUSTED_MAX:

@@ -6,30 +6,27 @@ becomes InternalFailure and is logged."""
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from penstock import __version__
 from penstock.access.decisions import Postponed, Question
-from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.facts.audit import CANCELLED, AuditTrail
-from penstock.frontend.facts.usage import Meter, UsageTable
-from penstock.frontend.limited_calls import queues_of
-from penstock.frontend.limits.quotas import TenantQuotas
-from penstock.frontend.limits.throttler import Throttler
-from penstock.frontend.sqs import endpoints
+from penstock.frontend.facts.usage import UsageTable
 from penstock.frontend.sqs.accounting import (
     AUDITED,
     DENIALS,
     Metering,
     entry_of,
-    samples_of,
     throttle,
 )
 from penstock.frontend.sqs.authorize import authorize
-from penstock.frontend.sqs.context import UNKNOWN_ACTION, Call, Context, FrontendConfig
+from penstock.frontend.sqs.context import UNKNOWN_ACTION, Call, Context
 from penstock.frontend.sqs.idempotency import REPEATABLE, Replies, outlives, token_of
 from penstock.frontend.sqs.incoming import (
     authenticate,
@@ -41,10 +38,9 @@ from penstock.frontend.sqs.incoming import (
     name_action,
 )
 from penstock.frontend.sqs.protocols import REQUEST_ID, codec_of
-from penstock.model.calls import BrokerPort
-from penstock.model.errors import PenstockError, Throttled
+from penstock.model.errors import PenstockError, Throttled, TopicNotFound
 from penstock.model.limits import TENANT_HELD_PERCENT, WHOLE_BODY_BYTES_MAX
-from penstock.model.ports import Catalog, Clock, Identities
+from penstock.model.names import is_internal
 from penstock.model.quotas import SharedLimit
 from penstock.net.http.exchange import HttpReply, HttpRequest
 from penstock.net.slices import hash_in_steps, in_slices
@@ -52,11 +48,9 @@ from penstock.telemetry import families
 from penstock.telemetry.families import Family, Sample
 from penstock.wire.aws.faults import Fault, fault, fault_of
 
-__all__ = ["STAGES", "Frontend", "FrontendConfig", "Meter"]
-
 log = logging.getLogger("penstock.frontend")
 
-Stage = Callable[[Context, Call], None]
+Stage = Callable[[Call], None]
 
 # The order matters: a body is decoded only for a verified caller, and only an authorized caller
 # learns whether the request is valid.
@@ -68,86 +62,71 @@ OK: Final = "OK"
 HELD_MAX: Final = 10_000  # delayed rejections of rate limits; others are sent at once
 OWN_API: Final = "own"
 RESET: Final = "penstock:Reset"
+PREFIXES = ("/_penstock/", "/moto-api/")
+_RESETS = ("/_penstock/reset", "/moto-api/reset")
+# Content types that a web page may send to another origin without a preflight request (CORS).
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
 RETRY_AFTER_MS: Final = "x-amz-retry-after"  # newer SDKs use it; Retry-After is in seconds
 
 
 @dataclass(eq=False, kw_only=True)
-class Frontend:
-    broker: BrokerPort
-    catalog: Catalog
-    clock: Clock
-    config: FrontendConfig
-    meter: Meter
-    entropy: Callable[[int], bytes]
+class Frontend(Context):
     perf: Callable[[], float]  # a monotonic clock in seconds
-    identities: Identities
-    sealing: Sealing | None = None
     usage: UsageTable | None = None
     audit: AuditTrail | None = None
-    throttler: Throttler | None = None  # shared with the other protocols of the node
-    quotas: TenantQuotas | None = None
 
     def __post_init__(self) -> None:
-        self._metering = Metering(self.meter, self.usage)
+        super().__post_init__()
+        self.meter = self._metering = Metering(self.meter, self.usage)
         self._replies = Replies()
         account = self.config.account
-        self._context = Context(
-            self.broker,
-            queues_of(self.catalog),
-            self.clock,
-            self.config,
-            self._metering,
-            self.entropy,
-            everything=self.catalog,
-            sealing=self.sealing,
-            throttler=self.throttler or Throttler(own_account=account),
-            quotas=self.quotas,
-            identities=self.identities,
-        )
         self._held = SharedLimit(HELD_MAX, TENANT_HELD_PERCENT, own_account=account)
         self.outlives = outlives  # for the listener
 
     def samples(self) -> Iterator[tuple[Family, Sample]]:
-        context = self._context
-        yield from samples_of(context.throttler, context.quotas, context.config.account)
+        rejected = dict(self.throttler.rejected)
+        if self.quotas is not None:
+            rejected.update(self.quotas.all_rejected())
+        counts: Counter[tuple[str, str]] = Counter()
+        for (account, limit), count in rejected.items():
+            counts["own" if account == self.config.account else "other", limit] += count
+        for labels, count in sorted(counts.items()):
+            yield families.FRONTEND_THROTTLED, (labels, count)
         yield families.FRONTEND_REPEATED, ((), self._replies.repeated_count)
 
     async def handle(self, http: HttpRequest) -> HttpReply:
-        if http.path.startswith(endpoints.PREFIXES) or not has_action(http):
+        if http.path.startswith(PREFIXES) or not has_action(http):
             return await self._handle_path(http)
         started = self.perf()
-        call = Call(http, codec_of(http))
-        context = self._context
-        code = OK
-        held_ms = 0
+        call, code, held_ms = Call(self, http, codec_of(http)), OK, 0
         audit: AuditTrail | None = None  # set if the request is recorded, whatever its outcome
         try:
             try:
                 if len(http.body) <= WHOLE_BODY_BYTES_MAX:
                     for stage in STAGES:
-                        stage(context, call)
+                        stage(call)
                 else:
-                    await _admit_large(context, call)
+                    await _admit_large(call)
             except Postponed as postponed:
-                await _authorize_in_thread(context, call, postponed)
-                throttle(context, call)
+                await _authorize_in_thread(call, postponed)
+                throttle(call)
             action = call.action
             if action.name in AUDITED and self.audit is not None:
                 await self.audit.admit()
                 audit = self.audit
             token = token_of(call, action.name) if action.name in REPEATABLE else None
             if token is None:
-                result = await action.run(context, call, call.request)
+                result = await action.run(call, call.request)
             else:
-                result = await self._replies.once(context, call, token, started)
+                result = await self._replies.once(call, token, started)
             if action.name in WAITING:
-                call.charged_at_ms = context.clock.mono_ms()
+                call.charged_at_ms = self.clock.mono_ms()
                 if not call.caller.is_trusted:
-                    authenticate_again(context, call)
+                    authenticate_again(call)
                     try:
-                        authorize(context, call)
+                        authorize(call)
                     except Postponed as postponed:
-                        await _authorize_in_thread(context, call, postponed)
+                        await _authorize_in_thread(call, postponed)
             if isinstance(result, HttpReply):
                 reply = result  # a large reply, already encoded
             else:
@@ -163,7 +142,7 @@ class Frontend:
                 held_ms = error.held_ms
         except asyncio.CancelledError:
             if audit is not None:
-                audit.add(entry_of(context, call, CANCELLED))
+                audit.add(entry_of(call, CANCELLED))
             raise
         metering = self._metering
         seconds = self.perf() - started
@@ -171,12 +150,19 @@ class Frontend:
             size_bytes = metering.bytes_in + metering.bytes_out
             call.bytes_bucket.add(size_bytes, now_ms=call.charged_at_ms)
         self.meter.request(call.action.name, call.codec.name, code, seconds)
-        if audit is not None or code is not OK:
-            self._record(call, code, audit, seconds)
-        else:
+        if code is OK:
             metering.answered(call, seconds)
+        else:
+            metering.rejected(call, code)
+        if audit is not None:
+            audit.add(entry_of(call, "" if code is OK else code))
+        elif code is not OK and code in DENIALS and self.audit is not None:
+            self.audit.deny(entry_of(call, code, is_denial=True))
         if held_ms:
-            await self._hold(call.caller.account, held_ms)
+            held, account = self._held, call.caller.account
+            if not (held.is_full() or held.is_used_up(account)):
+                with held.holding(account, "delayed replies"):
+                    await asyncio.sleep(held_ms / 1_000)
         return reply
 
     def forbid(self, http: HttpRequest, reason: str) -> HttpReply:
@@ -186,34 +172,13 @@ class Frontend:
         self.meter.request(UNKNOWN_ACTION.name, codec.name, refusal.code, 0.0)
         return codec.refusal(refusal, http.request_id)
 
-    async def _hold(self, account: str, held_ms: int) -> None:
-        held = self._held
-        if not (held.is_full() or held.is_used_up(account)):
-            with held.holding(account, "delayed replies"):
-                await asyncio.sleep(held_ms / 1_000)
-
-    def _record(self, call: Call, code: str, audit: AuditTrail | None, seconds: float) -> None:
-        context = self._context
-        if code is OK:
-            self._metering.answered(call, seconds)
-        else:
-            self._metering.rejected(context, call, code)
-        if audit is not None:
-            audit.add(entry_of(context, call, "" if code is OK else code))
-        elif self.audit is not None and code in DENIALS:
-            self.audit.deny(entry_of(context, call, code, is_denial=True))
-
     async def _handle_path(self, http: HttpRequest) -> HttpReply:
         started = self.perf()
         try:
-            if http.path.startswith(endpoints.PREFIXES):
-                reply = await endpoints.reply_to(self._context, http)
-            else:
-                reply = endpoints.greeting(http)
+            reply = await _reply_to(self, http)
         except Exception as error:
             refusal = _fault_of(error, http)
-            body = msgspec.json.encode({"error": refusal.message})
-            reply = HttpReply(refusal.status, body, "application/json")
+            reply = _json(refusal.status, error=refusal.message)
         reply.headers = ((REQUEST_ID, http.request_id), *reply.headers)
         code = OK if reply.status < 400 else str(reply.status)
         self.meter.request(OWN_API, "http", code, self.perf() - started)
@@ -224,31 +189,31 @@ class Frontend:
         return reply
 
 
-async def _admit_large(context: Context, call: Call) -> None:
-    identify(context, call)
-    if context.config.is_auth_on and call.scope is not None:
+async def _admit_large(call: Call) -> None:
+    identify(call)
+    if call.context.config.is_auth_on and call.scope is not None:
         call.body_hash = await in_slices(hash_in_steps(call.http.body))
-    authenticate(context, call)
-    await in_slices(decode_in_steps(context, call))
-    authorize(context, call)
-    throttle(context, call)
+    authenticate(call)
+    await in_slices(decode_in_steps(call))
+    authorize(call)
+    throttle(call)
 
 
-async def _authorize_in_thread(context: Context, call: Call, postponed: Postponed) -> None:
-    decisions = context.decisions
+async def _authorize_in_thread(call: Call, postponed: Postponed) -> None:
+    decisions = call.context.decisions
     evaluated: set[Question] = set()
     while postponed.question not in evaluated:
         evaluated.add(postponed.question)
         asks, decision = await asyncio.to_thread(postponed.evaluate)
         decisions.keep(postponed, asks, decision)
         try:
-            authorize(context, call)
+            authorize(call)
             return
         except Postponed as another:
             postponed = another
     # The decision depends on the circumstances, or the policies have changed since.
     with decisions.at_once():
-        authorize(context, call)
+        authorize(call)
 
 
 def _fault_of(error: Exception, http: HttpRequest) -> Fault:
@@ -260,3 +225,65 @@ def _fault_of(error: Exception, http: HttpRequest) -> Fault:
     log.error("request failed", exc_info=error, extra={"request_id": request_id, "path": http.path})
     text = f"The server failed to answer this request. Request id: {request_id}"
     return fault("InternalFailure", text)
+
+
+# ── Paths besides actions, without a signature: health, information about the node, and a reset
+# that deletes all queues, for test suites ──
+
+
+async def _reply_to(context: Context, http: HttpRequest) -> HttpReply:
+    path = http.path.rstrip("/")
+    is_read = http.method in ("GET", "HEAD")
+    if http.path == "/":
+        return _json(
+            200,
+            service="Penstock",
+            version=__version__,
+            hint="This is an SQS endpoint: point an SQS client's endpoint URL here.",
+            health="/_penstock/health",
+        )
+    if not http.path.startswith(PREFIXES):
+        # For example the URL of a queue in a browser: the reply of SQS.
+        return HttpReply(404, b"<UnknownOperationException/>\n", "text/xml")
+    if path in _RESETS:
+        return await _reset(context, http)
+    if path == "/_penstock/health" and is_read:
+        return _json(200, status="ok")
+    if path == "/_penstock/info" and is_read:
+        config = context.config
+        return _json(
+            200,
+            version=__version__,
+            admin=config.admin_url() if callable(config.admin_url) else config.admin_url,
+            kafka=config.kafka_url,
+            account=config.account,
+            region=config.region,
+        )
+    return _json(404, error="Unknown path.")
+
+
+async def _reset(context: Context, http: HttpRequest) -> HttpReply:
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not context.config.is_dev or context.config.is_auth_on:
+        return _json(403, error="Reset is available in development mode only.")
+    if http.method != "POST":
+        return _json(405, error="Reset needs the method POST.")
+    if "origin" in http.headers:
+        return _json(403, error="Reset rejects requests of web pages (header Origin).")
+    if kind in _FORMS:
+        text = f"Reset rejects content type {kind}: send no body, as with curl -X POST."
+        return _json(415, error=text)
+    now_ms, count = context.clock.wall_ms(), 0
+    for topic in tuple(context.everything.all_topics()):
+        if topic.deleted_at_ms is not None or (is_internal(topic.name) and not topic.is_queue):
+            continue
+        with suppress(TopicNotFound):  # deleted by another request since
+            await context.everything.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
+            count += 1
+    context.reset_at_ms = context.clock.wall_ms()  # deleted names may be used again
+    context.purges.clear()
+    return _json(200, status="ok", deleted_queues=count)
+
+
+def _json(status: int, /, **fields: Any) -> HttpReply:
+    return HttpReply(status, msgspec.json.encode(fields), "application/json")

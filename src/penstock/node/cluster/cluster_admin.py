@@ -8,6 +8,9 @@ the store, which the manager performs (``manager/operator_requests.py``)."""
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import asdict
 
 from penstock.frontend.admin import ports as port
 from penstock.frontend.admin.ports import PartitionState
@@ -70,20 +73,20 @@ class ClusterAdmin:
 
     # ── Queries ──────────────────────────────────────────────────────────────────────────────
 
-    async def state(self) -> port.ClusterShown:
+    async def state(self) -> dict[str, Any]:
         manager = self._heard()
         async with self._turn:
             cluster = await self._state()
             summary, counts = await asyncio.to_thread(self._summarize, cluster)
         numbers = {state.value: counts[state] for state in PartitionState}
-        return port.ClusterShown(
-            self.node,
-            None if manager == NO_NODE else manager,
-            self._view.trouble or self._requests_trouble,
-            port.PartitionCounts(total=summary.partitions, **numbers),
-            [self._node_shown(node, manager) for node in summary.nodes],
-            level_shown(self.level, self._view.nodes),
-        )
+        return {
+            "node": self.node,
+            "manager": None if manager == NO_NODE else manager,
+            "trouble": self._view.trouble or self._requests_trouble,  # the state may be outdated
+            "partitions": {"total": summary.partitions, **numbers},
+            "nodes": [self._node_shown(node, manager) for node in summary.nodes],
+            "level": level_shown(self.level, self._view.nodes),
+        }
 
     async def partitions(
         self,
@@ -225,38 +228,26 @@ class ClusterAdmin:
 
     def _safety(self, cluster: ClusterState, node: int | None) -> port.Safety:
         _, counts = self._summarize(cluster)
-        risks = []
-        for each in sorted(cluster.nodes) if node is None else (node,):
-            found = risk_of_stopping(cluster, each)
-            risks.append(port.StopRisk(each, found.unavailable, found.unsendable, found.only_here))
+        nodes = sorted(cluster.nodes) if node is None else (node,)
+        risks = {each: risk_of_stopping(cluster, each) for each in nodes}
         states = (PartitionState.LEADERLESS, PartitionState.BELOW_MINIMUM, PartitionState.MISSING)
         now = {state.value: counts[state] for state in states}
         is_safe = not any(now.values()) and not any(
-            risk.unavailable or risk.unsendable for risk in risks
+            risk.unavailable or risk.unsendable for risk in risks.values()
         )
-        return port.Safety(is_safe=is_safe, nodes=risks, **now)
+        shown = [{"node": each, **asdict(risk)} for each, risk in risks.items()]
+        return port.Safety(is_safe=is_safe, nodes=shown, **now)
 
-    def _node_shown(self, summary: NodeSummary, manager: int) -> port.NodeShown:
+    def _node_shown(self, summary: NodeSummary, manager: int) -> dict[str, Any]:
         entry = self._view.nodes.get(summary.node) or self.seen.get(summary.node, _STRANGER)
-        return port.NodeShown(
-            node=summary.node,
-            name=entry.name,
-            is_alive=summary.is_alive,
-            is_leaving=entry.is_leaving,
-            is_draining=summary.is_draining,
-            is_manager=summary.node == manager,
-            internal=entry.internal,
-            http=entry.http,
-            kafka=entry.kafka,
-            version=entry.version,
-            feature_level=entry.levels.highest,
-            rack=entry.rack,
-            leaders=summary.leaders,
-            preferred=summary.preferred,
-            replicas=summary.replicas,
-            behind=summary.behind,
-            feature_level_min=entry.levels.lowest,
-        )
+        names = ("name", "is_leaving", "internal", "http", "kafka", "version", "rack")
+        return {
+            **asdict(summary),
+            **{name: getattr(entry, name) for name in names},
+            "is_manager": summary.node == manager,
+            "feature_level": entry.levels.highest,
+            "feature_level_min": entry.levels.lowest,
+        }
 
     def _partition_shown(self, cluster: ClusterState, key: PartitionKey) -> port.PartitionShown:
         topic = self._catalog.find_id(key.topic_id)
@@ -282,9 +273,10 @@ class ClusterAdmin:
         )
 
 
-def level_shown(level: ClusterLevel, nodes: Mapping[int, NodeEntry]) -> port.LevelShown:
-    entry = level.entry
-    return port.LevelShown(entry.level, entry.wanted or None, latest_of(level, nodes))
+def level_shown(level: ClusterLevel, nodes: Mapping[int, NodeEntry]) -> dict[str, int | None]:
+    """Return the level, the new one while it is being raised, and the highest of all nodes."""
+    wanted, latest = level.entry.wanted or None, latest_of(level, nodes)
+    return {"in_force": level.entry.level, "wanted": wanted, "latest": latest}
 
 
 def latest_of(level: ClusterLevel, nodes: Mapping[int, NodeEntry]) -> int:

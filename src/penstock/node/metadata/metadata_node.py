@@ -9,10 +9,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from penstock.frontend.admin.health import State
 from penstock.frontend.admin.login import Gate, Unauthenticated
-from penstock.frontend.admin.reply import error_reply, finished, json_reply
-from penstock.frontend.admin.request import ConfigRow
+from penstock.frontend.admin.ports import State
+from penstock.frontend.admin.request import ConfigRow, error_reply, finished, json_reply
 from penstock.metadata.security.identities import NewKey
 from penstock.metadata.serving.remote_store import RemoteConfig, RemoteStore
 from penstock.metadata.serving.service import MetadataConfig, MetadataService

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from penstock import __version__
 from penstock.calls.internal.connection import NodeCertificates
-from penstock.frontend.admin.health import Health
+from penstock.frontend.admin.ports import Health
 from penstock.frontend.admin.request import Info
 from penstock.model.errors import PenstockError
 from penstock.model.troubles import CERTIFICATE_WARN_DAYS, Trouble, certificate_ending

@@ -176,7 +176,7 @@ class Listeners:
         frontend = Frontend(
             broker=calls.anywhere,
             sealing=self._security.sealing,
-            catalog=calls.catalog,
+            everything=calls.catalog,
             clock=setup.clock,
             config=FrontendConfig(
                 account=config.node.account,

@@ -13,7 +13,7 @@ from tests.harness.served import Served
 
 from penstock.frontend.admin import messages, queues
 from penstock.frontend.admin.api import AdminApi
-from penstock.frontend.admin.health import Health
+from penstock.frontend.admin.ports import Health
 from penstock.frontend.admin.request import ConfigRow, Context, Info
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.topics.catalog import StoredCatalog
@@ -549,10 +549,8 @@ async def test_a_tail_ends_when_the_node_drains(world: World) -> None:
     assert world.clock.now_ms < 1_001_000
 
 
-async def test_tails_are_bounded_and_counted_back(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(messages, "TAILS_MAX", 1)
+async def test_tails_are_bounded_and_counted_back(world: World) -> None:
+    world.api._context.tails.bound = 1
     await world.topic("a")
     target = "/api/v1/queues/a/messages?wait_ms=500"
     both = await asyncio.gather(world.send(target), world.send(target))

@@ -3,7 +3,7 @@ not there."""
 
 import json
 
-from penstock.frontend.admin.audited import KEY, NODE, TENANT, USER, Noted, entry_of, subject_of
+from penstock.frontend.admin.api import Noted, entry_of, subject_of
 from penstock.frontend.admin.request import Call
 from penstock.model.identity import Caller
 
@@ -31,12 +31,12 @@ async def test_of_what_failed_only_names_are_noted_that_exist(office: Office) ->
     body = json.dumps({"name": SECRET, "user": SECRET, "key_id": SECRET, "account": SECRET})
     api = ("api", "v1")
     for noted, path in (
-        (Noted("admin:CreateUser", USER), (*api, "users")),
-        (Noted("admin:DeleteUser", USER), (*api, "users", SECRET)),
-        (Noted("admin:CreateKey", KEY), (*api, "keys")),
-        (Noted("admin:DeleteKey", KEY), (*api, "keys", SECRET)),
-        (Noted("admin:CreateTenant", TENANT), (*api, "tenants")),
-        (Noted("admin:LogIn", NODE), (*api, "login")),
+        (Noted("admin:CreateUser", "user"), (*api, "users")),
+        (Noted("admin:DeleteUser", "user"), (*api, "users", SECRET)),
+        (Noted("admin:CreateKey", "key"), (*api, "keys")),
+        (Noted("admin:DeleteKey", "key"), (*api, "keys", SECRET)),
+        (Noted("admin:CreateTenant", "tenant"), (*api, "tenants")),
+        (Noted("admin:LogIn", "node"), (*api, "login")),
     ):
         call = Call(context, path, {"tenant": SECRET}, body.encode(), caller=caller)
         subject = subject_of(call, noted)
@@ -44,7 +44,7 @@ async def test_of_what_failed_only_names_are_noted_that_exist(office: Office) ->
         assert SECRET not in str(entry), noted
         assert entry.outcome == "failed"
     call = Call(context, (*api, "users", "bob"), {}, caller=caller)
-    noted = Noted("admin:DeleteUser", USER)
+    noted = Noted("admin:DeleteUser", "user")
     subject = subject_of(call, noted)
     entry = entry_of(call, noted, subject, code="access_denied")
     assert entry.resource.endswith(f":{ACME}:user/bob")

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.frontend.admin.explanation import GATES, Reason, Situation, explain
+from penstock.frontend.admin.queues import GATES, Reason, Situation, explain
 from penstock.model.limits import LOCKS_SHOWN_MAX
 from penstock.model.topic import (
     GroupLock,

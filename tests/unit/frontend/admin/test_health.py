@@ -1,8 +1,8 @@
 import msgspec
 import pytest
 
-from penstock.frontend.admin import health as health_module
-from penstock.frontend.admin.health import Health, State
+from penstock.frontend.admin import ports as health_module
+from penstock.frontend.admin.ports import Health, State
 from penstock.model.troubles import NO_MANAGER, Kind, Trouble
 
 
@@ -45,7 +45,7 @@ def test_a_blocking_trouble_takes_the_node_out_until_it_is_over() -> None:
     health.show([trouble("disk", is_blocking=True)])
     assert not health.is_ready
     health.show([trouble("disk", "still no space left", is_blocking=True)])
-    assert [reason.text for reason in health.reasons] == ["still no space left"]
+    assert [reason["text"] for reason in health.reasons] == ["still no space left"]
     health.show([])
     assert health.is_ready
 
@@ -100,7 +100,7 @@ def test_reasons_are_bounded_and_blocking_ones_come_first(monkeypatch: pytest.Mo
     health.ready()
     health.show([*(trouble(str(n)) for n in range(5)), trouble("row", is_blocking=True)])
     assert not health.is_ready
-    assert [reason.name for reason in health.reasons] == ["row", "0"]
+    assert [reason["name"] for reason in health.reasons] == ["row", "0"]
 
 
 def test_progress_is_a_percentage_that_ends_with_the_start() -> None:

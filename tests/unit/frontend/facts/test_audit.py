@@ -22,7 +22,7 @@ from tests.unit.frontend.sqs.test_pipeline import json_call, make_queue, signed
 from penstock.frontend.facts import audit as audit_module
 from penstock.frontend.facts.audit import TOPIC, AuditTrail, Denials
 from penstock.frontend.facts.fact_log import Fact
-from penstock.frontend.sqs.pipeline import FrontendConfig
+from penstock.frontend.sqs.context import FrontendConfig
 from penstock.model.errors import Draining
 from penstock.model.identity import Caller
 from penstock.model.limits import MINUTE_MS
@@ -231,7 +231,7 @@ async def test_lost_answers_do_not_note_anything_twice(
         async with trail_on(stage, broker=broker) as trail:
             for number in range(60):
                 await trail.note("test:Note", caller=ANN, resource=str(number))
-                while number % 4 == 0 and trail.waiting_count:  # fifteen writes at least
+                while number % 4 == 0 and trail._queue:  # fifteen writes at least
                     await asyncio.sleep(0.001)
         found = await noted(stage)
         assert not list(breaks(await values(stage)))
@@ -254,7 +254,7 @@ async def test_when_it_is_full_actions_wait_and_none_is_left_out(
             ]
             while trail.trouble is None:
                 await asyncio.sleep(0.001)
-            assert trail.waiting_count == 3
+            assert len(trail._queue) == 3
             assert sum(note.done() for note in notes) == 2  # and the node's own start
             broker._lost = 0.0
             await asyncio.gather(*notes)
@@ -296,20 +296,28 @@ async def test_a_trail_whose_end_cannot_be_read_begins_anew_and_says_so(
         assert "audit hash chain restarted" in caplog.messages
 
 
+def denial(
+    principal: str, at_ms: int = 5, *, tenant: str = "", source_ip: str = "", action: str = "send"
+) -> AuditEntry:
+    return AuditEntry(
+        at_ms=at_ms, principal=principal, tenant=tenant, source_ip=source_ip, action=action
+    )
+
+
 def test_of_each_sort_of_denial_a_few_are_noted_and_the_rest_counted() -> None:
     denials = Denials()
-    noted_count = sum(denials.is_recorded(("ann", "send"), now_ms=5) for _ in range(100))
+    noted_count = sum(denials.is_recorded(denial("ann")) for _ in range(100))
     assert noted_count == audit_module.DENIED_PER_KIND_MAX
-    assert denials.is_recorded(("bob", "send"), now_ms=6)
+    assert denials.is_recorded(denial("bob", 6))
     assert denials.left_out(now_ms=MINUTE_MS - 1) == {}
     assert denials.left_out(now_ms=MINUTE_MS) == {"": 100 - noted_count}
     assert denials.left_out(now_ms=MINUTE_MS) == {}
-    assert denials.is_recorded(("ann", "send"), now_ms=MINUTE_MS)
+    assert denials.is_recorded(denial("ann", MINUTE_MS))
 
 
 def test_many_sorts_of_denials_are_bounded_together() -> None:
     denials = Denials()
-    noted_count = sum(denials.is_recorded((str(n),), now_ms=5) for n in range(5_000))
+    noted_count = sum(denials.is_recorded(denial(str(n))) for n in range(5_000))
     assert noted_count == audit_module.DENIED_MAX
     assert len(denials._recorded) == audit_module.DENIED_MAX
     assert denials.left_out(now_ms=MINUTE_MS) == {"": 5_000 - noted_count}
@@ -317,10 +325,11 @@ def test_many_sorts_of_denials_are_bounded_together() -> None:
 
 def test_a_tenant_and_an_address_have_a_share_of_the_denials_and_the_nodes_own_has_all() -> None:
     def noted(count: int, tenant: str, address: str = "") -> int:
-        sorts = [(tenant, address, str(number)) for number in range(count)]
-        return sum(
-            denials.is_recorded(sort, now_ms=5, tenant=tenant, address=address) for sort in sorts
+        made = (
+            denial(str(number), tenant=tenant, source_ip=address, action=tenant)
+            for number in range(count)
         )
+        return sum(map(denials.is_recorded, made))
 
     own = "000000000000"
     denials = Denials(own_account=own)

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.frontend.memory import Rig
 
 from penstock.frontend.sqs.actions import ACTIONS
-from penstock.frontend.sqs.pipeline import FrontendConfig
+from penstock.frontend.sqs.context import FrontendConfig
 from penstock.model.errors import DiskFull, PurgeInProgress, Throttled
 from penstock.model.ports import MoveTask
 from penstock.model.topic import Topic

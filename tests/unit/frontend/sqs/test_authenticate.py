@@ -20,8 +20,7 @@ from tests.unit.frontend.signing import (
 
 from penstock.frontend.sqs import context as signers
 from penstock.frontend.sqs import incoming
-from penstock.frontend.sqs.context import Signers
-from penstock.frontend.sqs.pipeline import FrontendConfig
+from penstock.frontend.sqs.context import FrontendConfig, Signers
 from penstock.model.calls import Lease
 from penstock.model.identity import ADMIN_POLICY, KeyStatus
 from penstock.net.http.exchange import HttpRequest
@@ -221,9 +220,9 @@ async def test_inventing_keys_neither_grows_without_end_nor_pushes_out_real_ones
         await Client(rig, f"AKNOBODY{number}").code("ListQueues")
     await client.code("ListQueues")
     assert identities.opened == 1
-    kept: Signers = rig.frontend._context.signers
+    kept: Signers = rig.frontend.signers
     assert len(kept._unknown) <= 10
-    assert len(rig.frontend._context.scopes) <= 10
+    assert len(rig.frontend.scopes) <= 10
 
 
 async def test_an_unknown_key_is_refused_after_the_same_work(
@@ -257,7 +256,7 @@ async def test_parts_of_the_header_in_another_order_are_read_as_well() -> None:
 async def test_nothing_that_is_kept_shows_a_secret() -> None:
     rig, _ = locked()
     await Client(rig).code("ListQueues")
-    (kept,) = rig.frontend._context.signers._known.values()
+    (kept,) = rig.frontend.signers._known.values()
     derived = b"AWS4" + SECRET.encode()
     for part in (kept.signing_key._scope).split("/"):
         derived = hmac.digest(derived, part.encode(), "sha256")
@@ -276,7 +275,7 @@ async def test_with_authentication_off_callers_are_trusted_and_remembered(
     rig = Rig(FrontendConfig())
     for key in ("a", "b", "c", "d", "333333333333"):
         assert await Client(rig, key, "any").code("CreateQueue", QueueName="q") == "OK"
-    trusted = rig.frontend._context.trusted
+    trusted = rig.frontend.trusted
     assert len(trusted) <= 3
     assert trusted["333333333333"].account == "333333333333"
     assert all(caller.is_trusted for caller in trusted.values())

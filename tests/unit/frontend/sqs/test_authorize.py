@@ -399,7 +399,7 @@ async def test_decisions_are_remembered_within_a_bound(
 ) -> None:
     monkeypatch.setattr(decisions, "DECISIONS_MAX", 5)
     alice = house.let(EVERYTHING)
-    kept = house.rig.frontend._context.decisions
+    kept = house.rig.frontend.decisions
     for number in range(12):
         await alice.code("CreateQueue", QueueName=f"n{number}")
         assert len(kept._decisions) <= 5
@@ -480,7 +480,7 @@ async def test_a_policy_that_cannot_be_read_denies_and_can_be_replaced(
 
 async def test_a_user_that_is_gone_has_no_rights_even_where_everybody_has(house: House) -> None:
     await house.attach(granted("sqs:*"))
-    context = house.rig.frontend._context
+    context = house.rig.frontend
     topic = house.rig.catalog.find(OWN, REGION, "q")
     assert topic is not None
 

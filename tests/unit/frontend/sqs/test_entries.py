@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.frontend.sqs.actions.send import check_total
-from penstock.frontend.sqs.rules.requests import check_entries, failed
+from penstock.frontend.sqs.context import check_entries, failed
 from penstock.wire.aws.faults import Fault, fault
 
 

@@ -43,12 +43,12 @@ async def house() -> tuple[Rig, MemoryIdentities, Client, Weighed]:
     rig, identities = locked()
     client = Client(rig)
     assert await client.code("CreateQueue", QueueName="q") == "OK"
-    weighed = rig.frontend._context.decisions = Weighed(identities)
+    weighed = rig.frontend.decisions = Weighed(identities)
     return rig, identities, client, weighed
 
 
 def kept_of(rig: Rig) -> dict[grants.GrantKey, grants.Grant]:
-    return rig.frontend._context.grants._grants
+    return rig.frontend.grants._grants
 
 
 async def test_requests_of_one_sort_are_weighed_once() -> None:

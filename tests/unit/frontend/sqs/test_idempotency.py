@@ -289,16 +289,16 @@ async def test_memory_is_bounded_by_messages_and_old_answers_go_sheet_by_sheet()
     url = await make_queue(rig)
     for number in range(50):
         await send(rig, url, headers={OWN: str(number)})
-    assert len(answers) == 19, "and room for the next"
+    assert kept(answers) == 19, "and room for the next"
     entries = [{"Id": str(i), "MessageBody": str(i)} for i in range(10)]
     for token in "ab":
         await json_call(
             rig, "SendMessageBatch", QueueUrl=url, Entries=entries, headers={OWN: token}
         )
-    assert len(answers) == 1, "a batch counts as its messages and itself"
+    assert kept(answers) == 1, "a batch counts as its messages and itself"
     rig.clock.now_ms += WINDOW_MS
     await send(rig, url, headers={OWN: "last"})
-    assert len(answers) == 1
+    assert kept(answers) == 1
 
 
 @given(
@@ -331,12 +331,12 @@ def test_whatever_comes_the_memory_stays_bounded_and_only_the_same_is_answered_a
                 return answer
 
             request = HttpRequest("POST", "/", "", attempt(number, token), b"%d" % batch, "", "r")
-            call = Call(request, JSON)
-            call.action = Action("SendMessageBatch" if batch else "SendMessage", run)
+            call = Call(cast(Context, None), request, JSON)
+            call.action = Action("SendMessageBatch" if batch else "SendMessage", run, "")
             found = token_of(call, call.action.name)
             assert found is not None
             try:
-                got = await answers.once(cast(Context, None), call, found, now_s)
+                got = await answers.once(call, found, now_s)
             except Overloaded:
                 got = None
             known = last.get((token, batch))
@@ -352,6 +352,10 @@ def test_whatever_comes_the_memory_stays_bounded_and_only_the_same_is_answered_a
             now_s += pause_s
 
     asyncio.run(play())
+
+
+def kept(answers: Replies) -> int:
+    return sum(len(page.replies) for page in (answers._page, *answers._filled))
 
 
 def _answer(batch: int) -> SendMessageReply | SendMessageBatchReply:

@@ -10,7 +10,7 @@ from tests.unit.frontend.memory import Rig
 
 from penstock import __version__
 from penstock.frontend.sqs import incoming
-from penstock.frontend.sqs.pipeline import FrontendConfig
+from penstock.frontend.sqs.context import FrontendConfig
 from penstock.model.errors import DiskFull, InFlightLimit
 from penstock.net.http.exchange import HttpReply
 
@@ -248,7 +248,7 @@ async def test_the_memory_of_callers_is_bounded(monkeypatch: pytest.MonkeyPatch)
     rig = Rig()
     for number in range(20):
         await json_call(rig, "ListQueues", headers=signed("us-east-1", key=f"key-{number}"))
-        assert len(rig.frontend._context.scopes) <= 3
+        assert len(rig.frontend.scopes) <= 3
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.frontend.sqs import context
-from penstock.frontend.sqs.context import Rotation
-from penstock.frontend.sqs.rules.requests import sequence_number
+from penstock.frontend.sqs.context import Rotation, sequence_number
 from penstock.model.topic import Kind, Topic, partition_of_group
 
 

@@ -1,26 +1,25 @@
 """The SQS actions by name, and GetCallerIdentity of STS."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from penstock.frontend.sqs.actions import move_tasks, queues, receive, send
-from penstock.frontend.sqs.context import Action, Call, Context, Run
+from penstock.frontend.sqs.context import Action, Call, Run
 from penstock.wire.aws.shapes import CallerIdentity
 
 _RUNS: Final[Mapping[str, Run]] = {
     "AddPermission": queues.add_permission,
-    "CancelMessageMoveTask": move_tasks.cancel_message_move_task,
-    "ChangeMessageVisibility": receive.change_message_visibility,
-    "ChangeMessageVisibilityBatch": receive.change_message_visibility_batch,
+    "CancelMessageMoveTask": move_tasks.cancel_move,
+    "ChangeMessageVisibility": receive.change_visibility,
+    "ChangeMessageVisibilityBatch": receive.change_visibility_batch,
     "CreateQueue": queues.create_queue,
     "DeleteMessage": receive.delete_message,
     "DeleteMessageBatch": receive.delete_message_batch,
     "DeleteQueue": queues.delete_queue,
     "GetQueueAttributes": queues.get_queue_attributes,
     "GetQueueUrl": queues.get_queue_url,
-    "ListDeadLetterSourceQueues": queues.list_dead_letter_source_queues,
-    "ListMessageMoveTasks": move_tasks.list_message_move_tasks,
+    "ListDeadLetterSourceQueues": queues.list_sources,
+    "ListMessageMoveTasks": move_tasks.list_moves,
     "ListQueueTags": queues.list_queue_tags,
     "ListQueues": queues.list_queues,
     "PurgeQueue": queues.purge_queue,
@@ -29,19 +28,22 @@ _RUNS: Final[Mapping[str, Run]] = {
     "SendMessage": send.send_message,
     "SendMessageBatch": send.send_message_batch,
     "SetQueueAttributes": queues.set_queue_attributes,
-    "StartMessageMoveTask": move_tasks.start_message_move_task,
+    "StartMessageMoveTask": move_tasks.start_move,
     "TagQueue": queues.tag_queue,
     "UntagQueue": queues.untag_queue,
 }
-_BY_NAME = {name: Action(name, run) for name, run in _RUNS.items()}
-ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(_BY_NAME)
+ACTIONS: Final[Mapping[str, Action]] = {
+    name: Action(name, run, f"sqs:{name.removesuffix('Batch')}") for name, run in _RUNS.items()
+}
 
 
-async def _get_caller_identity(_context: Context, call: Call, _request: None) -> CallerIdentity:
+async def _get_caller_identity(call: Call, _request: None) -> CallerIdentity:
     caller, account = call.caller, call.account
     if caller.is_trusted:  # authentication is off
         return CallerIdentity(arn=f"arn:aws:iam::{account}:root", user_id=account, account=account)
     return CallerIdentity(arn=caller.arn, user_id=call.sender, account=account)
 
 
-GET_CALLER_IDENTITY: Final = Action("GetCallerIdentity", _get_caller_identity, service="sts")
+GET_CALLER_IDENTITY: Final = Action(
+    "GetCallerIdentity", _get_caller_identity, "sts:GetCallerIdentity"
+)

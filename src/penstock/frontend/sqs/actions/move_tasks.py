@@ -7,9 +7,8 @@ import base64
 import binascii
 import json
 
-from penstock.frontend.sqs.context import Call, Context
+from penstock.frontend.sqs.context import Call, invalid
 from penstock.frontend.sqs.rules.queue_policies import sources_of
-from penstock.frontend.sqs.rules.requests import invalid
 from penstock.model.calls import CancelMove, StartMove, Stats
 from penstock.model.names import uuid_text
 from penstock.model.ports import MoveTask
@@ -24,40 +23,36 @@ RATE_MAX = 500
 RESULTS_MAX = 10
 
 
-async def start_message_move_task(
-    context: Context, call: Call, request: aws.StartMessageMoveTaskRequest
-) -> aws.StartMessageMoveTaskReply:
+async def start_move(call: Call, request: aws.StartMessageMoveTaskRequest) -> aws.Reply:
     if not request.source_arn:
         raise missing("SourceArn")
     rate = request.max_number_of_messages_per_second
     if rate is not None and not 1 <= rate <= RATE_MAX:
         reason = f"Must be between 1 and {RATE_MAX}."
         raise invalid_value(rate, "MaxNumberOfMessagesPerSecond", reason)
-    source = _find(context, request.source_arn, "SourceArn")
+    source = _find(call, request.source_arn, "SourceArn")
     origin_arns = call.origin_arns
     if call.caller.is_trusted or request.destination_arn:
-        origin_arns = tuple(origin.arn for origin in sources_of(context.catalog, source))
+        origin_arns = tuple(origin.arn for origin in sources_of(call.context.catalog, source))
     if not origin_arns:
         raise invalid("Source queue must be configured as a Dead Letter Queue.")
     if request.destination_arn:
-        _check_destination(source, _find(context, request.destination_arn, "DestinationArn"))
-    if any(task.status in ACTIVE for task in context.broker.moves(source.arn)):
-        raise invalid(
-            "There is already a task running. Only one active task is allowed for a source queue "
-            "arn at a given time."
-        )
-    stats = await context.broker.call(Stats(source))
+        _check_destination(source, _find(call, request.destination_arn, "DestinationArn"))
+    if any(task.status in ACTIVE for task in call.context.broker.moves(source.arn)):
+        text = "There is already a task running. Only one active task is allowed for a source"
+        raise invalid(f"{text} queue arn at a given time.")
+    stats = await call.context.broker.call(Stats(source))
     task = MoveTask(
-        task_id=uuid_text(context.entropy(16)),
+        task_id=uuid_text(call.context.entropy(16)),
         source_arn=source.arn,
         destination_arn=request.destination_arn or None,
         rate_per_s=rate,
         status=RUNNING,
-        started_at_ms=context.clock.wall_ms(),
+        started_at_ms=call.context.clock.wall_ms(),
         to_move=stats.visible,
         origin_arns=origin_arns,
     )
-    await context.broker.call(StartMove(task))
+    await call.context.broker.call(StartMove(task))
     return aws.StartMessageMoveTaskReply(task_handle=encode_handle(task.task_id, task.source_arn))
 
 
@@ -71,30 +66,27 @@ def _check_destination(source: Topic, destination: Topic) -> None:
         raise invalid(text)
 
 
-async def cancel_message_move_task(
-    context: Context, _call: Call, request: aws.CancelMessageMoveTaskRequest
-) -> aws.CancelMessageMoveTaskReply:
+async def cancel_move(call: Call, request: aws.CancelMessageMoveTaskRequest) -> aws.Reply:
     if not request.task_handle:
         raise missing("TaskHandle")
     task_id, source_arn = decode_handle(request.task_handle)
-    _find(context, source_arn, "SourceArn")
-    running = [task.task_id for task in context.broker.moves(source_arn) if task.status == RUNNING]
-    task = await context.broker.call(CancelMove(task_id)) if task_id in running else None
+    _find(call, source_arn, "SourceArn")
+    broker = call.context.broker
+    running = [task.task_id for task in broker.moves(source_arn) if task.status == RUNNING]
+    task = await broker.call(CancelMove(task_id)) if task_id in running else None
     if task is None:  # SQS does not find a task that has ended
         raise fault("ResourceNotFoundException", "Task does not exist.")
     return aws.CancelMessageMoveTaskReply(approximate_number_of_messages_moved=task.moved)
 
 
-async def list_message_move_tasks(
-    context: Context, _call: Call, request: aws.ListMessageMoveTasksRequest
-) -> aws.ListMessageMoveTasksReply:
+async def list_moves(call: Call, request: aws.ListMessageMoveTasksRequest) -> aws.Reply:
     if not request.source_arn:
         raise missing("SourceArn")
     count = 1 if request.max_results is None else request.max_results
     if not 1 <= count <= RESULTS_MAX:
         raise invalid_value(count, "MaxResults", f"Must be between 1 and {RESULTS_MAX}.")
-    source = _find(context, request.source_arn, "SourceArn")
-    tasks = context.broker.moves(source.arn)[:count]
+    source = _find(call, request.source_arn, "SourceArn")
+    tasks = call.context.broker.moves(source.arn)[:count]
     return aws.ListMessageMoveTasksReply(results=[_entry(task) for task in tasks])
 
 
@@ -113,8 +105,8 @@ def _entry(task: MoveTask) -> aws.MessageMoveTaskEntry:
     )
 
 
-def _find(context: Context, arn: str, parameter: str) -> Topic:
-    topic = context.catalog.find_arn(arn)
+def _find(call: Call, arn: str, parameter: str) -> Topic:
+    topic = call.context.catalog.find_arn(arn)
     if topic is None:
         raise not_found(parameter)
     return topic

@@ -8,15 +8,15 @@ import base64
 import binascii
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from penstock.frontend.sqs.context import Call, Context
+from penstock.frontend.sqs.context import Call, invalid, topic_of, url_of
 from penstock.frontend.sqs.rules import queue_attributes, queue_policies
 from penstock.frontend.sqs.rules.queue_attributes import NewQueue, changed, requested, show
 from penstock.frontend.sqs.rules.queue_policies import check_tag_keys, checked_tags, merged_tags
-from penstock.frontend.sqs.rules.requests import invalid, topic_of, url_of
 from penstock.model.calls import OpenShare, Purge, Stats
 from penstock.model.errors import PurgeInProgress, TopicDeletedRecently, TopicExists, TopicNotFound
 from penstock.model.limits import DELETED_NAME_MS
@@ -46,58 +46,58 @@ Tags = dict[str, str]
 Topics = Sequence[Topic]
 
 
-async def create_queue(context: Context, call: Call, request: aws.CreateQueueRequest) -> aws.Reply:
+async def create_queue(call: Call, request: aws.CreateQueueRequest) -> aws.Reply:
     name = request.queue_name
     if name is None:
         raise missing("QueueName")
     if is_share_name(name):
-        return await _create_share(context, call, request, name)
+        return await _create_share(call, request, name)
     if not is_queue_name(name):
         text = "Can only include alphanumeric characters, hyphens, or underscores."
         raise invalid(f"{text} 1 to 80 in length")
     given = request.attributes or {}
     new = queue_attributes.read_new(name, given)
     account, region = call.account, call.region
-    topic = context.catalog.find(account, region, name)
+    topic = call.context.catalog.find(account, region, name)
     if topic is None:
         if is_for_operators(name):
             text = f"{name} is reserved for the server's own topics: choose another queue name."
             raise invalid(text)
         tags = queue_policies.checked_tags(request.tags or {})
-        _check_not_just_deleted(context, account, region, name)
+        _check_not_just_deleted(call, account, region, name)
         tags = queue_policies.merged_tags({}, tags, queue_name=name)
-        topic = _new_topic(context, call, name, new, tags)
+        topic = _new_topic(call, name, new, tags)
         if topic.settings.redrive is not None:
-            queue_policies.check_target(context.catalog, topic, topic.settings.redrive)
+            queue_policies.check_target(call.context.catalog, topic, topic.settings.redrive)
         try:
-            topic = await context.catalog.create(topic)
-            return aws.CreateQueueReply(queue_url=url_of(context, call, topic))
+            topic = await call.context.catalog.create(topic)
+            return aws.CreateQueueReply(queue_url=url_of(call, topic))
         except TopicExists:  # another request was faster
-            topic = context.catalog.find(account, region, name)
+            topic = call.context.catalog.find(account, region, name)
             if topic is None:
                 text = "A topic with this name exists, but it is not a queue."
                 raise fault("QueueNameExists", text) from None
     _check_same(given, topic)
     if queue_attributes.is_encryption_new(given, topic):
-        now_ms = context.clock.wall_ms()
-        await context.catalog.change(
+        now_ms = call.context.clock.wall_ms()
+        await call.context.catalog.change(
             account, region, name, lambda t: t.with_settings(now_ms=now_ms, is_sse_managed=True)
         )
-    return aws.CreateQueueReply(queue_url=url_of(context, call, topic))
+    return aws.CreateQueueReply(queue_url=url_of(call, topic))
 
 
-def _new_topic(context: Context, call: Call, name: str, new: NewQueue, tags: Tags) -> Topic:
-    now_ms = context.clock.wall_ms()
+def _new_topic(call: Call, name: str, new: NewQueue, tags: Tags) -> Topic:
+    now_ms = call.context.clock.wall_ms()
     return Topic(
-        topic_id=context.entropy(16).hex(),
+        topic_id=call.context.entropy(16).hex(),
         account=call.account,
         region=call.region,
         name=name,
         kind=new.kind,
-        partition_count=new.partition_count or context.config.partitions_default,
+        partition_count=new.partition_count or call.context.config.partitions_default,
         created_at_ms=now_ms,
         modified_at_ms=now_ms,
-        receipt_key=context.entropy(RECEIPT_KEY_BYTES),
+        receipt_key=call.context.entropy(RECEIPT_KEY_BYTES),
         fsync=new.fsync,
         settings=new.settings,
         dedup_scope=new.settings.dedup_scope,
@@ -112,21 +112,19 @@ def _check_same(given: Mapping[str, str], topic: Topic) -> None:
         raise fault("QueueNameExists", f"{text} {different}")
 
 
-def _check_not_just_deleted(context: Context, account: str, region: str, name: str) -> None:
-    now_ms = context.clock.wall_ms()
-    guard_ms = min(context.config.recreate_guard_ms, now_ms - context.reset_at_ms)
+def _check_not_just_deleted(call: Call, account: str, region: str, name: str) -> None:
+    now_ms = call.context.clock.wall_ms()
+    guard_ms = min(call.context.config.recreate_guard_ms, now_ms - call.context.reset_at_ms)
     if guard_ms <= 0:
         return
     # The catalog guards names for DELETED_NAME_MS. Pass a later time to shorten this.
     as_of_ms = now_ms + max(0, DELETED_NAME_MS - guard_ms)
-    if context.catalog.recently_deleted(account, region, name, now_ms=as_of_ms):
-        raise TopicDeletedRecently(
-            "You must wait 60 seconds after deleting a queue before you can create another with "
-            "the same name."
-        )
+    if call.context.catalog.recently_deleted(account, region, name, now_ms=as_of_ms):
+        text = "You must wait 60 seconds after deleting a queue before you can create another"
+        raise TopicDeletedRecently(f"{text} with the same name.")
 
 
-async def _create_share(context: Context, call: Call, request: Any, name: str) -> aws.Reply:
+async def _create_share(call: Call, request: Any, name: str) -> aws.Reply:
     """Create the share ``topic:group``, a queue that delivers the messages of a topic."""
     given = dict(request.attributes or {})
     start = given.pop(START, "latest")
@@ -140,70 +138,68 @@ async def _create_share(context: Context, call: Call, request: Any, name: str) -
     parts = split_share(name)
     assert parts is not None, "is_share_name() is true"
     topic_name, group = parts
-    source = context.everything.find(call.account, call.region, topic_name)
+    source = call.context.everything.find(call.account, call.region, topic_name)
     if source is None:
         raise TopicNotFound(topic_name)
-    share = context.broker.find_share(source, group)
+    share = call.context.broker.find_share(source, group)
     if share is None:
         tags = queue_policies.checked_tags(request.tags or {})
         tags = queue_policies.merged_tags({}, tags, queue_name=name)
         if settings.redrive is not None:
             reader = msgspec.structs.replace(source, name=name, kind=Kind.STANDARD)
-            queue_policies.check_target(context.catalog, reader, settings.redrive)
-        share = await context.broker.call(
+            queue_policies.check_target(call.context.catalog, reader, settings.redrive)
+        share = await call.context.broker.call(
             OpenShare(source, 0, group, start=_STARTS[start], settings=settings, tags=tags)
         )
     _check_same(given, share)
-    return aws.CreateQueueReply(queue_url=url_of(context, call, share))
+    return aws.CreateQueueReply(queue_url=url_of(call, share))
 
 
-async def delete_queue(context: Context, call: Call, request: aws.DeleteQueueRequest) -> None:
-    topic = topic_of(context, call, request.queue_url)
-    now_ms = context.clock.wall_ms()
-    await context.catalog.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
+async def delete_queue(call: Call, request: aws.DeleteQueueRequest) -> None:
+    topic = topic_of(call, request.queue_url)
+    now_ms = call.context.clock.wall_ms()
+    await call.context.catalog.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
 
 
-async def purge_queue(context: Context, call: Call, request: aws.PurgeQueueRequest) -> None:
-    topic = topic_of(context, call, request.queue_url)
-    context.purges.begin(topic.topic_id, name=topic.name, now_ms=context.clock.mono_ms())
+async def purge_queue(call: Call, request: aws.PurgeQueueRequest) -> None:
+    topic = topic_of(call, request.queue_url)
+    call.context.purges.begin(topic.topic_id, name=topic.name, now_ms=call.context.clock.mono_ms())
     try:
-        await context.broker.call(Purge(topic))
+        await call.context.broker.call(Purge(topic))
     except PurgeInProgress:
         raise  # another frontend started a purge, so the minute is not cancelled
     except BaseException:
-        context.purges.cancel(topic.topic_id)
+        call.context.purges.cancel(topic.topic_id)
         raise
 
 
-async def get_queue_url(context: Context, call: Call, request: aws.GetQueueUrlRequest) -> aws.Reply:
+async def get_queue_url(call: Call, request: aws.GetQueueUrlRequest) -> aws.Reply:
     name = request.queue_name
     if not name:
         raise missing("QueueName")
     account = request.queue_owner_aws_account_id or call.account
-    topic = context.catalog.find(account, call.region, name)
+    topic = call.context.catalog.find(account, call.region, name)
     if topic is None:
         raise TopicNotFound(name)
-    return aws.GetQueueUrlReply(queue_url=url_of(context, call, topic))
+    return aws.GetQueueUrlReply(queue_url=url_of(call, topic))
 
 
-async def list_queues(context: Context, call: Call, request: aws.ListQueuesRequest) -> aws.Reply:
-    topics = context.catalog.topics(call.account, call.region, request.queue_name_prefix or "")
-    urls, next_token = _page_of_urls(context, call, topics, request)
+async def list_queues(call: Call, request: aws.ListQueuesRequest) -> aws.Reply:
+    topics = call.context.catalog.topics(call.account, call.region, request.queue_name_prefix or "")
+    urls, next_token = _page_of_urls(call, topics, request)
     return aws.ListQueuesReply(queue_urls=urls or None, next_token=next_token)
 
 
-async def list_dead_letter_source_queues(
-    context: Context, call: Call, request: aws.ListDeadLetterSourceQueuesRequest
-) -> aws.ListDeadLetterSourceQueuesReply:
-    sources = queue_policies.sources_of(context.catalog, topic_of(context, call, request.queue_url))
-    urls, next_token = _page_of_urls(context, call, sources, request)
+async def list_sources(call: Call, request: aws.ListDeadLetterSourceQueuesRequest) -> aws.Reply:
+    sources = queue_policies.sources_of(call.context.catalog, topic_of(call, request.queue_url))
+    urls, next_token = _page_of_urls(call, sources, request)
     # The only list that is in the reply even if empty: botocore's paginator indexes it.
     return aws.ListDeadLetterSourceQueuesReply(queue_urls=urls, next_token=next_token)
 
 
-def _page_of_urls(context: Context, call: Call, topics: Topics, request: Any) -> Page[str]:
+def _page_of_urls(call: Call, topics: Topics, request: Any) -> Page[str]:
     shown, next_token = page(topics, request.next_token, request.max_results)
-    return [url_of(context, call, topic) for topic in shown], next_token
+    return [url_of(call, topic) for topic in shown], next_token
 
 
 def page(topics: Topics, next_token: str | None, max_results: int | None) -> Page[Topic]:
@@ -231,42 +227,38 @@ def _name_in(token: str) -> str:
     return name
 
 
-async def _change(context: Context, topic: Topic, change: Callable[[Topic], Topic]) -> None:
-    await context.catalog.change(topic.account, topic.region, topic.name, change)
+async def _change(call: Call, topic: Topic, change: Callable[[Topic], Topic]) -> None:
+    await call.context.catalog.change(topic.account, topic.region, topic.name, change)
 
 
-async def get_queue_attributes(
-    context: Context, call: Call, request: aws.GetQueueAttributesRequest
-) -> aws.GetQueueAttributesReply:
-    topic = topic_of(context, call, request.queue_url)
+async def get_queue_attributes(call: Call, request: aws.GetQueueAttributesRequest) -> aws.Reply:
+    topic = topic_of(call, request.queue_url)
     rows = requested(request.attribute_names or (), is_fifo=topic.is_fifo)
     stats = QueueStats()
-    if any(row.is_count for row in rows):
-        stats = await context.broker.call(Stats(topic))
+    if any(row.field.startswith("stats.") for row in rows):
+        stats = await call.context.broker.call(Stats(topic))
     return aws.GetQueueAttributesReply(attributes=show(rows, topic, stats) or None)
 
 
-async def set_queue_attributes(
-    context: Context, call: Call, request: aws.SetQueueAttributesRequest
-) -> None:
-    topic = topic_of(context, call, request.queue_url)
+async def set_queue_attributes(call: Call, request: aws.SetQueueAttributesRequest) -> None:
+    topic = topic_of(call, request.queue_url)
     given = request.attributes
     if not given:
         raise missing("Attributes")
-    now_ms = context.clock.wall_ms()
+    now_ms = call.context.clock.wall_ms()
 
     def change(current: Topic) -> Topic:
         after = changed(current, given, now_ms=now_ms)
         if "RedrivePolicy" in given and after.settings.redrive is not None:
-            queue_policies.check_target(context.catalog, after, after.settings.redrive)
+            queue_policies.check_target(call.context.catalog, after, after.settings.redrive)
         return after
 
     change(topic)  # raises the caller's faults before the metadata store is called
-    await _change(context, topic, change)
+    await _change(call, topic, change)
 
 
-async def add_permission(context: Context, call: Call, request: aws.AddPermissionRequest) -> None:
-    topic = topic_of(context, call, request.queue_url)
+async def add_permission(call: Call, request: aws.AddPermissionRequest) -> None:
+    topic = topic_of(call, request.queue_url)
     label, accounts, actions = request.label, request.aws_account_ids, request.actions
     if not label:
         raise missing("Label")
@@ -276,35 +268,28 @@ async def add_permission(context: Context, call: Call, request: aws.AddPermissio
         raise missing("Actions")
 
     def permit(current: Topic) -> Topic:
-        policy = queue_policies.add_permission(
-            current.settings.policy,
-            arn=current.arn,
-            label=label,
-            accounts=accounts,
-            actions=actions,
-        )
-        return current.with_settings(now_ms=context.clock.wall_ms(), policy=policy)
+        named = partial(queue_policies.add_permission, arn=current.arn, label=label)
+        policy = named(current.settings.policy, accounts=accounts, actions=actions)
+        return current.with_settings(now_ms=call.context.clock.wall_ms(), policy=policy)
 
-    await _change(context, topic, permit)
+    await _change(call, topic, permit)
 
 
-async def remove_permission(
-    context: Context, call: Call, request: aws.RemovePermissionRequest
-) -> None:
-    topic = topic_of(context, call, request.queue_url)
+async def remove_permission(call: Call, request: aws.RemovePermissionRequest) -> None:
+    topic = topic_of(call, request.queue_url)
     label = request.label
     if not label:
         raise missing("Label")
 
     def revoke(current: Topic) -> Topic:
         policy = queue_policies.remove_permission(current.settings.policy, label=label)
-        return current.with_settings(now_ms=context.clock.wall_ms(), policy=policy)
+        return current.with_settings(now_ms=call.context.clock.wall_ms(), policy=policy)
 
-    await _change(context, topic, revoke)
+    await _change(call, topic, revoke)
 
 
-async def tag_queue(context: Context, call: Call, request: aws.TagQueueRequest) -> None:
-    topic = topic_of(context, call, request.queue_url)
+async def tag_queue(call: Call, request: aws.TagQueueRequest) -> None:
+    topic = topic_of(call, request.queue_url)
     if not request.tags:
         raise missing("Tags")
     tags = checked_tags(request.tags)
@@ -313,11 +298,11 @@ async def tag_queue(context: Context, call: Call, request: aws.TagQueueRequest) 
         after = merged_tags(current.tags, tags, queue_name=current.name)
         return msgspec.structs.replace(current, tags=after)
 
-    await _change(context, topic, tag)
+    await _change(call, topic, tag)
 
 
-async def untag_queue(context: Context, call: Call, request: aws.UntagQueueRequest) -> None:
-    topic = topic_of(context, call, request.queue_url)
+async def untag_queue(call: Call, request: aws.UntagQueueRequest) -> None:
+    topic = topic_of(call, request.queue_url)
     if request.tag_keys is None:
         raise missing("TagKeys")
     check_tag_keys(request.tag_keys)
@@ -327,9 +312,9 @@ async def untag_queue(context: Context, call: Call, request: aws.UntagQueueReque
         kept = {key: value for key, value in current.tags.items() if key not in keys}
         return msgspec.structs.replace(current, tags=kept)
 
-    await _change(context, topic, untag)
+    await _change(call, topic, untag)
 
 
-async def list_queue_tags(context: Context, call: Call, request: aws.QueueRequest) -> aws.Reply:
-    topic = topic_of(context, call, request.queue_url)
+async def list_queue_tags(call: Call, request: aws.QueueRequest) -> aws.Reply:
+    topic = topic_of(call, request.queue_url)
     return aws.ListQueueTagsReply(tags=dict(topic.tags) or None)

@@ -7,12 +7,12 @@ import asyncio
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from penstock.cursor.leases.receipt import open_receipt, seal
-from penstock.frontend.sqs.context import Call, Context
-from penstock.frontend.sqs.protocols import Codec
-from penstock.frontend.sqs.rules.requests import (
+from penstock.frontend.sqs.context import (
+    Call,
     call_partitions,
     check_entries,
     check_id,
@@ -20,6 +20,7 @@ from penstock.frontend.sqs.rules.requests import (
     sequence_number,
     topic_of,
 )
+from penstock.frontend.sqs.protocols import Codec
 from penstock.model.calls import Ack, BrokerCall, Extend, Lease, Results
 from penstock.model.errors import InvalidReceipt, InvalidRequest, PenstockError
 from penstock.model.limits import BATCH_ENTRIES_MAX, KIB, LEASE_MS_MAX, WAIT_MS_MAX
@@ -36,7 +37,9 @@ from penstock.wire.aws.faults import Fault, fault_of, invalid_value, missing
 LARGE_BYTES: Final = 256 * KIB  # size of a large reply, or of large attributes of a message
 PIECE_CHARS: Final = 64 * KIB
 TOKEN_BYTES: Final = 16
+LEASE_S_MAX: Final = LEASE_MS_MAX // 1_000
 
+T = TypeVar("T")
 Show = Callable[[Delivery, Topic], str | None]
 
 # The nine system attributes. An attribute whose function returns None is not shown.
@@ -57,10 +60,9 @@ SYSTEM_ATTRIBUTES: Final[Mapping[str, Show]] = {
 }
 
 
-async def receive_message(
-    context: Context, call: Call, request: aws.ReceiveMessageRequest
-) -> aws.ReceiveMessageReply | HttpReply:
-    topic = topic_of(context, call, request.queue_url)
+async def receive_message(call: Call, request: aws.ReceiveMessageRequest) -> aws.Reply | HttpReply:
+    context = call.context
+    topic = topic_of(call, request.queue_url)
     names = {*(request.attribute_names or ()), *(request.message_system_attribute_names or ())}
     # Other names are ignored: once, names of queue attributes were allowed here.
     system = tuple(row for row in SYSTEM_ATTRIBUTES.items() if row[0] in names or "All" in names)
@@ -200,79 +202,53 @@ def _filled_in(
     return pieces
 
 
-LEASE_S_MAX = LEASE_MS_MAX // 1_000
-
-T = TypeVar("T")
-
-
-E = TypeVar("E", aws.DeleteMessageBatchRequestEntry, aws.ChangeMessageVisibilityBatchRequestEntry)
-
-
-async def delete_message(context: Context, call: Call, request: aws.DeleteMessageRequest) -> None:
-    topic = topic_of(context, call, request.queue_url)
+async def delete_message(call: Call, request: aws.DeleteMessageRequest) -> None:
+    topic = topic_of(call, request.queue_url)
     claim = _claim(request.receipt_handle, topic)
-    [error] = await context.broker.call(Ack(topic, claim.partition, (claim,)))
+    [error] = await call.context.broker.call(Ack(topic, claim.partition, (claim,)))
     if error is not None:
         raise _fault_of(error, request)
-    context.meter.deleted(1)
+    call.context.meter.deleted(1)
 
 
-async def change_message_visibility(
-    context: Context, call: Call, request: aws.ChangeMessageVisibilityRequest
-) -> None:
+async def change_visibility(call: Call, request: aws.ChangeMessageVisibilityRequest) -> None:
     """Set a new visibility timeout of a received message; zero makes it visible at once."""
-    topic = topic_of(context, call, request.queue_url)
+    topic = topic_of(call, request.queue_url)
     lease_ms = _lease_ms(request.visibility_timeout)
     claim = _claim(request.receipt_handle, topic)
-    [error] = await context.broker.call(Extend(topic, claim.partition, ((claim, lease_ms),)))
+    [error] = await call.context.broker.call(Extend(topic, claim.partition, ((claim, lease_ms),)))
     if error is not None:
         raise _fault_of(error, request)
 
 
-async def delete_message_batch(
-    context: Context, call: Call, request: aws.DeleteMessageBatchRequest
-) -> aws.DeleteMessageBatchReply:
-    topic = topic_of(context, call, request.queue_url)
-    ids, failures = await _each(
-        context,
-        topic,
-        request.entries or [],
-        "DeleteMessageBatchRequestEntry",
-        lambda _, claim: claim,
-        lambda partition, claims: Ack(topic, partition, claims),
-    )
-    context.meter.deleted(len(ids))
+async def delete_message_batch(call: Call, request: aws.DeleteMessageBatchRequest) -> aws.Reply:
+    ids, failures = await _each(call, request, Ack, lambda _, claim: claim)
+    call.context.meter.deleted(len(ids))
     successes = [aws.DeleteMessageBatchResultEntry(id=each) for each in ids]
     return aws.DeleteMessageBatchReply(successful=successes or None, failed=failures)
 
 
-async def change_message_visibility_batch(
-    context: Context, call: Call, request: aws.ChangeMessageVisibilityBatchRequest
-) -> aws.ChangeMessageVisibilityBatchReply:
-    topic = topic_of(context, call, request.queue_url)
+async def change_visibility_batch(
+    call: Call, request: aws.ChangeMessageVisibilityBatchRequest
+) -> aws.Reply:
     ids, failures = await _each(
-        context,
-        topic,
-        request.entries or [],
-        "ChangeMessageVisibilityBatchRequestEntry",
-        lambda entry, claim: (claim, _lease_ms(entry.visibility_timeout)),
-        lambda partition, extensions: Extend(topic, partition, extensions),
+        call, request, Extend, lambda entry, claim: (claim, _lease_ms(entry.visibility_timeout))
     )
     successes = [aws.ChangeMessageVisibilityBatchResultEntry(id=each) for each in ids]
     return aws.ChangeMessageVisibilityBatchReply(successful=successes or None, failed=failures)
 
 
 async def _each(
-    context: Context,
-    topic: Topic,
-    entries: Sequence[E],
-    entry_name: str,
-    prepare: Callable[[E, Claim], T],
-    call_of: Callable[[int, Sequence[T]], BrokerCall[Results]],
+    call: Call,
+    request: aws.DeleteMessageBatchRequest | aws.ChangeMessageVisibilityBatchRequest,
+    kind: Callable[[Topic, int, Sequence[T]], BrokerCall[Results]],
+    prepare: Callable[[Any, Claim], T],
 ) -> tuple[list[str], list[aws.BatchResultErrorEntry] | None]:
     """Make the broker calls for all entries of a batch request. Returns the ids of the entries that
     succeeded, and the failures, or None if there are none."""
-    check_entries(entries, entry_name=entry_name)
+    topic = topic_of(call, request.queue_url)
+    entries: Sequence[Any] = request.entries or []
+    check_entries(entries, entry_name=f"{type(request).__name__}Entry")
     failures: list[aws.BatchResultErrorEntry] = []
     parts: dict[int, list[tuple[int, T]]] = {}
     for index, entry in enumerate(entries):
@@ -281,7 +257,8 @@ async def _each(
             parts.setdefault(claim.partition, []).append((index, prepare(entry, claim)))
         except Fault as error:
             failures.append(failed(entry, error))
-    results = await call_partitions(context.broker, parts, call_of) if parts else {}
+    broker, call_of = call.context.broker, partial(kind, topic)
+    results = await call_partitions(broker, parts, call_of) if parts else {}
     ids: list[str] = []
     for index, result in sorted(results.items()):
         entry = entries[index]

@@ -1,12 +1,13 @@
 """SendMessage and SendMessageBatch."""
 
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 
 import msgspec
 
-from penstock.frontend.sqs.context import Call, Context
-from penstock.frontend.sqs.rules.requests import (
+from penstock.frontend.sqs.context import (
+    Call,
     call_partitions,
     check_entries,
     check_id,
@@ -51,8 +52,9 @@ class Prepared(msgspec.Struct, gc=False):
     md5_of_system_attributes: str | None
 
 
-async def send_message(context: Context, call: Call, request: aws.SendMessageRequest) -> aws.Reply:
-    topic = call.topic or topic_of(context, call, request.queue_url)
+async def send_message(call: Call, request: aws.SendMessageRequest) -> aws.Reply:
+    context = call.context
+    topic = call.topic or topic_of(call, request.queue_url)
     if topic.source_id is not None:
         raise read_only(topic)
     trace_id = trace_of_request(call.http.headers.get(TRACE_ID))
@@ -78,10 +80,9 @@ async def send_message(context: Context, call: Call, request: aws.SendMessageReq
     )
 
 
-async def send_message_batch(
-    context: Context, call: Call, request: aws.SendMessageBatchRequest
-) -> aws.SendMessageBatchReply:
-    topic = topic_of(context, call, request.queue_url)
+async def send_message_batch(call: Call, request: aws.SendMessageBatchRequest) -> aws.Reply:
+    context = call.context
+    topic = topic_of(call, request.queue_url)
     if topic.source_id is not None:
         raise read_only(topic)
     entries = request.entries or []
@@ -108,11 +109,8 @@ async def send_message_batch(
         for ready in prepared.values():
             message = ready.message
             ready.message = sealing.sealed(topic, message) or await sealing.seal(topic, message)
-    results = await call_partitions(
-        context.broker,
-        _parts(context, topic, prepared),
-        lambda partition, messages: Append(topic, partition, messages),
-    )
+    parts = _parts(call, topic, prepared)
+    results = await call_partitions(context.broker, parts, partial(Append, topic))
     successes = []
     sent_bytes = 0
     for index, ready in prepared.items():
@@ -138,13 +136,13 @@ async def send_message_batch(
 
 
 def _parts(
-    context: Context, topic: Topic, prepared: dict[int, Prepared]
+    call: Call, topic: Topic, prepared: dict[int, Prepared]
 ) -> dict[int, list[tuple[int, Message]]]:
     """Return the messages by partition. A batch for a standard queue goes to one partition; a batch
     for a FIFO queue is split by message group."""
     if not topic.is_fifo:
         messages = [(index, ready.message) for index, ready in prepared.items()]
-        return {context.rotation.next(topic): messages}
+        return {call.context.rotation.next(topic): messages}
     parts: dict[int, list[tuple[int, Message]]] = {}
     for index, ready in prepared.items():
         partition = partition_of_group(ready.message.group or "", topic.partition_count)
@@ -196,22 +194,12 @@ def prepare(
         dedup_id = request.message_deduplication_id
         if dedup_id is not None:
             raise invalid_value(dedup_id, "MessageDeduplicationId", _WRONG_KIND)
-    return Prepared(
-        Message(
-            entropy(16),
-            body,
-            attributes,
-            group,
-            dedup_id,
-            delay_ms,
-            sender,
-            trace_id if trace is None else trace.value.decode(),
-        ),
-        size_bytes,
-        md5_of_body(body),
-        None if attributes is None else md5_of_attributes(attributes),
-        None if trace is None else md5_of_attributes({TRACE_HEADER: trace}),
-    )
+    of_attributes = None if attributes is None else md5_of_attributes(attributes)
+    of_system = None
+    if trace is not None:
+        trace_id, of_system = trace.value.decode(), md5_of_attributes({TRACE_HEADER: trace})
+    message = Message(entropy(16), body, attributes, group, dedup_id, delay_ms, sender, trace_id)
+    return Prepared(message, size_bytes, md5_of_body(body), of_attributes, of_system)
 
 
 def check_total(size_bytes: int) -> None:
@@ -249,7 +237,5 @@ def _delay_ms(delay_seconds: int | None, topic: Topic) -> int | None:
 
 
 def _no_dedup_id() -> Fault:
-    return invalid(
-        "The queue should either have ContentBasedDeduplication enabled or "
-        "MessageDeduplicationId provided explicitly"
-    )
+    text = "The queue should either have ContentBasedDeduplication enabled or"
+    return invalid(f"{text} MessageDeduplicationId provided explicitly")

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.frontend.sqs.rules import queue_policies
 from penstock.model.limits import QUEUE_PARTITIONS_MAX
-from penstock.model.topic import DedupScope, Fsync, Kind, QueueSettings, QueueStats, Redrive, Topic
+from penstock.model.topic import DedupScope, Fsync, Kind, QueueSettings, QueueStats, Topic
 from penstock.wire.aws.faults import Fault, fault, invalid_value
 
 ALL: Final = "All"
@@ -30,10 +30,6 @@ class QueueAttribute:
     is_fifo_only: bool = False
     is_create_only: bool = False
     is_ours: bool = False
-
-    @property
-    def is_count(self) -> bool:
-        return self.field.startswith("stats.")
 
     def of(self, topic: Topic, stats: QueueStats) -> Any:
         holder, _, name = self.field.rpartition(".")
@@ -78,18 +74,11 @@ def _throughput_limit(text: str) -> str:
 
 
 def _policy(text: str) -> str | None:
-    if not text:
-        return None
-    queue_policies.check_policy(text)
-    return text
+    return queue_policies.check_policy(text) if text else None
 
 
 def _redrive_allow(text: str) -> str | None:
     return None if queue_policies.parse_redrive_allow(text) is None else text
-
-
-def _redrive_text(redrive: Redrive | None) -> str | None:
-    return None if redrive is None else queue_policies.redrive_text(redrive)
 
 
 def _same_json(given: str | None, current: str | None) -> bool:
@@ -130,7 +119,10 @@ _ROWS = (
     QueueAttribute("VisibilityTimeout", "settings.lease_ms", *_seconds(0, 43_200)),
     QueueAttribute("Policy", "settings.policy", _policy, _optional, _same_json),
     QueueAttribute(
-        "RedrivePolicy", "settings.redrive", queue_policies.parse_redrive, _redrive_text
+        "RedrivePolicy",
+        "settings.redrive",
+        queue_policies.parse_redrive,
+        lambda redrive: None if redrive is None else queue_policies.redrive_text(redrive),
     ),
     QueueAttribute(
         "RedriveAllowPolicy", "settings.redrive_allow", _redrive_allow, _optional, _same_json

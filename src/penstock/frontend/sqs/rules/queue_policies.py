@@ -1,8 +1,8 @@
 """The access policy, redrive policies and tags of a queue."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,33 +24,33 @@ TAG_VALUE_MAX = 256
 STATEMENTS_MAX = evaluation.STATEMENTS_MAX[evaluation.Kind.RESOURCE]
 
 # Actions that SQS does not allow a policy to grant to another account.
-OWNER_ONLY = frozenset(
-    (
-        "AddPermission",
-        "CancelMessageMoveTask",
-        "CreateQueue",
-        "DeleteQueue",
-        "ListMessageMoveTasks",
-        "ListQueueTags",
-        "ListQueues",
-        "RemovePermission",
-        "SetQueueAttributes",
-        "StartMessageMoveTask",
-        "TagQueue",
-        "UntagQueue",
-    )
+OWNER_ONLY = (
+    "AddPermission",
+    "CancelMessageMoveTask",
+    "CreateQueue",
+    "DeleteQueue",
+    "ListMessageMoveTasks",
+    "ListQueueTags",
+    "ListQueues",
+    "RemovePermission",
+    "SetQueueAttributes",
+    "StartMessageMoveTask",
+    "TagQueue",
+    "UntagQueue",
 )
 Tags = Mapping[str, str]
+T = TypeVar("T", bound=msgspec.Struct)
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 _COUNT = re.compile(r"[0-9]{1,9}\Z")
 
 
-def check_policy(text: str) -> None:
+def check_policy(text: str) -> str:
     try:
         evaluation.compile_policy(text, evaluation.Kind.RESOURCE)
     except MalformedPolicy as error:
         text = f"Invalid value for the parameter Policy. Reason: {error}"
         raise fault("InvalidAttributeValue", text) from None
+    return text
 
 
 def add_permission(
@@ -74,9 +74,7 @@ def add_permission(
         "Action": _one_or_many([f"SQS:{one}" for one in actions]),
         "Resource": arn,
     }
-    text = _text(document | {"Statement": [*statements, statement]})
-    check_policy(text)
-    return text
+    return check_policy(_text(document | {"Statement": [*statements, statement]}))
 
 
 def remove_permission(policy: str | None, *, label: str) -> str | None:
@@ -128,13 +126,17 @@ def _one_or_many(values: list[str]) -> str | list[str]:
 
 
 def parse_redrive(text: str) -> Redrive | None:
-    """Parse a RedrivePolicy. Returns None for an empty text, which removes the policy."""
+    return _parsed(text, "RedrivePolicy", _redrive)
+
+
+def _parsed(text: str, name: str, read: Callable[[dict[str, Any] | None], T | str]) -> T | None:
+    """Parse a policy. Returns None for an empty text, which removes the policy."""
     if not text:
         return None
-    redrive = _redrive(_json_object(text))
-    if isinstance(redrive, str):
-        raise invalid_value(text, "RedrivePolicy", redrive)
-    return redrive
+    found = read(_json_object(text))
+    if isinstance(found, str):
+        raise invalid_value(text, name, found)
+    return found
 
 
 def _redrive(document: dict[str, Any] | None) -> Redrive | str:
@@ -173,13 +175,7 @@ class RedriveAllow(msgspec.Struct, frozen=True):
 
 
 def parse_redrive_allow(text: str) -> RedriveAllow | None:
-    """Parse a RedriveAllowPolicy. Returns None for an empty text, which removes the policy."""
-    if not text:
-        return None
-    allow = _redrive_allow(_json_object(text))
-    if isinstance(allow, str):
-        raise invalid_value(text, "RedriveAllowPolicy", allow)
-    return allow
+    return _parsed(text, "RedriveAllowPolicy", _redrive_allow)
 
 
 def _redrive_allow(document: dict[str, Any] | None) -> RedriveAllow | str:
