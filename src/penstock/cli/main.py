@@ -62,8 +62,8 @@ COMMANDS: Table = {
         "pipeline": ("pipeline.commands", "Run and watch Spark jobs. Needs penstock[spark].")
     },
     "Learn": {
-        "examples": ("setup.examples", "Print examples to copy."),
-        "completion": ("setup.examples", "Print the tab completion script for a shell."),
+        "examples": ("setup.generate", "Print examples to copy."),
+        "completion": ("setup.generate", "Print the tab completion script for a shell."),
     },
 }
 
