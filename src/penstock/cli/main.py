@@ -121,10 +121,14 @@ def main() -> NoReturn:
 
 
 def _as_failure(error: Exception) -> Failure:
+    from penstock.cli.clients.kafka import failure_of
     from penstock.model import errors
+    from penstock.net.kafka_client.errors import KafkaTrouble
 
     if isinstance(error, Failure):
         return error
+    if isinstance(error, KafkaTrouble):
+        return failure_of(error)
     if isinstance(error, errors.PenstockError):
         if isinstance(error, errors.SetupError):
             return Failure(error.what, error.why, error.do, exit_code=ExitCode(error.code))

@@ -51,9 +51,11 @@ def _as_queue(session: Session, name: str, *, verb: str) -> Iterator[None]:
 
 
 def _is_topic(session: Session, name: str) -> bool:
+    from penstock.net.kafka_client.errors import KafkaTrouble
+
     try:
-        session.kafka.topic(name, what="cannot read topic")
-    except Failure:
+        session.kafka.topic(name)
+    except (Failure, KafkaTrouble):
         return False
     return True
 

@@ -13,7 +13,7 @@ from penstock.cli.messages.producing import as_item, as_text, value_text
 from penstock.cli.messages.sending import Interrupts
 from penstock.cli.terminal.failure import PASSING, ExitCode, Failure, Unhealthy
 from penstock.cli.topics import offsets
-from penstock.net.kafka_client.client import Fetched, Place
+from penstock.net.kafka_client.client import Fetched, KafkaRefused, Place
 from penstock.record.batch import ATTR_TRANSACTIONAL
 from penstock.record.control import TYPE_ABORT, iter_control
 from penstock.record.malformed import MalformedBatch
@@ -63,24 +63,23 @@ class Reader:
         self._group = request.group
         self._is_following = request.is_following
         self._what = f"cannot read topic '{topic}'"
-        places = self._kafka.places(topic, what=self._what)
-        if request.partition is not None:
-            places = [place for place in places if place.partition == request.partition]
-            if not places:
-                raise refused(
-                    f"{self._what}: partition {request.partition}",
-                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                )
-        self._places = places
         origin = request.origin or ("earliest" if request.group is not None else "latest")
         if isinstance(origin, str):
             origin = offsets.target_of(origin, what="cannot start at", option="--from")
-        if request.group is not None:
-            offsets.check_idle(self._kafka, request.group, what=self._what)
-        # The next offset to print, and the end of the log when the command started.
-        self.done, self._ends = offsets.offsets_at(
-            self._kafka, places, origin, what=self._what, is_committed=True
-        )
+        with failing(self._what):
+            places = self._kafka.places(topic)
+            if request.partition is not None:
+                places = [place for place in places if place.partition == request.partition]
+                if not places:
+                    missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    raise KafkaRefused(missing, subject=f"partition {request.partition}")
+            if request.group is not None:
+                offsets.check_idle(self._kafka, request.group, what=self._what)
+            # The next offset to print, and the end of the log when the command started.
+            self.done, self._ends = offsets.offsets_at(
+                self._kafka, places, origin, is_committed=True
+            )
+        self._places = places
         if request.group is not None:
             known = offsets.committed(self._kafka, request.group)
             self.done |= {place: known[place] for place in places if place in known}
@@ -129,9 +128,9 @@ class Reader:
     def _fetch(self, places: Sequence[Place]) -> dict[Place, Fetched]:
         wait_ms = 0
         if self._is_following:
-            wait_ms = _WAIT_MS if self._kafka.client.has_one_leader(places) else _WAIT_MS_SEVERAL
+            wait_ms = _WAIT_MS if self._kafka.has_one_leader(places) else _WAIT_MS_SEVERAL
         with failing(self._what):
-            return self._kafka.client.try_fetch(
+            return self._kafka.try_fetch(
                 {place: self.fetched[place] for place in places},
                 wait_ms=wait_ms,
                 bytes_min=1 if wait_ms else 0,
@@ -166,7 +165,8 @@ class Reader:
     def _correct(self, place: Place, code: int) -> bool:
         """Handle an error code: return True to retry, False if the offset was corrected."""
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            starts, ends = self._kafka.bounds([place], what=self._what, is_committed=True)
+            with failing(self._what):
+                starts, ends = self._kafka.bounds([place], is_committed=True)
             offset = self.fetched[place]
             nearest = min(max(offset, starts[place]), ends[place])
             reason = "was removed" if nearest > offset else "is after the end of the log"
@@ -186,6 +186,6 @@ class Reader:
         self._session.out.flush()
         moved = {place: at for place, at in self.done.items() if at != self._committed[place]}
         if moved:
-            what = f"cannot commit offsets of group '{self._group}'"
-            offsets.commit(self._kafka, self._group, moved, what=what)
+            with failing(f"cannot commit offsets of group '{self._group}'"):
+                offsets.commit(self._kafka, self._group, moved)
             self._committed.update(moved)

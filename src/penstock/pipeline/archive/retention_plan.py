@@ -262,7 +262,7 @@ def _committed(client: KafkaClient, places: Sequence[Place]) -> dict[Place, dict
         topics = {place.topic for place in offsets}
         for place in places:
             if place.topic in topics:  # a partition without a committed offset is needed from 0
-                needs.setdefault(place, {})[name] = offsets.get(place, 0)
+                needs.setdefault(place, {})[name] = max(0, offsets.get(place, 0))
     return needs
 
 
