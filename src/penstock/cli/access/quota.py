@@ -52,12 +52,13 @@ def _or_default(kind: click.ParamType[Any]) -> Parsed:
     return Parsed(f"{kind.name}|{_DEFAULT}", parse)
 
 
-@click.group(cls=Noun)
-def quota() -> None:
-    """Show and set the limits (how fast) and quotas (how much) of a tenant.
+quota = Noun(
+    "quota",
+    help="""Show and set the limits (how fast) and quotas (how much) of a tenant.
 
     Tenants have default quotas, except the server's own tenant, and may use only a part of what a
-    node has for all tenants (their share). A quota that you set replaces both."""
+    node has for all tenants (their share). A quota that you set replaces both.""",
+)
 
 
 def _number(value: float) -> str:

@@ -77,9 +77,7 @@ def _delete(
     session.remark(f"deleted {name}")
 
 
-@click.group(cls=Noun)
-def tenant() -> None:
-    """Create, list, show, suspend, resume, delete tenants."""
+tenant = Noun("tenant", help="Create, list, show, suspend, resume, delete tenants.")
 
 
 @tenant.command("create")
@@ -132,9 +130,7 @@ def delete_tenant(session: Session, name: str, yes: bool) -> None:
     _delete(session, "tenant", name, {}, yes)
 
 
-@click.group(cls=Noun)
-def user() -> None:
-    """Create, list, show, delete users; set passwords."""
+user = Noun("user", help="Create, list, show, delete users; set passwords.")
 
 
 def _read_policy(file: str) -> str:
@@ -238,9 +234,7 @@ def remove_password(session: Session, name: str, tenant: str | None, yes: bool) 
     session.remark(f"removed the password of {name}")
 
 
-@click.group(cls=Noun)
-def key() -> None:
-    """Create, list, rotate, disable, enable, delete access keys."""
+key = Noun("key", help="Create, list, rotate, disable, enable, delete access keys.")
 
 
 def _print_key(session: Session, made: Json, profile: str | None) -> None:
@@ -304,9 +298,9 @@ def delete_key(session: Session, key_id: str, yes: bool) -> None:
     _delete(session, "key", key_id, {}, yes)
 
 
-@click.group(cls=Noun)
-def policy() -> None:
-    """Show, put, remove policies of a user; test whether a request is allowed."""
+policy = Noun(
+    "policy", help="Show, put, remove policies of a user; test whether a request is allowed."
+)
 
 
 @policy.command("show")

@@ -69,11 +69,10 @@ _ROW_COLUMNS = (
 )
 _partition_argument = click.argument("partition", type=click.IntRange(0))
 _OFFSETS = click.IntRange(0, 2**63 - 1)
-
-
-@click.group(cls=Noun)
-def cluster() -> None:
-    """Show and change the nodes and partitions of a cluster; run a cluster on this machine."""
+cluster = Noun(
+    "cluster",
+    help="Show and change the nodes and partitions of a cluster; run a cluster on this machine.",
+)
 
 
 @cluster.command()
@@ -264,9 +263,10 @@ def _remarks(found: Found) -> list[str]:
     return lines
 
 
-@click.group(cls=Noun)
-def coordinator() -> None:
-    """Show or skip an unreadable row in the log of a coordinator (__groups, __transactions)."""
+coordinator = Noun(
+    "coordinator",
+    help="Show or skip an unreadable row in the log of a coordinator (__groups, __transactions).",
+)
 
 
 @coordinator.command()

@@ -26,11 +26,7 @@ _COLUMNS = columns(
     nodes=lambda nodes: ",".join(map(str, nodes)) or "-",
 )
 _FINDING_COLUMNS = columns("backup, file, reason WHY")
-
-
-@click.group(cls=Noun)
-def backup() -> None:
-    """Create, list, verify and restore backups of a server or cluster."""
+backup = Noun("backup", help="Create, list, verify and restore backups of a server or cluster.")
 
 
 @backup.command()

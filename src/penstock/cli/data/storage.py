@@ -41,11 +41,7 @@ _RECORD_COLUMNS = columns(
     body=lambda body: one_line(body, _BODY_WIDTH),
 )
 _dir_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-
-
-@click.group(cls=Noun)
-def storage() -> None:
-    """Inspect and verify the data folder of a stopped server."""
+storage = Noun("storage", help="Inspect and verify the data folder of a stopped server.")
 
 
 @storage.command("inspect")

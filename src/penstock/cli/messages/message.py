@@ -28,11 +28,7 @@ _OPTIONAL_FIELDS = {
     "source": "DeadLetterQueueSourceArn",
     "trace_header": "AWSTraceHeader",
 }
-
-
-@click.group(cls=Noun)
-def message() -> None:
-    """Send, receive, peek, tail, delete messages."""
+message = Noun("message", help="Send, receive, peek, tail, delete messages.")
 
 
 @contextlib.contextmanager

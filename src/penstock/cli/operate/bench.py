@@ -42,11 +42,7 @@ _shape_options = several(
     option("--size", bytes_of(1, 1_048_576), "size of a message body", default=1_024),
     click.option("--queue", metavar="NAME", help="queue to use [default: a temporary queue]"),
 )
-
-
-@click.group(cls=Noun)
-def bench() -> None:
-    """Measure the throughput and latency of a running server."""
+bench = Noun("bench", help="Measure the throughput and latency of a running server.")
 
 
 @bench.command()

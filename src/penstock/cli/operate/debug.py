@@ -56,11 +56,7 @@ _FORMS: Final = (
         MASK,
     ),
 )
-
-
-@click.group(cls=Noun)
-def debug() -> None:
-    """Collect the data for a bug report, without secrets."""
+debug = Noun("debug", help="Collect the data for a bug report, without secrets.")
 
 
 @debug.command()

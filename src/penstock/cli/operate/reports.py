@@ -43,11 +43,7 @@ _USAGE_COLUMNS = columns(
     bytes_out=size,
 )
 _CSV_COLUMNS = (*_NAMES, *_SUMS, "stored_bytes", "byte_hours")
-
-
-@click.group(cls=Noun)
-def audit() -> None:
-    """Show the audit trail: which principal did what, and when."""
+audit = Noun("audit", help="Show the audit trail: which principal did what, and when.")
 
 
 @audit.command()
@@ -105,9 +101,7 @@ def tail(
         session.out.line("no matching entries in this period")
 
 
-@click.group(cls=Noun)
-def usage() -> None:
-    """Report the usage of tenants: requests, messages, bytes."""
+usage = Noun("usage", help="Report the usage of tenants: requests, messages, bytes.")
 
 
 @usage.command()

@@ -21,11 +21,7 @@ _LIST_COLUMNS = columns(
 _TASK_COLUMNS = columns(
     "status, started_at_ms STARTED, moved#, to_move# OF, to, rate# RATE/s, failure_reason WHY"
 )
-
-
-@click.group(cls=Noun)
-def dlq() -> None:
-    """List dead-letter queues and redrive their messages."""
+dlq = Noun("dlq", help="List dead-letter queues and redrive their messages.")
 
 
 @dlq.command("list")

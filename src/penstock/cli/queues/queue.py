@@ -40,11 +40,7 @@ _RATE_COLUMNS = (
     ),
 )
 _tag_option = repeatable("--tag tags", "KEY=VALUE", "tag to add or change")
-
-
-@click.group(cls=Noun)
-def queue() -> None:
-    """Create, list, show, set, delete, purge queues; show their counts."""
+queue = Noun("queue", help="Create, list, show, set, delete, purge queues; show their counts.")
 
 
 @queue.command()

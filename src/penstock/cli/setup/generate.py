@@ -21,11 +21,10 @@ _WHERE = {
     "zsh": 'add to ~/.zshrc:  eval "$(penstock completion zsh)"',
     "fish": "run once:  penstock completion fish > ~/.config/fish/completions/penstock.fish",
 }
-
-
-@click.group()
-def generate() -> None:
-    """Generate configuration, certificates, and files for systemd, Docker and Kubernetes."""
+generate = click.Group(
+    "generate",
+    help="Generate configuration, certificates, and files for systemd, Docker and Kubernetes.",
+)
 
 
 @generate.command()

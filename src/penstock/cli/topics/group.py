@@ -53,11 +53,7 @@ _MEMBER_COLUMNS = columns(
 )
 _LAG_COLUMNS = columns("group, topic, partition# PART, committed#, end#, lag#, lag_s# BEHIND")
 _RESET_COLUMNS = columns("topic, partition# PART, before#, after#")
-
-
-@click.group(cls=Noun)
-def group() -> None:
-    """List, show, reset, delete consumer groups; show their lag."""
+group = Noun("group", help="List, show, reset, delete consumer groups; show their lag.")
 
 
 def _groups(session: Session) -> dict[str, Group]:

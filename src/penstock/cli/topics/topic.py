@@ -30,11 +30,9 @@ QUEUE_CONFIG = "penstock.queue"
 Extents = Mapping[Place, int]
 _LIST_COLUMNS = columns("name, partitions# PARTS, records#, log_bytes# DISK")
 _PARTITION_COLUMNS = columns("partition# PART, leader#, start#, end#, log_bytes# DISK")
-
-
-@click.group(cls=Noun)
-def topic() -> None:
-    """Create, list, show, set, delete topics; add partitions; open a topic as a queue."""
+topic = Noun(
+    "topic", help="Create, list, show, set, delete topics; add partitions; open a topic as a queue."
+)
 
 
 def _configs_of(pairs: Iterable[str]) -> dict[str, str]:
