@@ -102,8 +102,7 @@ pipeline = LazyGroup(
 def root() -> None:
     """Penstock: a message queue for SQS and Kafka clients.
 
-    Start a server with `penstock serve`, then try `penstock queue create jobs`.
-    """
+    Start a server with `penstock serve`, then try `penstock queue create jobs`."""
 
 
 def run(args: Sequence[str]) -> int:

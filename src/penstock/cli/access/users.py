@@ -202,8 +202,7 @@ def delete_user(session: Session, name: str, tenant: str | None, yes: bool) -> N
 def set_password(session: Session, name: str, tenant: str | None) -> None:
     """Set the password of a user for Kafka clients (SCRAM-SHA-256 and SCRAM-SHA-512).
 
-    On a terminal the command prompts for it, otherwise it reads the first line of stdin.
-    """
+    On a terminal the command prompts for it, otherwise it reads the first line of stdin."""
     from penstock.cli.access.password import derive
 
     what = f"cannot set a password for '{name}'"

@@ -22,15 +22,8 @@ QUERY_SECONDS_MAX = 2.0
 
 Found = Mapping[str, Any]
 
-_STATES = (
-    "under_replicated",
-    "below_minimum",
-    "leaderless",
-    "lost",
-    "moving",
-    "missing",
-    "orphaned",
-)
+_STATE_NAMES = "under_replicated below_minimum leaderless lost moving missing orphaned"
+_STATES = _STATE_NAMES.split()
 
 
 def _numbers(nodes: Sequence[int]) -> str:

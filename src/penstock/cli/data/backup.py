@@ -81,8 +81,7 @@ def list_backups(session: Session, folder: Path) -> None:
 def verify(session: Session, folder: Path) -> None:
     """Read every byte of a backup, or of all backups in a folder, and compare checksums.
 
-    Exit code 8 if a file is missing, changed or unexpected.
-    """
+    Exit code 8 if a file is missing, changed or unexpected."""
     from penstock.backup.manifest import verify as verify_one
 
     chosen = _several(folder) or [folder]

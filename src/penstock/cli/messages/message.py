@@ -110,7 +110,8 @@ def send(
 
         bodies, path = _input(words, path, is_stdin_default=not sys.stdin.isatty())
         given = tuple(map(producing.header_from_flag, headers))
-        defaults = producing.RecordDefaults(None if key is None else key.encode(), given, partition)
+        encoded = None if key is None else key.encode()
+        defaults = producing.OutgoingRecord(0, encoded, None, given, partition)
         source, is_single = sending.read_input(bodies, path), len(bodies) == 1
         producing.send_records(
             session, topic, source, defaults, is_ndjson=ndjson, is_single=is_single

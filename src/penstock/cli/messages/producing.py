@@ -31,26 +31,22 @@ _BATCH_BYTES_MAX = 262_144
 _BATCH_RECORDS_MAX = 1_000
 _SEQUENCES = 2**31
 
+Batch = tuple[bytes, Sequence["OutgoingRecord"]]  # encoded, and its records
+
 
 class OutgoingRecord(NamedTuple):
-    place: int  # number of the line or argument, from one
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[Header] = ()
-    partition: int | None = None
-
-
-class RecordDefaults(NamedTuple):
+    place: int = 0  # number of the line or argument, from one
     key: bytes | None = None
+    value: bytes | None = None
     headers: Sequence[Header] = ()
     partition: int | None = None
 
 
-def from_text(place: int, value: str, defaults: RecordDefaults) -> OutgoingRecord:
-    return OutgoingRecord(place, defaults.key, value.encode(), defaults.headers, defaults.partition)
+def from_text(place: int, value: str, defaults: OutgoingRecord) -> OutgoingRecord:
+    return defaults._replace(place=place, value=value.encode())
 
 
-def from_json(place: int, line: str, defaults: RecordDefaults) -> OutgoingRecord:
+def from_json(place: int, line: str, defaults: OutgoingRecord) -> OutgoingRecord:
     try:
         given = parse_object(line, _FIELDS)
         if "value" not in given and "value_base64" not in given:
@@ -160,7 +156,7 @@ def send_records(
     session: Session,
     topic: str,
     source: Iterable[Lines],
-    defaults: RecordDefaults,
+    defaults: OutgoingRecord,
     *,
     is_ndjson: bool,
     is_single: bool,
@@ -174,7 +170,7 @@ def send_records(
 
 
 def _records(
-    source: Iterable[Lines], defaults: RecordDefaults, *, is_ndjson: bool
+    source: Iterable[Lines], defaults: OutgoingRecord, *, is_ndjson: bool
 ) -> Iterator[Sequence[OutgoingRecord]]:
     make = from_json if is_ndjson else from_text
     for chunk in source:
@@ -187,11 +183,6 @@ def _records(
                 yield made
             raise
         yield made
-
-
-class _Batch(NamedTuple):
-    data: bytes
-    records: Sequence[OutgoingRecord]
 
 
 class RecordSender(Sender):
@@ -227,11 +218,11 @@ class RecordSender(Sender):
             # One batch per partition at a time keeps the order of the input in each partition.
             batches = {number: self._cut(number, records) for number, records in waiting.items()}
             self._produce(dict(batches))
-            for number, batch in batches.items():
-                del waiting[number][: len(batch.records)]
+            for number, (_, records) in batches.items():
+                del waiting[number][: len(records)]
             waiting = {number: records for number, records in waiting.items() if records}
 
-    def _cut(self, partition: int, records: Sequence[OutgoingRecord]) -> _Batch:
+    def _cut(self, partition: int, records: Sequence[OutgoingRecord]) -> Batch:
         encoded: list[bytes] = []
         size = 0
         for each in records[:_BATCH_RECORDS_MAX]:
@@ -258,23 +249,24 @@ class RecordSender(Sender):
             producer_epoch=producer_epoch,
             base_sequence=-1 if producer_id == NO_PRODUCER else self._sequences.get(partition, 0),
         )
-        return _Batch(data, records[: len(encoded)])
+        return data, records[: len(encoded)]
 
-    def _produce(self, left: dict[int, _Batch]) -> None:
+    def _produce(self, left: dict[int, Batch]) -> None:
         """Send batches, and retry until each is accepted or rejected, or until the timeout."""
         # A batch may be stored although the reply is lost: retry only with a sequence number.
         is_repeatable = self._producer[0] != NO_PRODUCER
         with failing(self._what):
             self._kafka.retried(partial(self._try, left), is_repeatable=is_repeatable)
 
-    def _try(self, left: dict[int, _Batch]) -> None:
+    def _try(self, left: dict[int, Batch]) -> None:
         """Send batches once, and remove finished ones from ``left``. Raises an error to retry."""
         passing: KafkaRefused | None = None
-        data = {Place(self._target, number): batch.data for number, batch in left.items()}
-        for part in self._kafka.try_produce(data).values():
-            batch, error = left[part.index], KafkaRefused(part.error_code, part.error_message or "")
+        batches = {Place(self._target, number): data for number, (data, _) in left.items()}
+        for part in self._kafka.try_produce(batches).values():
+            _, records = left[part.index]
+            error = KafkaRefused(part.error_code, part.error_message or "")
             if part.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                count, base = len(batch.records), part.base_offset
+                count, base = len(records), part.base_offset
                 sequence = self._sequences.get(part.index, 0)
                 self._sequences[part.index] = (sequence + count) % _SEQUENCES
                 self.accepted += count
@@ -285,7 +277,7 @@ class RecordSender(Sender):
             elif failure_of(error).exit_code is ExitCode.DENIED:
                 raise error  # all other records would be denied as well
             else:
-                for record in batch.records:
+                for record in records:
                     self.reject(record.place, str(error))
             del left[part.index]
         if passing is not None:

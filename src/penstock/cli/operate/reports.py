@@ -26,16 +26,8 @@ _AUDIT, _USAGE = "__audit", "__usage"
 _DAY_S = 86_400
 _MINUTES_PER_HOUR = 60
 _NAMES = ("tenant", "region", "resource", "op")
-_SUMS = (
-    "requests",
-    "messages",
-    "bytes_in",
-    "bytes_out",
-    "units64k",
-    "throttled",
-    "denied",
-    "failed",
-)
+_SUM_NAMES = "requests messages bytes_in bytes_out units64k throttled denied failed"
+_SUMS = _SUM_NAMES.split()
 _USAGE_COLUMNS = columns(
     "tenant, region, resource, op OPERATION, requests#, messages#, bytes_in# IN, bytes_out# OUT,"
     " throttled#, denied#, failed#, byte_hours# BYTE-HOURS",

@@ -132,13 +132,9 @@ def explain(session: Session, name: str, user: str | None) -> None:
     """Explain why a receive from a queue returns no messages."""
     name = name_of(name)
     found = session.admin.explanation(name, user)
-    if not session.out.is_table:
-        session.out.one(found, name="summary")
-        return
     state = "delivers messages" if found["is_delivering"] else "has no message to deliver now"
-    session.out.line(f"{name} {state}")
-    for reason in found["reasons"]:
-        session.out.line(f"  {reason['text']}")
+    reasons = (f"  {reason['text']}" for reason in found["reasons"])
+    session.out.one(found, name="summary", lines=[f"{name} {state}", *reasons])
 
 
 @queue.command("set")

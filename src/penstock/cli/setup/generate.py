@@ -51,8 +51,7 @@ def certs(
     """Create a certificate that is signed by a private CA; create the CA on first use.
 
     The certificate is valid for each --host, and for localhost, 127.0.0.1 and ::1. Run the command
-    again to renew it with the same CA; a running server loads changed files.
-    """
+    again to renew it with the same CA; a running server loads changed files."""
     from penstock.cli.setup.certificates import Authority, write_private
 
     if no_localhost and not hosts:

@@ -141,9 +141,19 @@ class Output:
             return self._chosen
         return "table" if self._stream.isatty() else otherwise
 
-    def one(self, item: Row, *, columns: Sequence[Column] = (), name: str = "name") -> None:
+    def one(
+        self,
+        item: Row,
+        *,
+        columns: Sequence[Column] = (),
+        name: str = "name",
+        lines: Sequence[str] = (),
+    ) -> None:
+        """Print an item. A table has a line for each field, or else the given lines."""
         form = self.format_of("json")
-        if form == "table":
+        if form == "table" and lines:
+            self.line("\n".join(lines))
+        elif form == "table":
             shown = columns or [field(key) for key in item]
             width = max((len(column.title) for column in shown), default=0)
             for column in shown:

@@ -90,8 +90,7 @@ def list_groups(session: Session, prefix: str, is_all: bool) -> None:
 def show(session: Session, name: str) -> None:
     """Show the members of a group, their assigned partitions and the lag of each partition.
 
-    BEHIND is the age of the first uncommitted record.
-    """
+    BEHIND is the age of the first uncommitted record."""
     known = _find(_groups(session), name)
     item, members = _described(session, known)
     rows = _lag_rows(session.kafka, known, members)

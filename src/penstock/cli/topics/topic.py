@@ -261,8 +261,7 @@ def partitions(session: Session, name: str, count: int) -> None:
 def open_as_queue(session: Session, name: str) -> None:
     """Open a topic as a queue, so that SQS clients can receive its records.
 
-    Kafka clients are not affected. This cannot be undone.
-    """
+    Kafka clients are not affected. This cannot be undone."""
     what = f"cannot open topic '{name}' as a queue"
     with failing(what):
         session.kafka.topic(name)
