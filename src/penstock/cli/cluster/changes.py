@@ -14,7 +14,7 @@ from penstock.cli.cluster.status import cluster
 from penstock.cli.command import Session
 from penstock.cli.terminal.failure import PASSING, ExitCode, Failure, Misuse
 from penstock.cli.terminal.options import Parsed
-from penstock.cli.terminal.output import Json, Progress, columns, is_drawing
+from penstock.cli.terminal.output import Json, columns, is_drawing, progress_bar
 from penstock.model.units import counted
 
 SAFE_S_DEFAULT = 300.0
@@ -75,12 +75,12 @@ def decommission(session: Session, node: int) -> None:
         nonlocal total
         count = sum(one["replicas"] for one in found["nodes"] if one["node"] == node)
         total = max(total, count)
-        progress.update(total - count, total=total)
+        update(total - count, total)
         return f"{counted(count, 'partition')} still on node {node}" if count else None
 
     is_quiet = session.settings.quiet
     try:
-        with Progress(f"emptying node {node}", total=total, is_quiet=is_quiet) as progress:
+        with progress_bar(f"emptying node {node}", total=total, is_quiet=is_quiet) as update:
             if total:
                 _wait(
                     session,

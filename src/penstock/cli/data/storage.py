@@ -12,7 +12,7 @@ import msgspec
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import ExitCode, Misuse, NotFound
 from penstock.cli.terminal.options import count_option
-from penstock.cli.terminal.output import Json, Progress, columns, moment, one_line
+from penstock.cli.terminal.output import Json, columns, moment, one_line, progress_bar
 from penstock.log import inspection
 from penstock.log.storage.checkpoint import Damage
 from penstock.log.storage.files import LOG_SUFFIX, base_offset_of
@@ -80,13 +80,13 @@ def verify(session: Session, folder: Path) -> None:
     total = sum(path.stat().st_size for place in places for path in place.folder.glob("*.log"))
     findings: list[Json] = []
     done_bytes = batches = 0
-    with Progress("verify", total=total, is_quiet=session.settings.quiet) as progress:
+    with progress_bar("verify", total=total, is_quiet=session.settings.quiet) as update:
         for place in places:
             for base_offset, next_base in inspection.segments_of(place):
                 survey = _verify_segment(place, base_offset, next_base, findings)
                 done_bytes += survey.bytes
                 batches += survey.batches
-                progress.update(done_bytes)
+                update(done_bytes)
     is_damaged = any(finding["kind"] == "damage" for finding in findings)
     summary = {
         "healthy": not is_damaged,

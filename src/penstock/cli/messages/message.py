@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -112,10 +113,10 @@ def send(
         given = tuple(map(producing.header_from_flag, headers))
         encoded = None if key is None else key.encode()
         defaults = producing.OutgoingRecord(0, encoded, None, given, partition)
-        source, is_single = sending.read_input(bodies, path), len(bodies) == 1
-        producing.send_records(
-            session, topic, source, defaults, is_ndjson=ndjson, is_single=is_single
-        )
+        records = producing.RecordSender(session, topic)
+        parse = producing.from_json if ndjson else producing.from_text
+        records.send_lines(sending.read_input(bodies, path), partial(parse, defaults=defaults))
+        records.end(records.last if len(bodies) == 1 else None, "offset", "sent")
         return
     if not words:
         raise click.UsageError("Give a QUEUE, or a topic with --topic NAME.")
@@ -126,15 +127,12 @@ def send(
         raise click.UsageError("--whole needs -f and cannot be combined with --ndjson.")
     flags["attributes"] = dict(map(sending.attribute_from_flag, attributes)) or None
     with _as_queue(session, words[0], verb="send"):
-        sending.send_messages(
-            session,
-            words[0],
-            sending.read_input(bodies, path, is_whole=whole),
-            sending.Defaults(**flags),
-            is_ndjson=ndjson,
-            is_single=len(bodies) == 1,
-            is_whole=whole,
+        sender = sending.MessageSender(session, words[0], is_single=whole or len(bodies) == 1)
+        make = partial(
+            sending.from_json if ndjson else sending.from_text, defaults=sending.Defaults(**flags)
         )
+        sender.send_lines(sending.read_input(bodies, path, is_whole=whole), make)
+        sender.end(sender.shown() if len(bodies) == 1 else None, "message_id", "name")
 
 
 def _input(

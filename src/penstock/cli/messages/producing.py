@@ -7,7 +7,7 @@ Every batch has a sequence number, so a batch that is retried after a lost reply
 import base64
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -152,39 +152,6 @@ def as_text(partition: int, record: RawRecord) -> str:
     return "  ".join([*parts, value_text(record.value)])
 
 
-def send_records(
-    session: Session,
-    topic: str,
-    source: Iterable[Lines],
-    defaults: OutgoingRecord,
-    *,
-    is_ndjson: bool,
-    is_single: bool,
-) -> None:
-    sender = RecordSender(session, topic)
-    sender.run(_records(source, defaults, is_ndjson=is_ndjson), sender.send)
-    item = None
-    if is_single and sender.last is not None:
-        item = {"topic": topic, "partition": sender.last[0], "offset": sender.last[1]}
-    sender.end(item, "offset" if item else "sent")
-
-
-def _records(
-    source: Iterable[Lines], defaults: OutgoingRecord, *, is_ndjson: bool
-) -> Iterator[Sequence[OutgoingRecord]]:
-    make = from_json if is_ndjson else from_text
-    for chunk in source:
-        made: list[OutgoingRecord] = []
-        try:
-            for place, line in chunk:
-                made.append(make(place, line, defaults))
-        except Failure:
-            if made:  # records before the bad line are still sent
-                yield made
-            raise
-        yield made
-
-
 class RecordSender(Sender):
     def __init__(self, session: Session, topic: str) -> None:
         super().__init__(session, "record", topic)
@@ -199,7 +166,24 @@ class RecordSender(Sender):
         # Records without a key go to one partition for a while, as in Kafka's producers.
         self._turn = secrets.randbelow(self._partition_count)
         self._sequences: dict[int, int] = {}
-        self.last: tuple[int, int] | None = None  # partition and offset of the last accepted record
+        self.last: dict[str, Any] | None = None  # place of the last accepted record
+
+    def send_lines(
+        self, source: Iterable[Lines], make: Callable[[int, str], OutgoingRecord]
+    ) -> None:
+        def records() -> Iterator[Sequence[OutgoingRecord]]:
+            for chunk in source:
+                made: list[OutgoingRecord] = []
+                try:
+                    for place, line in chunk:
+                        made.append(make(place, line))
+                except Failure:
+                    if made:  # records before the bad line are still sent
+                        yield made
+                    raise
+                yield made
+
+        self.run(records(), self.send)
 
     def send(self, chunk: Sequence[OutgoingRecord]) -> None:
         waiting: dict[int, list[OutgoingRecord]] = {}
@@ -270,7 +254,8 @@ class RecordSender(Sender):
                 sequence = self._sequences.get(part.index, 0)
                 self._sequences[part.index] = (sequence + count) % _SEQUENCES
                 self.accepted += count
-                self.last = (part.index, base + count - 1 if base >= 0 else -1)
+                self.last = {"topic": self._target, "partition": part.index}
+                self.last["offset"] = base + count - 1 if base >= 0 else -1
             elif error.is_passing:
                 passing = error
                 continue
