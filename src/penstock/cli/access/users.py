@@ -12,7 +12,7 @@ import click
 
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.terminal.failure import ExitCode, Misuse
-from penstock.cli.terminal.options import repeatable, yes_option
+from penstock.cli.terminal.options import Texts, repeatable, yes_option
 from penstock.cli.terminal.output import Column, Json, columns
 
 PASSWORD_CHARS_MIN = 8
@@ -152,7 +152,7 @@ def create_user(
     tenant: str | None,
     operator: bool,
     administrator: bool,
-    files: tuple[str, ...],
+    files: Texts,
 ) -> None:
     """Create a user without an access key. Create a key with `penstock key create`."""
     policies = {"admin": _EVERYTHING} if administrator else {}

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from penstock.cli.command import Noun, Session
 from penstock.cli.messages import sending
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, NotFound
-from penstock.cli.terminal.options import count_option, option, repeatable, seconds
+from penstock.cli.terminal.options import Texts, count_option, option, repeatable, seconds
 from penstock.cli.terminal.output import Json, duration
 
 _QUEUE_ONLY = ("group", "dedup_id", "unique", "delay", "attributes", "whole")
@@ -84,14 +84,14 @@ def _check_options(ctx: click.Context, *, is_topic: bool) -> None:
 @click.option("--partition", type=click.IntRange(min=0), help="with --topic: partition to send to")
 def send(
     session: Session,
-    words: tuple[str, ...],
+    words: Texts,
     topic: str | None,
     path: str | None,
     whole: bool,
     ndjson: bool,
-    attributes: tuple[str, ...],
+    attributes: Texts,
     key: str | None,
-    headers: tuple[str, ...],
+    headers: Texts,
     partition: int | None,
     **flags: Any,
 ) -> None:
@@ -136,8 +136,8 @@ def send(
 
 
 def _input(
-    words: tuple[str, ...], path: str | None, *, is_stdin_default: bool = False
-) -> tuple[tuple[str, ...], str | None]:
+    words: Texts, path: str | None, *, is_stdin_default: bool = False
+) -> tuple[Texts, str | None]:
     if words == ("-",):
         words, path = (), "-"
     if not words and path is None and is_stdin_default:
@@ -298,7 +298,7 @@ def tail(
 
 @message.command()
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT... | -")
-def delete(session: Session, queue: str, receipts: tuple[str, ...]) -> None:
+def delete(session: Session, queue: str, receipts: Texts) -> None:
     """Delete received messages by their receipts.
 
     With - receipts are read from stdin: one per line, or the output of `message receive`."""

@@ -18,7 +18,7 @@ from penstock.cli.queues.settings import (
     tags_of,
 )
 from penstock.cli.terminal.failure import Failure, NotFound
-from penstock.cli.terminal.options import option, repeatable, yes_option
+from penstock.cli.terminal.options import Texts, option, repeatable, yes_option
 from penstock.cli.terminal.output import Json, columns, field, none_of, watch_options, watch_rows
 
 _OURS = ("PenstockPartitions", "PenstockFsync")
@@ -49,12 +49,7 @@ queue = Noun("queue", help="Create, list, show, set, delete, purge queues; show 
 @_tag_option
 @settings_options
 def create(
-    session: Session,
-    name: str,
-    fifo: bool,
-    partitions: int | None,
-    tags: tuple[str, ...],
-    **flags: Any,
+    session: Session, name: str, fifo: bool, partitions: int | None, tags: Texts, **flags: Any
 ) -> None:
     """Create a queue. If it exists with the same settings, nothing changes."""
     if fifo and not name.endswith(".fifo"):
@@ -143,12 +138,7 @@ def explain(session: Session, name: str, user: str | None) -> None:
 @repeatable("--untag untags", "KEY", "key of a tag to remove")
 @settings_options
 def set_settings(
-    session: Session,
-    name: str,
-    no_dead_letter: bool,
-    tags: tuple[str, ...],
-    untags: tuple[str, ...],
-    **flags: Any,
+    session: Session, name: str, no_dead_letter: bool, tags: Texts, untags: Texts, **flags: Any
 ) -> None:
     """Change settings or tags of a queue. All other settings and tags stay unchanged."""
     tag_map = tags_of(tags)
@@ -198,7 +188,7 @@ def purge(session: Session, name: str, yes: bool, dry_run: bool) -> None:
 @queue.command()
 @watch_options("repeat until Ctrl-C, with messages per second")
 def stats(
-    session: Session, names: tuple[str, ...], watch: bool, interval: float, samples: int | None
+    session: Session, names: Texts, watch: bool, interval: float, samples: int | None
 ) -> None:
     """Show the message counts of the named queues, or of all queues.
 

@@ -11,7 +11,7 @@ import click
 
 from penstock import __version__
 from penstock.cli.terminal.failure import Failure, NotFound
-from penstock.cli.terminal.options import option, repeatable
+from penstock.cli.terminal.options import Texts, option, repeatable
 
 _FILES = files("penstock.cli") / "deploy"
 # For each recipe: its title and its text. A test runs the shell and Python recipes.
@@ -46,7 +46,7 @@ def config() -> None:
 @option("--days", click.IntRange(1, 3_650), "validity of the certificate in days", default=365)
 @click.option("--client", "is_client", is_flag=True, help="create a client certificate")
 def certs(
-    folder: str, hosts: tuple[str, ...], no_localhost: bool, name: str, days: int, is_client: bool
+    folder: str, hosts: Texts, no_localhost: bool, name: str, days: int, is_client: bool
 ) -> None:
     """Create a certificate that is signed by a private CA; create the CA on first use.
 

@@ -10,7 +10,7 @@ import click
 from penstock.cli.clients.kafka import Group, Kafka, check, failing
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.terminal.failure import NotFound
-from penstock.cli.terminal.options import yes_option
+from penstock.cli.terminal.options import Texts, yes_option
 from penstock.cli.terminal.output import (
     Column,
     Json,
@@ -157,9 +157,7 @@ def _assigned(assignment: Any) -> list[str]:
 
 @group.command()
 @watch_options("repeat until Ctrl-C")
-def lag(
-    session: Session, names: tuple[str, ...], watch: bool, interval: float, samples: int | None
-) -> None:
+def lag(session: Session, names: Texts, watch: bool, interval: float, samples: int | None) -> None:
     """Show the lag of the named groups, or of all groups, in records and in seconds.
 
     BEHIND is the age of the first uncommitted record. Internal groups of the Spark pipeline have no
@@ -192,7 +190,7 @@ def lag(
     help="topic to reset; repeatable [default: all topics of the group]",
 )
 @click.option("--dry-run", is_flag=True, help="print the changes without making them")
-def reset(session: Session, name: str, to: str, topics: tuple[str, ...], dry_run: bool) -> None:
+def reset(session: Session, name: str, to: str, topics: Texts, dry_run: bool) -> None:
     """Set the committed offsets of a group. The group must have no members.
 
     A time is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago, and selects the first record

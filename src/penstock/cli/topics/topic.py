@@ -9,7 +9,7 @@ import click
 from penstock.cli.clients.kafka import check, failing
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.terminal.failure import Conflict
-from penstock.cli.terminal.options import option, repeatable, yes_option
+from penstock.cli.terminal.options import Texts, option, repeatable, yes_option
 from penstock.cli.terminal.output import Column, Json, columns, duration, none_of
 from penstock.model.units import size
 from penstock.net.kafka_client.client import Place
@@ -54,7 +54,7 @@ def create(
     session: Session,
     name: str,
     partitions: int | None,
-    configs: tuple[str, ...],
+    configs: Texts,
     is_queue: bool,
     dry_run: bool,
 ) -> None:
@@ -187,9 +187,7 @@ def configs_of_topic(session: Session, name: str) -> dict[str, tuple[str | None,
 @click.argument("pairs", nargs=-1, metavar="[NAME=VALUE]...")
 @repeatable("--unset unsets", "NAME", "config to reset to its default")
 @click.option("--dry-run", is_flag=True, help="check the request without changing the topic")
-def set_configs(
-    session: Session, name: str, pairs: tuple[str, ...], unsets: tuple[str, ...], dry_run: bool
-) -> None:
+def set_configs(session: Session, name: str, pairs: Texts, unsets: Texts, dry_run: bool) -> None:
     """Change configs of a topic, such as retention.ms=86400000. Other configs stay unchanged."""
     given = _configs_of(pairs)
     if not (given or unsets):
