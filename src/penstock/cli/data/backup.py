@@ -144,11 +144,7 @@ def restore(
     with progress_bar("restoring", is_quiet=session.settings.quiet) as update:
         try:
             restore_all(
-                folder,
-                manifest,
-                config,
-                now_ms=time.time_ns() // 1_000_000,
-                progress=update,
+                folder, manifest, config, now_ms=time.time_ns() // 1_000_000, progress=update
             )
         except FolderUnusable as error:
             raise Conflict(what, str(error), "choose another --data DIR") from error

@@ -60,8 +60,7 @@ class Reader:
         self._session = session
         self._kafka: Kafka = session.kafka
         self._topic = topic
-        self._group = request.group
-        self._is_following = request.is_following
+        self._request = request
         self._what = f"cannot read topic '{topic}'"
         origin = request.origin or ("earliest" if request.group is not None else "latest")
         if isinstance(origin, str):
@@ -101,7 +100,7 @@ class Reader:
         places = self._places
         retries = 0
         while True:
-            if not self._is_following:
+            if not self._request.is_following:
                 places = [place for place in places if self.fetched[place] < self._ends[place]]
                 if not places:
                     return
@@ -120,14 +119,14 @@ class Reader:
                     raise refused(self._what, ErrorCode.LEADER_NOT_AVAILABLE)
                 time.sleep(_RETRY_S * retries)
                 self._kafka.metadata([self._topic])
-            elif not is_moved and not self._is_following:
+            elif not is_moved and not self._request.is_following:
                 return  # records up to the end were removed meanwhile
             if is_moved:
                 yield found
 
     def _fetch(self, places: Sequence[Place]) -> dict[Place, Fetched]:
         wait_ms = 0
-        if self._is_following:
+        if self._request.is_following:
             wait_ms = _WAIT_MS if self._kafka.has_one_leader(places) else _WAIT_MS_SEVERAL
         with failing(self._what):
             return self._kafka.try_fetch(
@@ -141,7 +140,7 @@ class Reader:
     def _records(self, place: Place, part: Fetched) -> Iterator[RawRecord]:
         aborted = {(each.producer_id, each.first_offset) for each in part.aborted}
         # With --no-follow, records that arrived after the start of the command are left out.
-        stop = _NO_END if self._is_following else self._ends[place]
+        stop = _NO_END if self._request.is_following else self._ends[place]
         try:
             for header, batch in offsets.whole_batches(bytes(part.records)):
                 begin = self.fetched[place]
@@ -181,11 +180,11 @@ class Reader:
         return True
 
     def commit(self) -> None:
-        if self._group is None:
+        if (group := self._request.group) is None:
             return
         self._session.out.flush()
         moved = {place: at for place, at in self.done.items() if at != self._committed[place]}
         if moved:
-            with failing(f"cannot commit offsets of group '{self._group}'"):
-                offsets.commit(self._kafka, self._group, moved)
+            with failing(f"cannot commit offsets of group '{group}'"):
+                offsets.commit(self._kafka, group, moved)
             self._committed.update(moved)

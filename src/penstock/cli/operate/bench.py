@@ -65,16 +65,19 @@ def send(session: Session, **shape: Any) -> None:
 def receive(session: Session, preload: int, **shape: Any) -> None:
     """Measure receives and deletes until the queue is empty."""
 
-    async def fill_then_receive(load: Load) -> None:
+    async def run(load: Load) -> None:
+        async def step(connection: Connection, due_s: float) -> bool:
+            return bool(await _take(load, connection, due_s=due_s, count=_BATCH_COUNT_MAX))
+
         if preload:
             fill = dataclasses.replace(load, rate=None, batch=10, duration=3_600.0)
             await _send(fill, count_max=preload)
             if not fill.messages:
                 raise Failure("cannot fill the queue", "; ".join(fill.first_errors))
             load.start_s = time.perf_counter()
-        await _receive(load)
+        await _repeated(load, step, load.rate)
 
-    _measure(session, "receive", fill_then_receive, **shape)
+    _measure(session, "receive", run, **shape)
 
 
 @bench.command()
@@ -356,13 +359,6 @@ async def _send(load: Load, *, count_max: float = math.inf) -> None:
         return True
 
     await _repeated(load, step, load.rate and load.rate / load.batch)
-
-
-async def _receive(load: Load) -> None:
-    async def step(connection: Connection, due_s: float) -> bool:
-        return bool(await _take(load, connection, due_s=due_s, count=_BATCH_COUNT_MAX))
-
-    await _repeated(load, step, load.rate)
 
 
 async def _take(
