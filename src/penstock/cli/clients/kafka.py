@@ -7,7 +7,7 @@ requires a log-in: such a listener closes the connection."""
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.cli.clients.credentials import ca_file, found_credentials
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, timed_out
@@ -128,26 +128,6 @@ class Kafka(KafkaClient):
             return {}, {}
         starts = self.offsets(dict.fromkeys(places, net.EARLIEST))
         return starts, self.offsets(dict.fromkeys(places, net.LATEST), is_committed=is_committed)
-
-    def groups(self, nodes: Iterable[int] | None = None) -> list["Group"]:
-        from penstock.wire.kafka.generated import list_groups
-
-        found = []
-        for node in self.nodes() if nodes is None else nodes:
-            reply = self.ask(list_groups, node=node)
-            check(reply)
-            for one in reply.groups:
-                kind = (one.group_type or "classic").lower()
-                found.append(Group(one.group_id, node, kind, one.group_state, one.protocol_type))
-        return sorted(found)
-
-
-class Group(NamedTuple):
-    name: str
-    node: int
-    type: str
-    state: str
-    protocol: str
 
 
 def connected(listener: str, *, is_tls: bool, timeout_s: float) -> Kafka:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.clients.kafka import Group, Kafka, check, failing
+from penstock.cli.clients.kafka import Kafka, check, failing
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.terminal.failure import NotFound
 from penstock.cli.terminal.options import Texts, yes_option
@@ -23,7 +23,7 @@ from penstock.cli.terminal.output import (
 )
 from penstock.cli.topics import offsets
 from penstock.model.names import is_bookkeeping_group
-from penstock.net.kafka_client.client import Place, by_topic
+from penstock.net.kafka_client.client import Group, Place, by_topic
 from penstock.record.batch import parse_header
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import iter_records
