@@ -19,7 +19,7 @@ import pytest
 from tests.harness.patience import eventually
 from tests.harness.server import Server
 
-from penstock.cli.setup.examples import RECIPES
+from penstock.cli.setup.generate import RECIPES
 
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.compat.celery_app"
@@ -187,7 +187,7 @@ RECIPE_SECONDS_MAX = 15.0  # with the default polling interval 100 tasks take mo
 def test_the_recipe_runs_a_hundred_tasks_without_sleeping_between_them(
     env: dict[str, str], server: Server, tmp_path: Path, sqs: Any
 ) -> None:
-    recipe = RECIPES["celery"].text.replace("127.0.0.1:9324", f"127.0.0.1:{server.port}")
+    recipe = RECIPES["celery"]["text"].replace("127.0.0.1:9324", f"127.0.0.1:{server.port}")
     recipe += f"app.conf.result_backend = 'file://{env['CELERY_RESULTS']}'\n"
     recipe += f"app.conf.task_default_queue = '{env['CELERY_PREFIX']}recipe'\n"
     (tmp_path / "recipe.py").write_text(recipe + TASKS)

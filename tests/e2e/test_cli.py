@@ -21,7 +21,7 @@ from tests.harness.command import Done
 from tests.harness.patience import eventually
 from tests.harness.server import Server, penstock_command
 
-from penstock.cli.setup.examples import RECIPES
+from penstock.cli.setup.generate import RECIPES
 from penstock.cli.terminal.failure import ExitCode
 from penstock.cli.terminal.output import time_of_day
 
@@ -396,14 +396,14 @@ def test_regions_are_separate_namespaces(shell: Shell, queue: str) -> None:
 
 @pytest.mark.parametrize("topic", ["fifo", "dlq", "batch", "kafka", "two-views", "copy", "backup"])
 def test_a_shell_recipe_works_when_pasted(shell: Shell, topic: str) -> None:
-    done = shell.script(RECIPES[topic].text)
+    done = shell.script(RECIPES[topic]["text"])
     assert done.code == 0, done.err
     shell.script("penstock queue list -o name | xargs -rn 1 penstock queue delete --yes -q")
     shell.script("penstock topic list -o name | xargs -rn 1 penstock topic delete --yes -q")
 
 
 def test_the_python_recipe_works_when_pasted(shell: Shell, server: Server) -> None:
-    text = RECIPES["boto3"].text.replace("http://127.0.0.1:9324", server.url)
+    text = RECIPES["boto3"]["text"].replace("http://127.0.0.1:9324", server.url)
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, env=shell.env, check=True
     )
@@ -412,7 +412,7 @@ def test_the_python_recipe_works_when_pasted(shell: Shell, server: Server) -> No
 
 
 def test_the_ci_recipe_starts_and_stops_a_server(shell: Shell) -> None:
-    done = shell.script(RECIPES["ci"].text + 'wait "$server"\n')
+    done = shell.script(RECIPES["ci"]["text"] + 'wait "$server"\n')
     assert done.code == 0, done.err
     assert '"name": "jobs"' in done.out
 

@@ -327,7 +327,7 @@ def _names(kind: str, session: Session, prefix: str = "") -> Iterable[str]:
             topics = session.kafka.metadata().topics
             return (str(each.name) for each in topics if not each.is_internal)
         case "group":
-            return (each.name for each in session.kafka.groups(what="cannot list groups"))
+            return (each.name for each in session.kafka.groups())
         case "user":
             tenant = click.get_current_context().params.get("tenant") or session.settings.account
             users = session.admin.get("users", {"tenant": tenant})["users"]
@@ -344,7 +344,7 @@ def _suggest(ctx: click.Context, session: Session, failure: Failure) -> None:
     for kind, given in _given(ctx):
         try:
             names = list(islice(_names(kind, session), _LISTED_MAX))
-        except Failure:
+        except Exception:
             return  # keep the original failure
         near = "" if given in names else nearest(given, names)
         if near:

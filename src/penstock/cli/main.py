@@ -58,14 +58,38 @@ COMMANDS: Table = {
             "Generate configuration, certificates and deployment files.",
         ),
     },
-    "Pipeline": {
-        "pipeline": ("pipeline.commands", "Run and watch Spark jobs. Needs penstock[spark].")
-    },
+    "Pipeline": {"pipeline": ("main", "Run and watch Spark jobs. Needs penstock[spark].")},
     "Learn": {
-        "examples": ("setup.examples", "Print examples to copy."),
-        "completion": ("setup.examples", "Print the tab completion script for a shell."),
+        "examples": ("setup.generate", "Print examples to copy."),
+        "completion": ("setup.generate", "Print the tab completion script for a shell."),
     },
 }
+# Only commands that need Spark import it, so the others work without the extra ``spark``.
+PIPELINE: Table = {
+    "Run": {
+        "list": ("pipeline.watch:list_jobs", "List jobs."),
+        "run": ("pipeline.run", "Run one job, once or continuously."),
+        "replay": ("pipeline.run", "Send archived messages again (`run replay`)."),
+    },
+    "Watch": {
+        "status": ("pipeline.watch", "Show the status of jobs."),
+        "logs": ("pipeline.watch", "Show or follow the log of a job."),
+    },
+    "Ask": {
+        "report": ("pipeline.run", "Write a report from the data in the lake."),
+        "verify": ("pipeline.run", "Verify the data in the lake."),
+    },
+    "Prepare": {
+        "doctor": ("pipeline.watch", "Check the requirements of the pipeline."),
+        "warm": ("pipeline.watch", "Make Spark sessions start faster."),
+        "cluster": ("pipeline.run", "Run a Spark cluster on this machine."),
+    },
+}
+pipeline = LazyGroup(
+    "pipeline",
+    help="Run Spark jobs for archive, billing, audit and analysis on data in a folder, the lake.",
+    table=PIPELINE,
+)
 
 
 @click.group(
@@ -78,8 +102,7 @@ COMMANDS: Table = {
 def root() -> None:
     """Penstock: a message queue for SQS and Kafka clients.
 
-    Start a server with `penstock serve`, then try `penstock queue create jobs`.
-    """
+    Start a server with `penstock serve`, then try `penstock queue create jobs`."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -121,10 +144,14 @@ def main() -> NoReturn:
 
 
 def _as_failure(error: Exception) -> Failure:
+    from penstock.cli.clients.kafka import failure_of
     from penstock.model import errors
+    from penstock.net.kafka_client.errors import KafkaTrouble
 
     if isinstance(error, Failure):
         return error
+    if isinstance(error, KafkaTrouble):
+        return failure_of(error)
     if isinstance(error, errors.PenstockError):
         if isinstance(error, errors.SetupError):
             return Failure(error.what, error.why, error.do, exit_code=ExitCode(error.code))

@@ -52,6 +52,8 @@ def test_the_wheel_offers_the_command_the_plugin_and_the_licences(built: Path) -
     assert "Programming Language :: Python :: 3.14" in classifiers
     assert {*(metadata.get_all("Provides-Extra") or [])} == {"all", "cluster", "spark", "testing"}
     assert all(one.startswith("penstock/") or "/" in one for one in names)
+    packaged = {one.rpartition("/")[2] for one in names if one.startswith("penstock/cli/deploy/")}
+    assert packaged >= {"examples.toml", "Dockerfile", "penstock.service"}
 
 
 def test_no_link_of_the_page_on_an_index_is_relative() -> None:

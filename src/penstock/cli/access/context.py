@@ -16,13 +16,12 @@ _COLUMNS = (
     Column("current", " ", form=lambda is_current: "*" if is_current else ""),
     *columns("name, endpoint, kafka, ca_file CA, key_id"),
 )
+context = Noun(
+    "context",
+    help="""Add, use, list, remove contexts. A context is a saved server with a name.
 
-
-@click.group(cls=Noun)
-def context() -> None:
-    """Add, use, list, remove contexts. A context is a saved server with a name.
-
-    Precedence of settings: flag, environment, context, default."""
+    Precedence of settings: flag, environment, context, default.""",
+)
 
 
 @context.command()

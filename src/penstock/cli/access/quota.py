@@ -2,34 +2,26 @@
 "no limit"; ``default`` restores the default of this version."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from penstock.cli.access.users import path_of
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import Misuse
-from penstock.cli.terminal.options import Parsed, bytes_of, repeatable, several
+from penstock.cli.terminal.options import Parsed, Texts, bytes_of, repeatable, several
 from penstock.cli.terminal.output import Column, Json
 from penstock.model.units import size
 
 _COUNT_MAX = 2**53
 
 
-class RateFlags(NamedTuple):
-    field: str
-    flag: str
-    burst_flag: str
-    help: str
-
-
+# Field, options of the rate and of the burst, and the meaning.
 _RATES = (
-    RateFlags("tenant_requests", "--requests-per-second", "--burst", "requests of the tenant"),
-    RateFlags("tenant_bytes", "--bytes-per-second", "--burst-bytes", "bytes received and sent"),
-    RateFlags("user_requests", "--user-requests-per-second", "--user-burst", "requests per user"),
-    RateFlags(
-        "queue_requests", "--queue-requests-per-second", "--queue-burst", "requests per queue"
-    ),
+    ("tenant_requests", "--requests-per-second", "--burst", "requests of the tenant"),
+    ("tenant_bytes", "--bytes-per-second", "--burst-bytes", "bytes received and sent"),
+    ("user_requests", "--user-requests-per-second", "--user-burst", "requests per user"),
+    ("queue_requests", "--queue-requests-per-second", "--queue-burst", "requests per queue"),
 )
 # Quotas by field. The option has the name of the field, with dashes.
 _QUOTAS: Mapping[str, str] = {
@@ -52,12 +44,13 @@ def _or_default(kind: click.ParamType[Any]) -> Parsed:
     return Parsed(f"{kind.name}|{_DEFAULT}", parse)
 
 
-@click.group(cls=Noun)
-def quota() -> None:
-    """Show and set the limits (how fast) and quotas (how much) of a tenant.
+quota = Noun(
+    "quota",
+    help="""Show and set the limits (how fast) and quotas (how much) of a tenant.
 
     Tenants have default quotas, except the server's own tenant, and may use only a part of what a
-    node has for all tenants (their share). A quota that you set replaces both."""
+    node has for all tenants (their share). A quota that you set replaces both.""",
+)
 
 
 def _number(value: float) -> str:
@@ -69,9 +62,8 @@ def _print(session: Session, found: Json) -> None:
         session.out.one(found)
         return
     item: dict[str, Any] = {"tenant": f"{found['name']} ({found['account']})"}
-    for each in _RATES:
-        is_default = each.field in found["defaults"]
-        item[each.flag[2:]] = _rate(found["limits"][each.field], is_default=is_default)
+    for field, flag, _, _ in _RATES:
+        item[flag[2:]] = _rate(found["limits"][field], is_default=field in found["defaults"])
     for action, rate in sorted(found["limits"]["operations"].items()):
         item[action] = _rate(rate)
     for field in _QUOTAS:
@@ -112,16 +104,16 @@ def show(session: Session, name: str) -> None:
 
 def _options() -> list[Any]:
     options = []
-    for each in _RATES:
+    for field, flag, burst_flag, what in _RATES:
         kind: Any = click.FloatRange(min=0)
-        if each.field == "tenant_bytes":
+        if field == "tenant_bytes":
             kind = bytes_of(0, _COUNT_MAX)
-        elif each.field == "tenant_requests":
+        elif field == "tenant_requests":
             kind = _or_default(kind)
-        text, burst = f"{each.help} per second; 0: no limit", f"{each.field}_burst"
-        options.append(click.option(each.flag, each.field, type=kind, help=text))
-        text = f"maximum number of {each.help} in a burst"
-        options.append(click.option(each.burst_flag, burst, type=kind, help=text))
+        text = f"{what} per second; 0: no limit"
+        options.append(click.option(flag, field, type=kind, help=text))
+        text = f"maximum number of {what} in a burst"
+        options.append(click.option(burst_flag, f"{field}_burst", type=kind, help=text))
     for field, text in _QUOTAS.items():
         kind = bytes_of(0, _COUNT_MAX) if "bytes" in field else click.IntRange(0, _COUNT_MAX)
         flag, text = f"--{field.replace('_', '-')}", f"{text}; 0: no limit"
@@ -137,23 +129,22 @@ def _options() -> list[Any]:
     "ACTION=RATE[:BURST]",
     "rate limit of one action, such as sqs:PurgeQueue=1:5; 0: no limit",
 )
-def set_quotas(session: Session, name: str, operations: tuple[str, ...], **flags: Any) -> None:
+def set_quotas(session: Session, name: str, operations: Texts, **flags: Any) -> None:
     """Change limits or quotas of a tenant, such as --requests-per-second 100 --burst 200."""
     path, what = path_of("quotas", name), f"cannot set the quotas of '{name}'"
     limits: Json = {}
     known: Json = {}
-    if any(flags[f"{each.field}_burst"] is not None for each in _RATES):
+    if any(flags[f"{field}_burst"] is not None for field, *_ in _RATES):
         known = session.admin.get(path, what=what)["limits"]
-    for each in _RATES:
-        per_s, burst = flags[each.field], flags[f"{each.field}_burst"]
+    for field, flag, burst_flag, _ in _RATES:
+        per_s, burst = flags[field], flags[f"{field}_burst"]
         if per_s is None and burst is None:
             continue
         if per_s is None:
-            per_s = known[each.field]["per_s"]
+            per_s = known[field]["per_s"]
             if not per_s:
-                raise click.UsageError(f"{each.burst_flag} needs {each.flag}: no limit is set yet.")
-        is_default = per_s == _DEFAULT
-        limits[each.field] = None if is_default else {"per_s": per_s, "burst": burst or 0}
+                raise click.UsageError(f"{burst_flag} needs {flag}: no limit is set yet.")
+        limits[field] = None if per_s == _DEFAULT else {"per_s": per_s, "burst": burst or 0}
     if operations:
         limits["operations"] = dict(_operation(text) for text in operations)
     given = {field: flags[field] for field in _QUOTAS if flags[field] is not None}

@@ -12,7 +12,7 @@ import click
 
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.terminal.failure import ExitCode, Misuse
-from penstock.cli.terminal.options import repeatable, yes_option
+from penstock.cli.terminal.options import Texts, repeatable, yes_option
 from penstock.cli.terminal.output import Column, Json, columns
 
 PASSWORD_CHARS_MIN = 8
@@ -77,9 +77,7 @@ def _delete(
     session.remark(f"deleted {name}")
 
 
-@click.group(cls=Noun)
-def tenant() -> None:
-    """Create, list, show, suspend, resume, delete tenants."""
+tenant = Noun("tenant", help="Create, list, show, suspend, resume, delete tenants.")
 
 
 @tenant.command("create")
@@ -132,9 +130,7 @@ def delete_tenant(session: Session, name: str, yes: bool) -> None:
     _delete(session, "tenant", name, {}, yes)
 
 
-@click.group(cls=Noun)
-def user() -> None:
-    """Create, list, show, delete users; set passwords."""
+user = Noun("user", help="Create, list, show, delete users; set passwords.")
 
 
 def _read_policy(file: str) -> str:
@@ -156,7 +152,7 @@ def create_user(
     tenant: str | None,
     operator: bool,
     administrator: bool,
-    files: tuple[str, ...],
+    files: Texts,
 ) -> None:
     """Create a user without an access key. Create a key with `penstock key create`."""
     policies = {"admin": _EVERYTHING} if administrator else {}
@@ -206,8 +202,7 @@ def delete_user(session: Session, name: str, tenant: str | None, yes: bool) -> N
 def set_password(session: Session, name: str, tenant: str | None) -> None:
     """Set the password of a user for Kafka clients (SCRAM-SHA-256 and SCRAM-SHA-512).
 
-    On a terminal the command prompts for it, otherwise it reads the first line of stdin.
-    """
+    On a terminal the command prompts for it, otherwise it reads the first line of stdin."""
     from penstock.cli.access.password import derive
 
     what = f"cannot set a password for '{name}'"
@@ -238,9 +233,7 @@ def remove_password(session: Session, name: str, tenant: str | None, yes: bool) 
     session.remark(f"removed the password of {name}")
 
 
-@click.group(cls=Noun)
-def key() -> None:
-    """Create, list, rotate, disable, enable, delete access keys."""
+key = Noun("key", help="Create, list, rotate, disable, enable, delete access keys.")
 
 
 def _print_key(session: Session, made: Json, profile: str | None) -> None:
@@ -304,9 +297,9 @@ def delete_key(session: Session, key_id: str, yes: bool) -> None:
     _delete(session, "key", key_id, {}, yes)
 
 
-@click.group(cls=Noun)
-def policy() -> None:
-    """Show, put, remove policies of a user; test whether a request is allowed."""
+policy = Noun(
+    "policy", help="Show, put, remove policies of a user; test whether a request is allowed."
+)
 
 
 @policy.command("show")

@@ -24,13 +24,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 ADDRESSES = ("endpoint", "admin", "kafka")
 OPTIONS = (*ADDRESSES, "region", "account")  # fields that are global options as well
 FIELDS = (*OPTIONS, "ca_file", "key_id", "secret")
-_KEY_VARIABLES = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_PROFILE",
-    "PENSTOCK_KEY_ID",
-    "PENSTOCK_TOKEN",
-    "PENSTOCK_ADMIN_TOKEN",
-)
+_NAMES = "AWS_ACCESS_KEY_ID AWS_PROFILE PENSTOCK_KEY_ID PENSTOCK_TOKEN PENSTOCK_ADMIN_TOKEN"
+_KEY_VARIABLES = _NAMES.split()
 
 Context = dict[str, str]
 

@@ -341,13 +341,7 @@ class Admin(_Client):
         return _decode(self.exchange(method, path, query, data, what, wait_s)[1], self.url)
 
     def exchange(
-        self,
-        method: str,
-        path: str,
-        query: Query,
-        body: bytes | None,
-        what: str,
-        wait_s: float = 0.0,
+        self, method: str, path: str, query: Query, body: bytes | None, what: str, wait_s: float
     ) -> tuple[Mapping[str, str], bytes]:
         self._log_in()
         pairs = {key: str(value) for key, value in query.items() if value is not None}

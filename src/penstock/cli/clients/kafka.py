@@ -6,7 +6,8 @@ requires a log-in: such a listener closes the connection."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
 from penstock.cli.clients.credentials import ca_file, found_credentials
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, timed_out
@@ -24,7 +25,6 @@ from penstock.wire.kafka.scram import SHA_512
 
 ADDRESS_DEFAULT = "127.0.0.1:9092"
 CLIENT_ID = "penstock-cli"
-_LIST_GROUPS = 16
 
 _FAULTS: Mapping[ExitCode, str] = {
     ExitCode.NOT_FOUND: "UNKNOWN_TOPIC_OR_PARTITION UNKNOWN_TOPIC_ID GROUP_ID_NOT_FOUND"
@@ -61,9 +61,9 @@ def refused(what: str, code: int, message: str | None = None) -> Failure:
     return Failure(what, str(error), fix, exit_code=exit_code)
 
 
-def check(what: str, code: int, message: str | None = None) -> None:
-    if code != ErrorCode.NONE:
-        raise refused(what, code, message)
+def check(reply: Any) -> None:
+    if reply.error_code:
+        raise KafkaRefused(reply.error_code, getattr(reply, "error_message", None) or "")
 
 
 def failure_of(trouble: KafkaTrouble, what: str = "") -> Failure:
@@ -71,7 +71,9 @@ def failure_of(trouble: KafkaTrouble, what: str = "") -> Failure:
     if isinstance(trouble, net.TimedOut):
         return timed_out(trouble.address, trouble.waited_s)
     if isinstance(trouble, KafkaRefused):
-        about = ": ".join(filter(None, (what, trouble.subject))) or "the request was rejected"
+        is_named = f"'{trouble.subject.removeprefix('group ')}'" in what
+        parts = (what, "" if is_named else trouble.subject)
+        about = ": ".join(filter(None, parts)) or "the request was rejected"
         return refused(about, trouble.code, trouble.message)
     assert isinstance(trouble, net.Unreachable)
     fix = "is `penstock serve` running with --kafka? set the address with --kafka HOST:PORT or"
@@ -93,15 +95,12 @@ def failing(what: str = "") -> Iterator[None]:
         raise failure_of(trouble, what) from trouble
 
 
-class Kafka:
+class Kafka(KafkaClient):
     def __init__(self, address: str, *, timeout_s: float, security: Security | None = None) -> None:
         self.address = address
         self.security = security or Security()
         try:
-            net.parse_addresses(address)
-            self.client = KafkaClient(
-                address, security=security, timeout_s=timeout_s, client_id=CLIENT_ID
-            )
+            super().__init__(address, security=security, timeout_s=timeout_s, client_id=CLIENT_ID)
         except net.SecurityInvalid as error:
             raise Misuse(
                 f"cannot connect to {address} with TLS",
@@ -115,73 +114,20 @@ class Kafka:
                 f"write an address like {ADDRESS_DEFAULT}",
             ) from None
 
-    def call(
-        self, key: int, request: Any, *, node: int | None = None, version_max: int | None = None
+    def ask(
+        self, api: ModuleType, *, node: int | None = None, most: int | None = None, **fields: Any
     ) -> Any:
-        with failing():
-            return self.client.call(key, request, node=node, version_max=version_max)
-
-    def metadata(self, topics: Iterable[str] | None = None) -> Any:
-        with failing():
-            return self.client.metadata(topics)
-
-    def topic(self, name: str, *, what: str) -> Any:
-        (topic,) = self.metadata([name]).topics
-        check(what, topic.error_code)
-        return topic
-
-    def places(self, topic: str, *, what: str) -> list[Place]:
-        found = self.topic(topic, what=what)
-        return sorted(Place(topic, part.partition_index) for part in found.partitions)
-
-    def offsets(
-        self, wanted: Mapping[Place, int], *, what: str, is_committed: bool = False
-    ) -> dict[Place, int]:
-        """Return the offset of each partition at a time, EARLIEST or LATEST, or -1 if all records
-        are older. With ``is_committed``, LATEST is the start of the first open transaction."""
-        with failing(what):
-            return self.client.offsets(wanted, is_committed=is_committed)
+        """Send a request of a module in ``wire/kafka/generated``, in version ``most`` or lower."""
+        return self.call(api.API_KEY, api.Request(**fields), node=node, version_max=most)
 
     def bounds(
-        self, places: Iterable[Place], *, what: str, is_committed: bool = False
+        self, places: Iterable[Place], *, is_committed: bool = False
     ) -> tuple[dict[Place, int], dict[Place, int]]:
         places = list(places)
         if not places:
             return {}, {}
-        starts = self.offsets(dict.fromkeys(places, net.EARLIEST), what=what)
-        ends = dict.fromkeys(places, net.LATEST)
-        return starts, self.offsets(ends, what=what, is_committed=is_committed)
-
-    def coordinator(self, group: str, *, what: str) -> int:
-        with failing(what):
-            return self.client.coordinator(group)
-
-    def nodes(self) -> list[int]:
-        with failing():
-            return self.client.nodes()
-
-    def groups(self, nodes: Iterable[int] | None = None, *, what: str) -> list["Group"]:
-        from penstock.wire.kafka.generated.list_groups import ListGroupsRequest
-
-        found = []
-        for node in self.nodes() if nodes is None else nodes:
-            reply = self.call(_LIST_GROUPS, ListGroupsRequest(), node=node)
-            check(what, reply.error_code)
-            for one in reply.groups:
-                kind = (one.group_type or "classic").lower()
-                found.append(Group(one.group_id, node, kind, one.group_state, one.protocol_type))
-        return sorted(found)
-
-    def close(self) -> None:
-        self.client.close()
-
-
-class Group(NamedTuple):
-    name: str
-    node: int
-    type: str
-    state: str
-    protocol: str
+        starts = self.offsets(dict.fromkeys(places, net.EARLIEST))
+        return starts, self.offsets(dict.fromkeys(places, net.LATEST), is_committed=is_committed)
 
 
 def connected(listener: str, *, is_tls: bool, timeout_s: float) -> Kafka:
@@ -199,7 +145,7 @@ def connected(listener: str, *, is_tls: bool, timeout_s: float) -> Kafka:
         if found_credentials() is not None:
             with closing(_kafka(address, protocol, timeout_s)) as probe, failing():
                 try:
-                    probe.client.nodes()
+                    probe.nodes()
                 except net.HungUp:  # the listener requires a log-in
                     protocol = f"SASL_{protocol}"
     return _kafka(address, protocol, timeout_s)

@@ -14,7 +14,7 @@ from penstock.cli.cluster.status import cluster
 from penstock.cli.command import Session
 from penstock.cli.terminal.failure import PASSING, ExitCode, Failure, Misuse
 from penstock.cli.terminal.options import Parsed
-from penstock.cli.terminal.output import Json, Progress, columns, is_drawing
+from penstock.cli.terminal.output import Json, columns, is_drawing, progress_bar
 from penstock.model.units import counted
 
 SAFE_S_DEFAULT = 300.0
@@ -75,12 +75,12 @@ def decommission(session: Session, node: int) -> None:
         nonlocal total
         count = sum(one["replicas"] for one in found["nodes"] if one["node"] == node)
         total = max(total, count)
-        progress.update(total - count, total=total)
+        update(total - count, total)
         return f"{counted(count, 'partition')} still on node {node}" if count else None
 
     is_quiet = session.settings.quiet
     try:
-        with Progress(f"emptying node {node}", total=total, is_quiet=is_quiet) as progress:
+        with progress_bar(f"emptying node {node}", total=total, is_quiet=is_quiet) as update:
             if total:
                 _wait(
                     session,
@@ -96,11 +96,9 @@ def decommission(session: Session, node: int) -> None:
             f" `penstock cluster undrain {node}` to keep the node"
         )
         raise
-    if session.out.is_table:
-        session.out.line(f"node {node} is empty: stop it for good")
-        session.out.line("do not reuse its number for another machine")
-    else:
-        session.out.one({"node": node, "replicas": 0, "is_empty": True}, name="node")
+    lines = [f"node {node} is empty: stop it for good"]
+    lines.append("do not reuse its number for another machine")
+    session.out.one({"node": node, "replicas": 0, "is_empty": True}, name="node", lines=lines)
 
 
 def _wait(
@@ -174,10 +172,8 @@ def wait_safe(session: Session, node: int | None) -> None:
     if only_here:
         kept = counted(only_here, "partition")
         session.remark(f"{kept} have one replica only and will be unavailable during the stop")
-    if session.out.is_table:
-        session.out.line(f"safe: {stopped} can be stopped")
-    else:
-        session.out.one({"node": node, "waited_s": waited_s, **found})
+    lines = [f"safe: {stopped} can be stopped"]
+    session.out.one({"node": node, "waited_s": waited_s, **found}, lines=lines)
 
 
 def _safety(session: Session, node: int | None) -> Json:
@@ -258,12 +254,8 @@ def upgrade(session: Session, to: int | str, dry_run: bool) -> None:
     version that does not support the new level cannot start any more."""
     body = {"dry_run": dry_run, **({} if to == LATEST else {"to": to})}
     reply = _post(session, "upgrade", body, what="cannot raise the feature level")
-    if session.out.is_table:
-        session.out.line(_sentence(reply))
-        for line in reply["obstacles"]:
-            session.out.line(f"  - {line}")
-    else:
-        session.out.one(reply, name="to")
+    lines = [_sentence(reply), *(f"  - {line}" for line in reply["obstacles"])]
+    session.out.one(reply, name="to", lines=lines)
     if reply["obstacles"]:
         raise click.exceptions.Exit(ExitCode.CONFLICT)  # the same exit code as without --dry-run
     if not reply["is_done"] and not dry_run:

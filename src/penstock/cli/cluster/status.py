@@ -22,15 +22,8 @@ QUERY_SECONDS_MAX = 2.0
 
 Found = Mapping[str, Any]
 
-_STATES = (
-    "under_replicated",
-    "below_minimum",
-    "leaderless",
-    "lost",
-    "moving",
-    "missing",
-    "orphaned",
-)
+_STATE_NAMES = "under_replicated below_minimum leaderless lost moving missing orphaned"
+_STATES = _STATE_NAMES.split()
 
 
 def _numbers(nodes: Sequence[int]) -> str:
@@ -69,11 +62,10 @@ _ROW_COLUMNS = (
 )
 _partition_argument = click.argument("partition", type=click.IntRange(0))
 _OFFSETS = click.IntRange(0, 2**63 - 1)
-
-
-@click.group(cls=Noun)
-def cluster() -> None:
-    """Show and change the nodes and partitions of a cluster; run a cluster on this machine."""
+cluster = Noun(
+    "cluster",
+    help="Show and change the nodes and partitions of a cluster; run a cluster on this machine.",
+)
 
 
 @cluster.command()
@@ -265,9 +257,10 @@ def _remarks(found: Found) -> list[str]:
     return lines
 
 
-@click.group(cls=Noun)
-def coordinator() -> None:
-    """Show or skip an unreadable row in the log of a coordinator (__groups, __transactions)."""
+coordinator = Noun(
+    "coordinator",
+    help="Show or skip an unreadable row in the log of a coordinator (__groups, __transactions).",
+)
 
 
 @coordinator.command()

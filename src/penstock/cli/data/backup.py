@@ -12,7 +12,7 @@ import click
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import Conflict, ExitCode, Misuse
 from penstock.cli.terminal.options import bytes_of, option
-from penstock.cli.terminal.output import Progress, columns, moment
+from penstock.cli.terminal.output import columns, moment, progress_bar
 
 if TYPE_CHECKING:
     from penstock.backup.manifest import Manifest
@@ -26,11 +26,7 @@ _COLUMNS = columns(
     nodes=lambda nodes: ",".join(map(str, nodes)) or "-",
 )
 _FINDING_COLUMNS = columns("backup, file, reason WHY")
-
-
-@click.group(cls=Noun)
-def backup() -> None:
-    """Create, list, verify and restore backups of a server or cluster."""
+backup = Noun("backup", help="Create, list, verify and restore backups of a server or cluster.")
 
 
 @backup.command()
@@ -52,13 +48,13 @@ def create(session: Session, folder: Path, rate: int | None) -> None:
     from penstock.node.process.folder import set_umask
 
     set_umask()
-    with Progress("copying", is_quiet=session.settings.quiet) as progress:
+    with progress_bar("copying", is_quiet=session.settings.quiet) as update:
         made, manifest = write_backup(
             AdminSource(session.admin),
             folder,
             pace=Pace(rate or 0),
             now_ms=lambda: time.time_ns() // 1_000_000,
-            progress=lambda done, total: progress.update(done, total=total),
+            progress=update,
         )
     session.out.one(_row(made, manifest), columns=_COLUMNS)
 
@@ -85,17 +81,16 @@ def list_backups(session: Session, folder: Path) -> None:
 def verify(session: Session, folder: Path) -> None:
     """Read every byte of a backup, or of all backups in a folder, and compare checksums.
 
-    Exit code 8 if a file is missing, changed or unexpected.
-    """
+    Exit code 8 if a file is missing, changed or unexpected."""
     from penstock.backup.manifest import verify as verify_one
 
     chosen = _several(folder) or [folder]
     findings = []
-    with Progress("reading", is_quiet=session.settings.quiet) as progress:
+    with progress_bar("reading", is_quiet=session.settings.quiet) as update:
         for one in chosen:
             findings += [
                 {"backup": one.name, "file": found.file, "reason": found.reason}
-                for found in verify_one(one, progress=progress.update)
+                for found in verify_one(one, progress=update)
             ]
     if findings:
         session.out.many(findings, columns=_FINDING_COLUMNS, name="file")
@@ -146,14 +141,10 @@ def restore(
             f"give one of them, such as {folder / backups[-1].name}",
         )
     manifest = read_manifest(folder)
-    with Progress("restoring", is_quiet=session.settings.quiet) as progress:
+    with progress_bar("restoring", is_quiet=session.settings.quiet) as update:
         try:
             restore_all(
-                folder,
-                manifest,
-                config,
-                now_ms=time.time_ns() // 1_000_000,
-                progress=lambda done, total: progress.update(done, total=total),
+                folder, manifest, config, now_ms=time.time_ns() // 1_000_000, progress=update
             )
         except FolderUnusable as error:
             raise Conflict(what, str(error), "choose another --data DIR") from error

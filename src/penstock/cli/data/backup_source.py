@@ -54,7 +54,8 @@ class AdminSource:
         query = {"topic_id": topic_id, "partition": partition, "offset": offset}
         try:
             path, what = f"{self._path}/records", f"cannot copy {topic_id}/{partition}"
-            headers, data = _retried(partial(self._admin.exchange, "GET", path, query, None, what))
+            exchange = partial(self._admin.exchange, "GET", path, query, None, what, 0.0)
+            headers, data = _retried(exchange)
         except Refused as refused:
             if refused.fault == _TOPIC_GONE:
                 raise TopicNotFound(topic_id) from None

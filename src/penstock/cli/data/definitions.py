@@ -25,11 +25,9 @@ _KINDS: Mapping[str, Mapping[str, type]] = {
     "topics": {"name": str, "partitions": int, "configs": dict},
 }
 _COLUMNS = columns("kind, name, result")
-
-
-@click.group(cls=Noun)
-def definitions() -> None:
-    """Export and import queues and topics as a JSON file, without messages."""
+definitions = Noun(
+    "definitions", help="Export and import queues and topics as a JSON file, without messages."
+)
 
 
 @definitions.command()

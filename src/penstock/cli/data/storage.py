@@ -12,7 +12,7 @@ import msgspec
 from penstock.cli.command import Noun, Session
 from penstock.cli.terminal.failure import ExitCode, Misuse, NotFound
 from penstock.cli.terminal.options import count_option
-from penstock.cli.terminal.output import Json, Progress, columns, moment, one_line
+from penstock.cli.terminal.output import Json, columns, moment, one_line, progress_bar
 from penstock.log import inspection
 from penstock.log.storage.checkpoint import Damage
 from penstock.log.storage.files import LOG_SUFFIX, base_offset_of
@@ -41,11 +41,7 @@ _RECORD_COLUMNS = columns(
     body=lambda body: one_line(body, _BODY_WIDTH),
 )
 _dir_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-
-
-@click.group(cls=Noun)
-def storage() -> None:
-    """Inspect and verify the data folder of a stopped server."""
+storage = Noun("storage", help="Inspect and verify the data folder of a stopped server.")
 
 
 @storage.command("inspect")
@@ -84,13 +80,13 @@ def verify(session: Session, folder: Path) -> None:
     total = sum(path.stat().st_size for place in places for path in place.folder.glob("*.log"))
     findings: list[Json] = []
     done_bytes = batches = 0
-    with Progress("verify", total=total, is_quiet=session.settings.quiet) as progress:
+    with progress_bar("verify", total=total, is_quiet=session.settings.quiet) as update:
         for place in places:
             for base_offset, next_base in inspection.segments_of(place):
                 survey = _verify_segment(place, base_offset, next_base, findings)
                 done_bytes += survey.bytes
                 batches += survey.batches
-                progress.update(done_bytes)
+                update(done_bytes)
     is_damaged = any(finding["kind"] == "damage" for finding in findings)
     summary = {
         "healthy": not is_damaged,

@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ from click.core import ParameterSource
 from penstock.cli.command import Noun, Session
 from penstock.cli.messages import sending
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, NotFound
-from penstock.cli.terminal.options import count_option, option, repeatable, seconds
+from penstock.cli.terminal.options import Texts, count_option, option, repeatable, seconds
 from penstock.cli.terminal.output import Json, duration
 
 _QUEUE_ONLY = ("group", "dedup_id", "unique", "delay", "attributes", "whole")
@@ -28,11 +29,7 @@ _OPTIONAL_FIELDS = {
     "source": "DeadLetterQueueSourceArn",
     "trace_header": "AWSTraceHeader",
 }
-
-
-@click.group(cls=Noun)
-def message() -> None:
-    """Send, receive, peek, tail, delete messages."""
+message = Noun("message", help="Send, receive, peek, tail, delete messages.")
 
 
 @contextlib.contextmanager
@@ -51,9 +48,11 @@ def _as_queue(session: Session, name: str, *, verb: str) -> Iterator[None]:
 
 
 def _is_topic(session: Session, name: str) -> bool:
+    from penstock.net.kafka_client.errors import KafkaTrouble
+
     try:
-        session.kafka.topic(name, what="cannot read topic")
-    except Failure:
+        session.kafka.topic(name)
+    except (Failure, KafkaTrouble):
         return False
     return True
 
@@ -85,14 +84,14 @@ def _check_options(ctx: click.Context, *, is_topic: bool) -> None:
 @click.option("--partition", type=click.IntRange(min=0), help="with --topic: partition to send to")
 def send(
     session: Session,
-    words: tuple[str, ...],
+    words: Texts,
     topic: str | None,
     path: str | None,
     whole: bool,
     ndjson: bool,
-    attributes: tuple[str, ...],
+    attributes: Texts,
     key: str | None,
-    headers: tuple[str, ...],
+    headers: Texts,
     partition: int | None,
     **flags: Any,
 ) -> None:
@@ -112,11 +111,12 @@ def send(
 
         bodies, path = _input(words, path, is_stdin_default=not sys.stdin.isatty())
         given = tuple(map(producing.header_from_flag, headers))
-        defaults = producing.RecordDefaults(None if key is None else key.encode(), given, partition)
-        source, is_single = sending.read_input(bodies, path), len(bodies) == 1
-        producing.send_records(
-            session, topic, source, defaults, is_ndjson=ndjson, is_single=is_single
-        )
+        encoded = None if key is None else key.encode()
+        defaults = producing.OutgoingRecord(0, encoded, None, given, partition)
+        records = producing.RecordSender(session, topic)
+        parse = producing.from_json if ndjson else producing.from_text
+        records.send_lines(sending.read_input(bodies, path), partial(parse, defaults=defaults))
+        records.end(records.last if len(bodies) == 1 else None, "offset", "sent")
         return
     if not words:
         raise click.UsageError("Give a QUEUE, or a topic with --topic NAME.")
@@ -127,20 +127,17 @@ def send(
         raise click.UsageError("--whole needs -f and cannot be combined with --ndjson.")
     flags["attributes"] = dict(map(sending.attribute_from_flag, attributes)) or None
     with _as_queue(session, words[0], verb="send"):
-        sending.send_messages(
-            session,
-            words[0],
-            sending.read_input(bodies, path, is_whole=whole),
-            sending.Defaults(**flags),
-            is_ndjson=ndjson,
-            is_single=len(bodies) == 1,
-            is_whole=whole,
+        sender = sending.MessageSender(session, words[0], is_single=whole or len(bodies) == 1)
+        make = partial(
+            sending.from_json if ndjson else sending.from_text, defaults=sending.Defaults(**flags)
         )
+        sender.send_lines(sending.read_input(bodies, path, is_whole=whole), make)
+        sender.end(sender.shown() if len(bodies) == 1 else None, "message_id", "name")
 
 
 def _input(
-    words: tuple[str, ...], path: str | None, *, is_stdin_default: bool = False
-) -> tuple[tuple[str, ...], str | None]:
+    words: Texts, path: str | None, *, is_stdin_default: bool = False
+) -> tuple[Texts, str | None]:
     if words == ("-",):
         words, path = (), "-"
     if not words and path is None and is_stdin_default:
@@ -301,7 +298,7 @@ def tail(
 
 @message.command()
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT... | -")
-def delete(session: Session, queue: str, receipts: tuple[str, ...]) -> None:
+def delete(session: Session, queue: str, receipts: Texts) -> None:
     """Delete received messages by their receipts.
 
     With - receipts are read from stdin: one per line, or the output of `message receive`."""

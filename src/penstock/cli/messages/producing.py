@@ -7,16 +7,17 @@ Every batch has a sequence number, so a batch that is retried after a lost reply
 import base64
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
-from penstock.cli.clients.kafka import failing, failure_of, refused
+from penstock.cli.clients.kafka import failing, failure_of
 from penstock.cli.command import Session
 from penstock.cli.messages.sending import Lines, Sender, parse_object
-from penstock.cli.terminal.failure import PASSING, ExitCode, Failure, Misuse
+from penstock.cli.terminal.failure import ExitCode, Failure, Misuse
 from penstock.cli.terminal.output import one_line
-from penstock.net.kafka_client.client import KafkaRefused, KafkaTrouble, Place
+from penstock.net.kafka_client.client import KafkaRefused, Place
 from penstock.record.batch import NO_PRODUCER, encode_batch
 from penstock.record.record import Header, RawRecord, encode_record
 from penstock.wire.kafka.faults import ErrorCode
@@ -29,28 +30,23 @@ _KEY_MAX = 24  # characters of a key in a line of text
 _BATCH_BYTES_MAX = 262_144
 _BATCH_RECORDS_MAX = 1_000
 _SEQUENCES = 2**31
-_PAUSE_S, _PAUSE_S_MAX = 0.1, 2.0
+
+Batch = tuple[bytes, Sequence["OutgoingRecord"]]  # encoded, and its records
 
 
 class OutgoingRecord(NamedTuple):
-    place: int  # number of the line or argument, from one
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[Header] = ()
-    partition: int | None = None
-
-
-class RecordDefaults(NamedTuple):
+    place: int = 0  # number of the line or argument, from one
     key: bytes | None = None
+    value: bytes | None = None
     headers: Sequence[Header] = ()
     partition: int | None = None
 
 
-def from_text(place: int, value: str, defaults: RecordDefaults) -> OutgoingRecord:
-    return OutgoingRecord(place, defaults.key, value.encode(), defaults.headers, defaults.partition)
+def from_text(place: int, value: str, defaults: OutgoingRecord) -> OutgoingRecord:
+    return defaults._replace(place=place, value=value.encode())
 
 
-def from_json(place: int, line: str, defaults: RecordDefaults) -> OutgoingRecord:
+def from_json(place: int, line: str, defaults: OutgoingRecord) -> OutgoingRecord:
     try:
         given = parse_object(line, _FIELDS)
         if "value" not in given and "value_base64" not in given:
@@ -156,60 +152,38 @@ def as_text(partition: int, record: RawRecord) -> str:
     return "  ".join([*parts, value_text(record.value)])
 
 
-def send_records(
-    session: Session,
-    topic: str,
-    source: Iterable[Lines],
-    defaults: RecordDefaults,
-    *,
-    is_ndjson: bool,
-    is_single: bool,
-) -> None:
-    sender = RecordSender(session, topic)
-    sender.run(_records(source, defaults, is_ndjson=is_ndjson), sender.send)
-    item = None
-    if is_single and sender.last is not None:
-        item = {"topic": topic, "partition": sender.last[0], "offset": sender.last[1]}
-    sender.end(item, "offset" if item else "sent")
-
-
-def _records(
-    source: Iterable[Lines], defaults: RecordDefaults, *, is_ndjson: bool
-) -> Iterator[Sequence[OutgoingRecord]]:
-    make = from_json if is_ndjson else from_text
-    for chunk in source:
-        made: list[OutgoingRecord] = []
-        try:
-            for place, line in chunk:
-                made.append(make(place, line, defaults))
-        except Failure:
-            if made:  # records before the bad line are still sent
-                yield made
-            raise
-        yield made
-
-
-class _Batch(NamedTuple):
-    data: bytes
-    records: Sequence[OutgoingRecord]
-
-
 class RecordSender(Sender):
     def __init__(self, session: Session, topic: str) -> None:
         super().__init__(session, "record", topic)
         self._kafka = session.kafka
         self._what = f"cannot send to topic '{topic}'"
-        self._partition_count = len(self._kafka.places(topic, what=self._what))
+        with failing(self._what):
+            self._partition_count = len(self._kafka.places(topic))
+            try:
+                self._producer = self._kafka.producer_id()  # id and epoch
+            except KafkaRefused:
+                self._producer = NO_PRODUCER, -1  # without producer ids, delivery is at least once
         # Records without a key go to one partition for a while, as in Kafka's producers.
         self._turn = secrets.randbelow(self._partition_count)
-        try:
-            self._producer = self._kafka.client.producer_id()  # id and epoch
-        except KafkaRefused:
-            self._producer = NO_PRODUCER, -1  # without producer ids, delivery is at least once
-        except KafkaTrouble as trouble:
-            raise failure_of(trouble, self._what) from trouble
         self._sequences: dict[int, int] = {}
-        self.last: tuple[int, int] | None = None  # partition and offset of the last accepted record
+        self.last: dict[str, Any] | None = None  # place of the last accepted record
+
+    def send_lines(
+        self, source: Iterable[Lines], make: Callable[[int, str], OutgoingRecord]
+    ) -> None:
+        def records() -> Iterator[Sequence[OutgoingRecord]]:
+            for chunk in source:
+                made: list[OutgoingRecord] = []
+                try:
+                    for place, line in chunk:
+                        made.append(make(place, line))
+                except Failure:
+                    if made:  # records before the bad line are still sent
+                        yield made
+                    raise
+                yield made
+
+        self.run(records(), self.send)
 
     def send(self, chunk: Sequence[OutgoingRecord]) -> None:
         waiting: dict[int, list[OutgoingRecord]] = {}
@@ -228,11 +202,11 @@ class RecordSender(Sender):
             # One batch per partition at a time keeps the order of the input in each partition.
             batches = {number: self._cut(number, records) for number, records in waiting.items()}
             self._produce(dict(batches))
-            for number, batch in batches.items():
-                del waiting[number][: len(batch.records)]
+            for number, (_, records) in batches.items():
+                del waiting[number][: len(records)]
             waiting = {number: records for number, records in waiting.items() if records}
 
-    def _cut(self, partition: int, records: Sequence[OutgoingRecord]) -> _Batch:
+    def _cut(self, partition: int, records: Sequence[OutgoingRecord]) -> Batch:
         encoded: list[bytes] = []
         size = 0
         for each in records[:_BATCH_RECORDS_MAX]:
@@ -259,57 +233,40 @@ class RecordSender(Sender):
             producer_epoch=producer_epoch,
             base_sequence=-1 if producer_id == NO_PRODUCER else self._sequences.get(partition, 0),
         )
-        return _Batch(data, records[: len(encoded)])
+        return data, records[: len(encoded)]
 
-    def _produce(self, left: dict[int, _Batch]) -> None:
+    def _produce(self, left: dict[int, Batch]) -> None:
         """Send batches, and retry until each is accepted or rejected, or until the timeout."""
-        give_up_at = time.monotonic() + self._session.settings.timeout_s
-        pause_s = _PAUSE_S
-        while True:
-            trouble = self._try(left)
-            if not left:
-                return
-            assert trouble is not None
-            if time.monotonic() + pause_s > give_up_at:
-                raise trouble
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+        # A batch may be stored although the reply is lost: retry only with a sequence number.
+        is_repeatable = self._producer[0] != NO_PRODUCER
+        with failing(self._what):
+            self._kafka.retried(partial(self._try, left), is_repeatable=is_repeatable)
 
-    def _try(self, left: dict[int, _Batch]) -> Failure | None:
-        """Send batches once, remove finished ones from ``left``, and return why others failed."""
-        trouble: Failure | None = None
-        data = {Place(self._target, number): batch.data for number, batch in left.items()}
-        try:
-            with failing(self._what):
-                replies = list(self._kafka.client.try_produce(data).values())
-            for part in replies:
-                batch = left[part.index]
-                code = part.error_code
-                if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                    count, base = len(batch.records), part.base_offset
-                    sequence = self._sequences.get(part.index, 0)
-                    self._sequences[part.index] = (sequence + count) % _SEQUENCES
-                    self.accepted += count
-                    self.last = (part.index, base + count - 1 if base >= 0 else -1)
-                    del left[part.index]
-                    continue
-                failure = refused(self._what, code, part.error_message)
-                if failure.exit_code in PASSING:
-                    trouble = failure
-                    continue
-                if failure.exit_code is ExitCode.DENIED:
-                    raise failure  # all other records would be denied as well
-                for record in batch.records:
-                    self.reject(record.place, failure.why)
-                del left[part.index]
-            if trouble is not None:
-                self._kafka.metadata([self._target])  # the leader may have changed
-        except Failure as failure:
-            # The batch may be stored although the reply is lost: retry only with a sequence number.
-            if failure.exit_code not in PASSING or self._producer[0] == NO_PRODUCER:
-                raise
-            trouble = failure
-        return trouble
+    def _try(self, left: dict[int, Batch]) -> None:
+        """Send batches once, and remove finished ones from ``left``. Raises an error to retry."""
+        passing: KafkaRefused | None = None
+        batches = {Place(self._target, number): data for number, (data, _) in left.items()}
+        for part in self._kafka.try_produce(batches).values():
+            _, records = left[part.index]
+            error = KafkaRefused(part.error_code, part.error_message or "")
+            if part.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+                count, base = len(records), part.base_offset
+                sequence = self._sequences.get(part.index, 0)
+                self._sequences[part.index] = (sequence + count) % _SEQUENCES
+                self.accepted += count
+                self.last = {"topic": self._target, "partition": part.index}
+                self.last["offset"] = base + count - 1 if base >= 0 else -1
+            elif error.is_passing:
+                passing = error
+                continue
+            elif failure_of(error).exit_code is ExitCode.DENIED:
+                raise error  # all other records would be denied as well
+            else:
+                for record in records:
+                    self.reject(record.place, str(error))
+            del left[part.index]
+        if passing is not None:
+            raise passing
 
 
 # ── The partition of a key ───────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ import click
 
 from penstock.cli.command import Session
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, fix_in
-from penstock.cli.terminal.output import Progress
+from penstock.cli.terminal.output import progress_bar
 
 _READ_BYTES = 65_536
 # A message is at most 1 MiB, which JSON escapes can make six times longer.
@@ -142,13 +142,13 @@ class Sender:
 
     def run(self, source: Iterable[Sequence[T]], send: Callable[[Sequence[T]], None]) -> None:
         """Send all batches. Ctrl-C takes effect after the current reply: the count stays exact."""
-        progress = Progress("sending", is_quiet=self._session.settings.quiet)
+        progress = progress_bar("sending", is_quiet=self._session.settings.quiet)
         try:
-            with Interrupts() as interrupts, progress:
+            with Interrupts() as interrupts, progress as update:
                 for piece in source:
                     with interrupts.held():
                         send(piece)
-                    progress.update(self.accepted + self.failed)
+                    update(self.accepted + self.failed)
         except KeyboardInterrupt:
             self._session.remark(f"interrupted: {self._accepted_text()}")
             raise
@@ -166,11 +166,11 @@ class Sender:
         elif self.failed == FAILURES_LISTED_MAX + 1:
             click.echo("further rejected items are counted but not listed", err=True)
 
-    def end(self, item: dict[str, Any] | None, name: str) -> None:
+    def end(self, item: dict[str, Any] | None, name: str, name_of_counts: str) -> None:
         """Print one item, or the counts. Exits with an error code if items were rejected."""
         noun = "queue" if self._noun == "message" else "topic"
         counts = {noun: self._target, "sent": self.accepted, "failed": self.failed}
-        self._session.out.one(counts if item is None else item, name=name)
+        self._session.out.one(item or counts, name=name if item else name_of_counts)
         if self.failed:
             raise click.exceptions.Exit(ExitCode.PARTIAL if self.accepted else ExitCode.FAILED)
 
@@ -292,11 +292,23 @@ def batches(messages: Iterable[Outgoing]) -> Iterator[Sequence[Outgoing]]:
 
 
 class MessageSender(Sender):
+    """Sends messages to a queue. If ``is_single``, a rejected message raises a Failure."""
+
     def __init__(self, session: Session, queue: str, *, is_single: bool) -> None:
         super().__init__(session, "message", queue)
         self._is_single = is_single
         self._url = session.sqs.queue_url(queue)
         self.replies: list[dict[str, Any]] = []  # of the last batch only
+
+    def send_lines(self, source: Iterable[Lines], make: Callable[[int, str], Outgoing]) -> None:
+        chunks = (batches(make(place, line) for place, line in chunk) for chunk in source)
+        self.run(chain.from_iterable(chunks), self.send)
+
+    def shown(self) -> dict[str, Any] | None:
+        """Return the fields to print of the first accepted message of the last batch."""
+        fields = {"message_id": "MessageId", "sequence_number": "SequenceNumber"}
+        found = next(iter(self.replies), {})
+        return {field: found[name] for field, name in fields.items() if name in found} or None
 
     def send(self, batch: Sequence[Outgoing]) -> None:
         if len(batch) == 1 and batch[0].size_bytes > BATCH_BYTES_MAX:
@@ -321,25 +333,3 @@ class MessageSender(Sender):
             raise Failure(what, why, do)
         text = what if what.startswith("message") else why
         self.reject(place, f"{text}; do: {do}" if do else text)
-
-
-def send_messages(
-    session: Session,
-    queue: str,
-    source: Iterable[Lines],
-    defaults: Defaults,
-    *,
-    is_ndjson: bool,
-    is_single: bool,
-    is_whole: bool,
-) -> None:
-    make = from_json if is_ndjson else from_text
-    sender = MessageSender(session, queue, is_single=is_single or is_whole)
-    chunks = (batches(make(place, line, defaults) for place, line in chunk) for chunk in source)
-    sender.run(chain.from_iterable(chunks), sender.send)
-    item = None
-    if is_single and sender.replies:
-        fields = {"message_id": "MessageId", "sequence_number": "SequenceNumber"}
-        reply = sender.replies[0]
-        item = {field: reply[name] for field, name in fields.items() if name in reply}
-    sender.end(item, "message_id" if item else "name")

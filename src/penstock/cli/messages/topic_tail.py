@@ -13,7 +13,7 @@ from penstock.cli.messages.producing import as_item, as_text, value_text
 from penstock.cli.messages.sending import Interrupts
 from penstock.cli.terminal.failure import PASSING, ExitCode, Failure, Unhealthy
 from penstock.cli.topics import offsets
-from penstock.net.kafka_client.client import Fetched, Place
+from penstock.net.kafka_client.client import Fetched, KafkaRefused, Place
 from penstock.record.batch import ATTR_TRANSACTIONAL
 from penstock.record.control import TYPE_ABORT, iter_control
 from penstock.record.malformed import MalformedBatch
@@ -60,27 +60,25 @@ class Reader:
         self._session = session
         self._kafka: Kafka = session.kafka
         self._topic = topic
-        self._group = request.group
-        self._is_following = request.is_following
+        self._request = request
         self._what = f"cannot read topic '{topic}'"
-        places = self._kafka.places(topic, what=self._what)
-        if request.partition is not None:
-            places = [place for place in places if place.partition == request.partition]
-            if not places:
-                raise refused(
-                    f"{self._what}: partition {request.partition}",
-                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                )
-        self._places = places
         origin = request.origin or ("earliest" if request.group is not None else "latest")
         if isinstance(origin, str):
             origin = offsets.target_of(origin, what="cannot start at", option="--from")
-        if request.group is not None:
-            offsets.check_idle(self._kafka, request.group, what=self._what)
-        # The next offset to print, and the end of the log when the command started.
-        self.done, self._ends = offsets.offsets_at(
-            self._kafka, places, origin, what=self._what, is_committed=True
-        )
+        with failing(self._what):
+            places = self._kafka.places(topic)
+            if request.partition is not None:
+                places = [place for place in places if place.partition == request.partition]
+                if not places:
+                    missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    raise KafkaRefused(missing, subject=f"partition {request.partition}")
+            if request.group is not None:
+                offsets.check_idle(self._kafka, request.group, what=self._what)
+            # The next offset to print, and the end of the log when the command started.
+            self.done, self._ends = offsets.offsets_at(
+                self._kafka, places, origin, is_committed=True
+            )
+        self._places = places
         if request.group is not None:
             known = offsets.committed(self._kafka, request.group)
             self.done |= {place: known[place] for place in places if place in known}
@@ -102,7 +100,7 @@ class Reader:
         places = self._places
         retries = 0
         while True:
-            if not self._is_following:
+            if not self._request.is_following:
                 places = [place for place in places if self.fetched[place] < self._ends[place]]
                 if not places:
                     return
@@ -121,17 +119,17 @@ class Reader:
                     raise refused(self._what, ErrorCode.LEADER_NOT_AVAILABLE)
                 time.sleep(_RETRY_S * retries)
                 self._kafka.metadata([self._topic])
-            elif not is_moved and not self._is_following:
+            elif not is_moved and not self._request.is_following:
                 return  # records up to the end were removed meanwhile
             if is_moved:
                 yield found
 
     def _fetch(self, places: Sequence[Place]) -> dict[Place, Fetched]:
         wait_ms = 0
-        if self._is_following:
-            wait_ms = _WAIT_MS if self._kafka.client.has_one_leader(places) else _WAIT_MS_SEVERAL
+        if self._request.is_following:
+            wait_ms = _WAIT_MS if self._kafka.has_one_leader(places) else _WAIT_MS_SEVERAL
         with failing(self._what):
-            return self._kafka.client.try_fetch(
+            return self._kafka.try_fetch(
                 {place: self.fetched[place] for place in places},
                 wait_ms=wait_ms,
                 bytes_min=1 if wait_ms else 0,
@@ -142,7 +140,7 @@ class Reader:
     def _records(self, place: Place, part: Fetched) -> Iterator[RawRecord]:
         aborted = {(each.producer_id, each.first_offset) for each in part.aborted}
         # With --no-follow, records that arrived after the start of the command are left out.
-        stop = _NO_END if self._is_following else self._ends[place]
+        stop = _NO_END if self._request.is_following else self._ends[place]
         try:
             for header, batch in offsets.whole_batches(bytes(part.records)):
                 begin = self.fetched[place]
@@ -166,7 +164,8 @@ class Reader:
     def _correct(self, place: Place, code: int) -> bool:
         """Handle an error code: return True to retry, False if the offset was corrected."""
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            starts, ends = self._kafka.bounds([place], what=self._what, is_committed=True)
+            with failing(self._what):
+                starts, ends = self._kafka.bounds([place], is_committed=True)
             offset = self.fetched[place]
             nearest = min(max(offset, starts[place]), ends[place])
             reason = "was removed" if nearest > offset else "is after the end of the log"
@@ -181,11 +180,11 @@ class Reader:
         return True
 
     def commit(self) -> None:
-        if self._group is None:
+        if (group := self._request.group) is None:
             return
         self._session.out.flush()
         moved = {place: at for place, at in self.done.items() if at != self._committed[place]}
         if moved:
-            what = f"cannot commit offsets of group '{self._group}'"
-            offsets.commit(self._kafka, self._group, moved, what=what)
+            with failing(f"cannot commit offsets of group '{group}'"):
+                offsets.commit(self._kafka, group, moved)
             self._committed.update(moved)

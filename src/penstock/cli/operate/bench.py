@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import click
 import uvloop
 
+from penstock.cli.clients.contexts import Settings
 from penstock.cli.clients.credentials import credentials_from_environment
 from penstock.cli.clients.http import signed, tls_context
 from penstock.cli.command import Noun, Session
@@ -42,11 +43,7 @@ _shape_options = several(
     option("--size", bytes_of(1, 1_048_576), "size of a message body", default=1_024),
     click.option("--queue", metavar="NAME", help="queue to use [default: a temporary queue]"),
 )
-
-
-@click.group(cls=Noun)
-def bench() -> None:
-    """Measure the throughput and latency of a running server."""
+bench = Noun("bench", help="Measure the throughput and latency of a running server.")
 
 
 @bench.command()
@@ -68,16 +65,19 @@ def send(session: Session, **shape: Any) -> None:
 def receive(session: Session, preload: int, **shape: Any) -> None:
     """Measure receives and deletes until the queue is empty."""
 
-    async def fill_then_receive(load: Load) -> None:
+    async def run(load: Load) -> None:
+        async def step(connection: Connection, due_s: float) -> bool:
+            return bool(await _take(load, connection, due_s=due_s, count=_BATCH_COUNT_MAX))
+
         if preload:
             fill = dataclasses.replace(load, rate=None, batch=10, duration=3_600.0)
             await _send(fill, count_max=preload)
             if not fill.messages:
                 raise Failure("cannot fill the queue", "; ".join(fill.first_errors))
             load.start_s = time.perf_counter()
-        await _receive(load)
+        await _repeated(load, step, load.rate)
 
-    _measure(session, "receive", fill_then_receive, **shape)
+    _measure(session, "receive", run, **shape)
 
 
 @bench.command()
@@ -113,10 +113,8 @@ def _queue(session: Session, name: str | None) -> Iterator[tuple[str, str]]:
 def _measure(
     session: Session, title: str, run: "Run", *, queue: str | None, batch: int = 1, **shape: Any
 ) -> None:
-    settings = session.settings
     with _queue(session, queue) as (name, url):
-        target = (settings.endpoint, settings.region, url, settings.timeout_s)
-        load = Load(*target, batch=batch, **shape)
+        load = Load(session.settings, url, batch=batch, **shape)
         about = f"{load.connections} connections for up to {load.duration:g} s"
         session.remark(f"{title}: {about} on '{name}'")
         load.start_s = time.perf_counter()
@@ -155,8 +153,7 @@ class Histogram:
     minutes, so a percentile is at most one percent too high. The maximum is kept exactly."""
 
     def __init__(self) -> None:
-        self._counts = [0] * (_BUCKETS + 1)
-        self.count = 0
+        self._counts = Counter[int]()
         self.max_s = 0.0
 
     def add(self, seconds: float) -> None:
@@ -164,19 +161,15 @@ class Histogram:
         if seconds > _FIRST_S:
             index = min(math.ceil(math.log(seconds / _FIRST_S) / _GROWTH), _BUCKETS)
         self._counts[index] += 1
-        self.count += 1
         self.max_s = max(self.max_s, seconds)
 
     def percentile(self, percent: float) -> float:
-        if not self.count:
-            return 0.0
-        wanted = max(1, math.ceil(self.count * percent / 100))
-        seen = 0
-        for index, count in enumerate(self._counts):
-            seen += count
-            if seen >= wanted:
+        left = max(1, math.ceil(self._counts.total() * percent / 100))
+        for index, count in sorted(self._counts.items()):
+            left -= count
+            if left <= 0:
                 return min(_FIRST_S * math.exp(index * _GROWTH), self.max_s)
-        raise AssertionError("the buckets do not add up to the count")
+        return 0.0
 
     def summary_ms(self) -> dict[str, float]:
         points = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99_9": 99.9}
@@ -186,10 +179,8 @@ class Histogram:
 
 @dataclasses.dataclass
 class Load:
-    endpoint: str
-    region: str
+    settings: Settings
     queue_url: str
-    timeout_s: float
     connections: int
     duration: float
     size: int
@@ -241,26 +232,31 @@ class Pace:
 
 class Connection:
     def __init__(self, load: Load) -> None:
-        parts = urlsplit(load.endpoint if "://" in load.endpoint else f"//{load.endpoint}")
+        url = load.settings.endpoint
+        parts = urlsplit(url if "://" in url else f"//{url}")
         self._load = load
         is_tls = parts.scheme == "https"
         self._tls = tls_context() if is_tls else None
         self._address = (parts.hostname or "", parts.port or (443 if is_tls else 80))
         self._host = parts.netloc.rpartition("@")[2]
-        self._signer = Signer(credentials_from_environment(), region=load.region)
+        self._signer = Signer(credentials_from_environment(), region=load.settings.region)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._signed: tuple[tuple[str, bytes], float, bytes] | None = None
 
     async def call(self, action: str, *, due_s: float, **request: Any) -> Json | None:
-        load = self._load
+        load, url, timeout_s = (
+            self._load,
+            self._load.settings.endpoint,
+            self._load.settings.timeout_s,
+        )
         body = json.dumps({"QueueUrl": load.queue_url, **request}, separators=(",", ":")).encode()
         try:
-            async with asyncio.timeout(load.timeout_s):
+            async with asyncio.timeout(timeout_s):
                 status, data = await self._exchange(self._request(action, body))
         except TimeoutError as error:
-            raise timed_out(load.endpoint, load.timeout_s) from error
+            raise timed_out(url, timeout_s) from error
         except (OSError, EOFError) as error:
-            raise unreachable(load.endpoint, str(error) or "the server hung up") from error
+            raise unreachable(url, str(error) or "the server hung up") from error
         if status != 200:
             load.failed(f"{action}: status {status} {data[:200].decode('utf-8', 'replace')}")
             return None
@@ -363,13 +359,6 @@ async def _send(load: Load, *, count_max: float = math.inf) -> None:
         return True
 
     await _repeated(load, step, load.rate and load.rate / load.batch)
-
-
-async def _receive(load: Load) -> None:
-    async def step(connection: Connection, due_s: float) -> bool:
-        return bool(await _take(load, connection, due_s=due_s, count=_BATCH_COUNT_MAX))
-
-    await _repeated(load, step, load.rate)
 
 
 async def _take(

@@ -56,11 +56,7 @@ _FORMS: Final = (
         MASK,
     ),
 )
-
-
-@click.group(cls=Noun)
-def debug() -> None:
-    """Collect the data for a bug report, without secrets."""
+debug = Noun("debug", help="Collect the data for a bug report, without secrets.")
 
 
 @debug.command()
@@ -142,8 +138,8 @@ def _versions() -> dict[str, Any]:
 def _findings(session: Session) -> list[dict[str, Any]]:
     from penstock.cli.operate.doctor import examine
 
-    report = examine(session, data=None, config_file=None, is_local=False)
-    return [finding._asdict() for finding in report.findings]
+    findings, _ = examine(session, data=None, config_file=None, is_local=False)
+    return [finding._asdict() for finding in findings]
 
 
 def _tail(path: Path) -> bytes:

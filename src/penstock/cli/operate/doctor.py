@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
@@ -63,30 +63,25 @@ _HANDSHAKE_S = 5.0
 _RENEW = "renew it with `penstock generate certs` or your CA; running nodes load the new file"
 
 
-class Report(NamedTuple):
-    findings: list[Finding]
-    config: list[Json]
-
-
 @click.command(cls=Verb)
 @click.option("--data", metavar="DIR", help="data folder [default: from the configuration]")
 @click.option("--config", "config_file", metavar="FILE", help="TOML configuration file")
 @click.option("--local", is_flag=True, help="check this machine only, contact no server")
 def doctor(session: Session, data: str | None, config_file: str | None, local: bool) -> None:
     """Check the machine, settings and server. Exit code 8 if a check fails."""
-    report = examine(session, data=data, config_file=config_file, is_local=local)
-    checks: list[dict[str, Any]] = [finding._asdict() for finding in report.findings]
+    findings, config = examine(session, data=data, config_file=config_file, is_local=local)
+    checks: list[dict[str, Any]] = [finding._asdict() for finding in findings]
     is_healthy = all(check["status"] != "fail" for check in checks)
     if session.out.is_table:
         session.out.many(checks, columns=FINDING_COLUMNS)
         session.out.line("")
-        changed = [row for row in report.config if row["origin"] != "default"]
+        changed = [row for row in config if row["origin"] != "default"]
         if changed:
             session.out.many(changed, columns=_CONFIG_COLUMNS)
-        rest = len(report.config) - len(changed)
+        rest = len(config) - len(changed)
         session.out.line(f"{rest} settings have the default; see `penstock serve --print-config`")
     else:
-        item = {"healthy": is_healthy, "checks": checks, "config": report.config}
+        item = {"healthy": is_healthy, "checks": checks, "config": config}
         session.out.one(item, name="healthy")
     if not is_healthy:
         raise click.exceptions.Exit(ExitCode.UNHEALTHY)
@@ -94,7 +89,8 @@ def doctor(session: Session, data: str | None, config_file: str | None, local: b
 
 def examine(
     session: Session, *, data: str | None, config_file: str | None, is_local: bool
-) -> Report:
+) -> tuple[list[Finding], list[Json]]:
+    """Return the findings, and the settings of the server or of this machine."""
     findings: list[Finding] = [_software(), _open_files()]
     info: Json | None = None
     skew_ms: int | None = None
@@ -125,7 +121,7 @@ def examine(
         findings += _disk(folder, reserve_bytes, is_reported=is_reported)
     findings += _certificates(session, info, values, is_local=is_local)
     findings.append(_clock(skew_ms))
-    return Report(findings, rows)
+    return findings, rows
 
 
 def _software() -> Finding:

@@ -4,7 +4,7 @@ seconds, which nodes have not written yet."""
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -26,16 +26,8 @@ _AUDIT, _USAGE = "__audit", "__usage"
 _DAY_S = 86_400
 _MINUTES_PER_HOUR = 60
 _NAMES = ("tenant", "region", "resource", "op")
-_SUMS = (
-    "requests",
-    "messages",
-    "bytes_in",
-    "bytes_out",
-    "units64k",
-    "throttled",
-    "denied",
-    "failed",
-)
+_SUM_NAMES = "requests messages bytes_in bytes_out units64k throttled denied failed"
+_SUMS = _SUM_NAMES.split()
 _USAGE_COLUMNS = columns(
     "tenant, region, resource, op OPERATION, requests#, messages#, bytes_in# IN, bytes_out# OUT,"
     " throttled#, denied#, failed#, byte_hours# BYTE-HOURS",
@@ -43,11 +35,7 @@ _USAGE_COLUMNS = columns(
     bytes_out=size,
 )
 _CSV_COLUMNS = (*_NAMES, *_SUMS, "stored_bytes", "byte_hours")
-
-
-@click.group(cls=Noun)
-def audit() -> None:
-    """Show the audit trail: which principal did what, and when."""
+audit = Noun("audit", help="Show the audit trail: which principal did what, and when.")
 
 
 @audit.command()
@@ -105,9 +93,7 @@ def tail(
         session.out.line("no matching entries in this period")
 
 
-@click.group(cls=Noun)
-def usage() -> None:
-    """Report the usage of tenants: requests, messages, bytes."""
+usage = Noun("usage", help="Report the usage of tenants: requests, messages, bytes.")
 
 
 @usage.command()
@@ -126,16 +112,14 @@ def report(
     since_ms = time_of(since, what="cannot report", option="--from")
     until_ms = time_of(until, what="cannot report", option="--to")
     end_ms = float("inf") if until_ms is None else until_ms
-    totals = _Totals()
-    seen: set[tuple[str, str, int]] = set()
-    for facts in _usage_facts(session, since_ms):
-        is_new = facts.name not in seen
-        seen.add(facts.name)
-        if is_new and (since_ms or 0) <= facts.minute_ms < end_ms:
-            for row in facts.columns.rows():
-                if tenant is None or row.tenant == tenant:
-                    totals.add(row, facts.minute_ms)
-    rows = totals.sorted()
+    found = (
+        (facts.minute_ms, row)
+        for facts in _usage_facts(session, since_ms)
+        if (since_ms or 0) <= facts.minute_ms < end_ms
+        for row in facts.columns.rows()
+        if tenant is None or row.tenant == tenant
+    )
+    rows = _summed(found)
     if not is_csv:
         empty = "no usage in this period"
         session.out.many(rows, columns=_USAGE_COLUMNS, name="resource", empty=empty)
@@ -147,33 +131,30 @@ def report(
     session.out.line(buffer.getvalue().rstrip("\n"))
 
 
-class _Totals:
-    def __init__(self) -> None:
-        self._rows: dict[tuple[str, ...], dict[str, Any]] = {}
-        self._stored_ms: dict[tuple[str, ...], int] = {}  # the minute that stored_bytes is from
-
-    def add(self, row: usage_facts.UsageRow, minute_ms: int) -> None:
+def _summed(found: Iterable[tuple[int, usage_facts.UsageRow]]) -> list[dict[str, Any]]:
+    """Return the sums of rows that were counted in the given minutes."""
+    totals: dict[tuple[str, ...], dict[str, Any]] = {}
+    stored_ms: dict[tuple[str, ...], int] = {}  # the minute that stored_bytes is from
+    for minute_ms, row in found:
         key = (row.tenant, row.region, row.resource, row.op)
-        total = self._rows.get(key)
+        total = totals.get(key)
         if total is None:
             names = dict(zip(_NAMES, (each or "-" for each in key), strict=True))
             numbers = dict.fromkeys((*_SUMS, "stored_bytes", "byte_hours"), 0)
-            total = self._rows[key] = {**names, **numbers}
+            total = totals[key] = {**names, **numbers}
         for name in _SUMS:
             total[name] += getattr(row, name)
         if row.stored_bytes:
             # Only the last minute counts: the sum over the nodes that led partitions in it.
-            if minute_ms > self._stored_ms.get(key, -1):
-                self._stored_ms[key] = minute_ms
+            if minute_ms > stored_ms.get(key, -1):
+                stored_ms[key] = minute_ms
                 total["stored_bytes"] = 0
-            if minute_ms == self._stored_ms[key]:
+            if minute_ms == stored_ms[key]:
                 total["stored_bytes"] += row.stored_bytes
             total["byte_hours"] += row.stored_bytes / _MINUTES_PER_HOUR
-
-    def sorted(self) -> list[dict[str, Any]]:
-        for row in self._rows.values():
-            row["byte_hours"] = round(row["byte_hours"])
-        return [self._rows[key] for key in sorted(self._rows)]
+    for total in totals.values():
+        total["byte_hours"] = round(total["byte_hours"])
+    return [totals[key] for key in sorted(totals)]
 
 
 def _usage_facts(session: Session, since_ms: int | None) -> Iterator[usage_facts.UsageFacts]:
@@ -186,13 +167,18 @@ def _usage_facts(session: Session, since_ms: int | None) -> Iterator[usage_facts
         f"the server has no topic {_USAGE}",
         "set usage.enabled = true and restart the server; counts appear after some seconds",
     )
+    seen: set[tuple[str, str, int]] = set()
     unread = 0
     for found in Reader.of_internal(session, _USAGE, request, missing).fetches():
         for _, record in found:
             try:
-                yield usage_facts.decode(record.value or b"")
+                facts = usage_facts.decode(record.value or b"")
             except usage_facts.UsageUnreadable:
                 unread += 1
+                continue
+            if facts.name not in seen:
+                seen.add(facts.name)
+                yield facts
     if unread:
         session.remark(
             f"{unread} records could not be read: this command may be older than the server"

@@ -53,24 +53,14 @@ class JobGroup(click.Group):
             raise click.UsageError(f"{error}. Known jobs: {known}.", ctx=ctx) from None
 
 
-@click.group(cls=JobGroup)
-def run() -> None:
-    """Run a job, once over all available data or continuously. Ctrl-C stops it."""
+run = JobGroup(
+    "run", help="Run a job, once over all available data or continuously. Ctrl-C stops it."
+)
+report = JobGroup("report", help="Write a report from the data in the lake.")
 
 
-@click.group(cls=JobGroup)
-def report() -> None:
-    """Write a report from the data in the lake."""
-
-
-@click.group(cls=JobGroup)
-def verify() -> None:
-    """Verify the data in the lake. Exit code 8 if a check fails."""
-
-
-@click.group(cls=JobGroup)
-def cluster() -> None:
-    """Run a Spark cluster of several processes on this machine."""
+verify = JobGroup("verify", help="Verify the data in the lake. Exit code 8 if a check fails.")
+cluster = JobGroup("cluster", help="Run a Spark cluster of several processes on this machine.")
 
 
 class _Replay(click.Command):

@@ -211,8 +211,7 @@ def warm(session: Session) -> None:
     """Archive the Java classes of Spark, so that sessions start in half the time.
 
     This takes about 30 seconds and 200 MB in the cache folder ($PENSTOCK_CACHE or
-    ~/.cache/penstock). Run it again after an upgrade of Java or Spark.
-    """
+    ~/.cache/penstock). Run it again after an upgrade of Java or Spark."""
     require_extra()
     from penstock.pipeline.runs import warm as warming
     from penstock.pipeline.session import SessionFailed

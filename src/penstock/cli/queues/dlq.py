@@ -9,7 +9,7 @@ from penstock.cli.command import Noun, Session
 from penstock.cli.queues.queue import rows
 from penstock.cli.terminal.failure import ExitCode, Failure, NotFound
 from penstock.cli.terminal.options import count_option
-from penstock.cli.terminal.output import Json, Progress, columns
+from penstock.cli.terminal.output import Json, columns, progress_bar
 
 _POLL_S = 0.25
 _RUNNING = ("RUNNING", "CANCELLING")
@@ -21,11 +21,7 @@ _LIST_COLUMNS = columns(
 _TASK_COLUMNS = columns(
     "status, started_at_ms STARTED, moved#, to_move# OF, to, rate# RATE/s, failure_reason WHY"
 )
-
-
-@click.group(cls=Noun)
-def dlq() -> None:
-    """List dead-letter queues and redrive their messages."""
+dlq = Noun("dlq", help="List dead-letter queues and redrive their messages.")
 
 
 @dlq.command("list")
@@ -109,13 +105,13 @@ def _tasks(session: Session, source_arn: str, count: int = 1) -> list[Json]:
 
 def _wait(session: Session, source_arn: str) -> Json:
     """Poll until the newest redrive has ended, because the SQS API has no call that waits."""
-    with Progress("moving", is_quiet=session.settings.quiet) as progress:
+    with progress_bar("moving", is_quiet=session.settings.quiet) as update:
         while True:
             tasks = _tasks(session, source_arn)
             if not tasks:
                 raise Failure("the redrive was lost", "the server no longer lists it")
             task = tasks[0]
-            progress.update(task["moved"], total=task["to_move"])
+            update(task["moved"], task["to_move"])
             if task["status"] not in _RUNNING:
                 return task
             time.sleep(_POLL_S)

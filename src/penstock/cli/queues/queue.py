@@ -18,7 +18,7 @@ from penstock.cli.queues.settings import (
     tags_of,
 )
 from penstock.cli.terminal.failure import Failure, NotFound
-from penstock.cli.terminal.options import option, repeatable, yes_option
+from penstock.cli.terminal.options import Texts, option, repeatable, yes_option
 from penstock.cli.terminal.output import Json, columns, field, none_of, watch_options, watch_rows
 
 _OURS = ("PenstockPartitions", "PenstockFsync")
@@ -40,11 +40,7 @@ _RATE_COLUMNS = (
     ),
 )
 _tag_option = repeatable("--tag tags", "KEY=VALUE", "tag to add or change")
-
-
-@click.group(cls=Noun)
-def queue() -> None:
-    """Create, list, show, set, delete, purge queues; show their counts."""
+queue = Noun("queue", help="Create, list, show, set, delete, purge queues; show their counts.")
 
 
 @queue.command()
@@ -53,12 +49,7 @@ def queue() -> None:
 @_tag_option
 @settings_options
 def create(
-    session: Session,
-    name: str,
-    fifo: bool,
-    partitions: int | None,
-    tags: tuple[str, ...],
-    **flags: Any,
+    session: Session, name: str, fifo: bool, partitions: int | None, tags: Texts, **flags: Any
 ) -> None:
     """Create a queue. If it exists with the same settings, nothing changes."""
     if fifo and not name.endswith(".fifo"):
@@ -136,13 +127,9 @@ def explain(session: Session, name: str, user: str | None) -> None:
     """Explain why a receive from a queue returns no messages."""
     name = name_of(name)
     found = session.admin.explanation(name, user)
-    if not session.out.is_table:
-        session.out.one(found, name="summary")
-        return
     state = "delivers messages" if found["is_delivering"] else "has no message to deliver now"
-    session.out.line(f"{name} {state}")
-    for reason in found["reasons"]:
-        session.out.line(f"  {reason['text']}")
+    reasons = (f"  {reason['text']}" for reason in found["reasons"])
+    session.out.one(found, name="summary", lines=[f"{name} {state}", *reasons])
 
 
 @queue.command("set")
@@ -151,12 +138,7 @@ def explain(session: Session, name: str, user: str | None) -> None:
 @repeatable("--untag untags", "KEY", "key of a tag to remove")
 @settings_options
 def set_settings(
-    session: Session,
-    name: str,
-    no_dead_letter: bool,
-    tags: tuple[str, ...],
-    untags: tuple[str, ...],
-    **flags: Any,
+    session: Session, name: str, no_dead_letter: bool, tags: Texts, untags: Texts, **flags: Any
 ) -> None:
     """Change settings or tags of a queue. All other settings and tags stay unchanged."""
     tag_map = tags_of(tags)
@@ -206,7 +188,7 @@ def purge(session: Session, name: str, yes: bool, dry_run: bool) -> None:
 @queue.command()
 @watch_options("repeat until Ctrl-C, with messages per second")
 def stats(
-    session: Session, names: tuple[str, ...], watch: bool, interval: float, samples: int | None
+    session: Session, names: Texts, watch: bool, interval: float, samples: int | None
 ) -> None:
     """Show the message counts of the named queues, or of all queues.
 

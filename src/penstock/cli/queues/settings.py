@@ -10,7 +10,7 @@ import click
 
 from penstock.cli.command import Session
 from penstock.cli.terminal.failure import Misuse
-from penstock.cli.terminal.options import Parsed, bytes_of, option, seconds, several
+from penstock.cli.terminal.options import Parsed, Texts, bytes_of, option, seconds, several
 from penstock.cli.terminal.output import duration
 from penstock.model.units import size
 
@@ -130,7 +130,7 @@ def attributes_of(session: Session, flags: Flags) -> dict[str, str]:
     return attributes
 
 
-def tags_of(pairs: tuple[str, ...]) -> dict[str, str]:
+def tags_of(pairs: Texts) -> dict[str, str]:
     tags = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")

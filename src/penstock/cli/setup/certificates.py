@@ -5,6 +5,7 @@ import ipaddress
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -15,10 +16,9 @@ CA_DAYS = 3_650
 CLOCK_SKEW = timedelta(minutes=5)
 
 
-class Authority:
-    def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
-        self.certificate = certificate
-        self._key = key
+class Authority(NamedTuple):
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
 
     @classmethod
     def at(cls, folder: Path) -> "Authority":
@@ -28,10 +28,10 @@ class Authority:
             raise ValueError(f"{folder} must contain both ca.pem and ca-key.pem, or neither")
         if not certificate_path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            certificate, key = _new_authority()
-            write_private(key_path, _pem_of(key))
-            certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-            return cls(certificate, key)
+            made = _new_authority()
+            write_private(key_path, _pem_of(made.key))
+            certificate_path.write_bytes(made.certificate.public_bytes(serialization.Encoding.PEM))
+            return made
         found = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
         if not isinstance(found, ec.EllipticCurvePrivateKey):
             raise ValueError(f"{key_path} was not created by `penstock generate certs`")
@@ -44,7 +44,7 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         purposes = [] if is_client else [ExtendedKeyUsageOID.SERVER_AUTH]
         purposes.append(ExtendedKeyUsageOID.CLIENT_AUTH)
-        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         builder = (
             _builder(_name(name), self.certificate.subject, key, days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -59,12 +59,12 @@ class Authority:
                 except ValueError:
                     names.append(x509.DNSName(host))
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        chain = (builder.sign(self._key, hashes.SHA256()), self.certificate)
+        chain = (builder.sign(self.key, hashes.SHA256()), self.certificate)
         pem = b"".join(each.public_bytes(serialization.Encoding.PEM) for each in chain)
         return pem, _pem_of(key)
 
 
-def _new_authority() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def _new_authority() -> Authority:
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("Penstock private authority")
     other = "digital_signature content_commitment key_encipherment data_encipherment"
@@ -77,7 +77,7 @@ def _new_authority() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return certificate, key
+    return Authority(certificate, key)
 
 
 def _builder(

@@ -1,15 +1,30 @@
-"""Commands of ``penstock generate``, which print configuration and deployment files."""
+"""The commands ``penstock generate``, ``examples`` and ``completion``, which print configuration,
+deployment files, recipes to copy, and the tab completion script of a shell."""
 
+import sysconfig
+import tomllib
 from functools import partial
+from importlib.resources import files
+from pathlib import Path
 
 import click
 
-from penstock.cli.terminal.options import option, repeatable
+from penstock import __version__
+from penstock.cli.terminal.failure import Failure, NotFound
+from penstock.cli.terminal.options import Texts, option, repeatable
 
-
-@click.group()
-def generate() -> None:
-    """Generate configuration, certificates, and files for systemd, Docker and Kubernetes."""
+_FILES = files("penstock.cli") / "deploy"
+# For each recipe: its title and its text. A test runs the shell and Python recipes.
+RECIPES = tomllib.loads((_FILES / "examples.toml").read_text("utf-8"))
+_WHERE = {
+    "bash": 'add to ~/.bashrc:  eval "$(penstock completion bash)"',
+    "zsh": 'add to ~/.zshrc:  eval "$(penstock completion zsh)"',
+    "fish": "run once:  penstock completion fish > ~/.config/fish/completions/penstock.fish",
+}
+generate = click.Group(
+    "generate",
+    help="Generate configuration, certificates, and files for systemd, Docker and Kubernetes.",
+)
 
 
 @generate.command()
@@ -31,17 +46,13 @@ def config() -> None:
 @option("--days", click.IntRange(1, 3_650), "validity of the certificate in days", default=365)
 @click.option("--client", "is_client", is_flag=True, help="create a client certificate")
 def certs(
-    folder: str, hosts: tuple[str, ...], no_localhost: bool, name: str, days: int, is_client: bool
+    folder: str, hosts: Texts, no_localhost: bool, name: str, days: int, is_client: bool
 ) -> None:
     """Create a certificate that is signed by a private CA; create the CA on first use.
 
     The certificate is valid for each --host, and for localhost, 127.0.0.1 and ::1. Run the command
-    again to renew it with the same CA; a running server loads changed files.
-    """
-    from pathlib import Path
-
+    again to renew it with the same CA; a running server loads changed files."""
     from penstock.cli.setup.certificates import Authority, write_private
-    from penstock.cli.terminal.failure import Failure
 
     if no_localhost and not hosts:
         raise click.UsageError("--no-localhost needs --host: a certificate needs a name.")
@@ -78,13 +89,7 @@ def compose(nodes: str) -> None:
 
 
 def _print_file(name: str) -> None:
-    import sysconfig
-    from importlib.resources import files
-    from pathlib import Path
-
-    from penstock import __version__
-
-    text = files("penstock.cli").joinpath("deploy", name).read_text("utf-8")
+    text = (_FILES / name).read_text("utf-8")
     command = str(Path(sysconfig.get_path("scripts")) / "penstock")
     click.echo(text.replace("@VERSION@", __version__).replace("@PENSTOCK@", command), nl=False)
 
@@ -99,3 +104,36 @@ for command, file, text in (
     ),
 ):
     generate.command(command, help=text)(partial(_print_file, file))
+
+
+@click.command()
+@click.argument("topic", required=False)
+def examples(topic: str | None) -> None:
+    """Print the examples of TOPIC, to copy and paste; without TOPIC, list the topics."""
+    if topic is None:
+        click.echo("penstock examples TOPIC\n")
+        width = max(map(len, RECIPES))
+        for name, recipe in RECIPES.items():
+            click.echo(f"  {name.ljust(width)}  {recipe['title']}")
+        return
+    found = RECIPES.get(topic)
+    if found is None:
+        raise NotFound(
+            f"example '{topic}' does not exist",
+            f"known examples: {', '.join(RECIPES)}",
+            "list examples with `penstock examples`",
+        )
+    click.echo(f"# {found['title']}\n{found['text']}", nl=False)
+
+
+@click.command(epilog="\b\n" + "\n".join(_WHERE.values()))
+@click.argument("shell", type=click.Choice(list(_WHERE)))
+def completion(shell: str) -> None:
+    """Print the tab completion script for a shell."""
+    from click.shell_completion import get_completion_class
+
+    from penstock.cli.main import root
+
+    kind = get_completion_class(shell)
+    assert kind is not None, f"click knows {shell}"
+    click.echo(kind(root, {}, "penstock", "_PENSTOCK_COMPLETE").source())

@@ -61,12 +61,7 @@ _ADDRESS = Parsed("host:port", _address)
     default=None,
 )
 @_flag("role", "node.roles", "ROLES", "roles: metadata, or frontend,broker [default: all roles]")
-@_flag(
-    "internal",
-    "internal.listen",
-    _ADDRESS,
-    "address to which other nodes connect",
-)
+@_flag("internal", "internal.listen", _ADDRESS, "address to which other nodes connect")
 @_flag("node", "cluster.node", click.IntRange(1), "number of this node in its cluster")
 @_flag("etcd", "cluster.etcd", "HOST:PORT[,...]", "addresses of the cluster's etcd")
 @_flag("metadata", "metadata.service", "HOST:PORT[,...]", "addresses of the metadata nodes")

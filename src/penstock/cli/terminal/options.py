@@ -8,6 +8,7 @@ import click
 from penstock.model.units import DURATION, SIZE, Kind, misfit, parsed
 
 Command = Callable[..., None]
+Texts = tuple[str, ...]
 
 
 class Parsed(click.ParamType[Any]):

@@ -9,18 +9,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 import click
 
 from penstock.cli.terminal.options import option, several, some_seconds
 from penstock.model.units import size
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
 
 FORMATS = ("table", "json", "ndjson", "name")
 
@@ -141,9 +138,19 @@ class Output:
             return self._chosen
         return "table" if self._stream.isatty() else otherwise
 
-    def one(self, item: Row, *, columns: Sequence[Column] = (), name: str = "name") -> None:
+    def one(
+        self,
+        item: Row,
+        *,
+        columns: Sequence[Column] = (),
+        name: str = "name",
+        lines: Sequence[str] = (),
+    ) -> None:
+        """Print an item. A table has a line for each field, or else the given lines."""
         form = self.format_of("json")
-        if form == "table":
+        if form == "table" and lines:
+            self.line("\n".join(lines))
+        elif form == "table":
             shown = columns or [field(key) for key in item]
             width = max((len(column.title) for column in shown), default=0)
             for column in shown:
@@ -277,40 +284,28 @@ def ticks(interval_s: float, count_max: int | None) -> Iterable[int]:
         time.sleep(interval_s - (time.monotonic() - start_s) % interval_s)
 
 
-class Progress:
-    """A progress bar on stderr, drawn only on a terminal without --quiet, NO_COLOR and CI."""
+@contextmanager
+def progress_bar(
+    label: str, *, total: int | None = None, is_quiet: bool = False
+) -> Iterator[Callable[..., None]]:
+    """Yield a function that shows a number, and a new total if given, in a progress bar on stderr.
+    The bar is drawn only on a terminal without --quiet, NO_COLOR and CI."""
+    if is_quiet or os.environ.get("NO_COLOR") or not is_drawing(sys.stderr):
+        yield lambda *_: None
+        return
+    from rich import progress
+    from rich.console import Console
 
-    def __init__(self, label: str, *, total: int | None = None, is_quiet: bool = False) -> None:
-        self._label = label
-        self._total = total
-        self._is_shown = not is_quiet and not os.environ.get("NO_COLOR") and is_drawing(sys.stderr)
-        self._bar: tuple[RichProgress, TaskID] | None = None
-
-    def __enter__(self) -> "Progress":
-        if self._is_shown:
-            from rich import progress
-            from rich.console import Console
-
-            bar = progress.Progress(
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(),
-                progress.MofNCompleteColumn(),
-                progress.TimeElapsedColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            bar.start()
-            self._bar = bar, bar.add_task(self._label, total=self._total)
-        return self
-
-    def update(self, done: int, *, total: int | None = None) -> None:
-        if self._bar is not None:
-            bar, task = self._bar
-            bar.update(task, completed=done, total=total or self._total)
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar[0].stop()
+    with progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda done, of=None: bar.update(task, completed=done, total=of or total)
 
 
 Status = Literal["ok", "warn", "fail"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from penstock.cli.clients.kafka import Group, Kafka, check, failing
+from penstock.cli.clients.kafka import Kafka, check, failing
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.terminal.failure import NotFound
-from penstock.cli.terminal.options import yes_option
+from penstock.cli.terminal.options import Texts, yes_option
 from penstock.cli.terminal.output import (
     Column,
     Json,
@@ -23,25 +23,25 @@ from penstock.cli.terminal.output import (
 )
 from penstock.cli.topics import offsets
 from penstock.model.names import is_bookkeeping_group
-from penstock.net.kafka_client.client import Place, by_topic
+from penstock.net.kafka_client.client import Group, Place, by_topic
 from penstock.record.batch import parse_header
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import iter_records
 from penstock.wire.kafka.consumer_records import decode_assignment
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.generated.consumer_group_describe import ConsumerGroupDescribeRequest
-from penstock.wire.kafka.generated.delete_groups import DeleteGroupsRequest
-from penstock.wire.kafka.generated.describe_groups import DescribeGroupsRequest
-from penstock.wire.kafka.generated.share_group_describe import ShareGroupDescribeRequest
-from penstock.wire.kafka.generated.streams_group_describe import StreamsGroupDescribeRequest
+from penstock.wire.kafka.generated import (
+    consumer_group_describe,
+    delete_groups,
+    describe_groups,
+    share_group_describe,
+    streams_group_describe,
+)
 from penstock.wire.kafka.primitives import Malformed
 
-_DESCRIBE_GROUPS, _DELETE_GROUPS = 15, 42
-# API key and request to describe a group, by its type.
-_DESCRIBE_BY_TYPE: Mapping[str, tuple[int, Any]] = {
-    "consumer": (69, ConsumerGroupDescribeRequest),
-    "share": (77, ShareGroupDescribeRequest),
-    "streams": (89, StreamsGroupDescribeRequest),
+_DESCRIBE_BY_TYPE = {
+    "consumer": consumer_group_describe,
+    "share": share_group_describe,
+    "streams": streams_group_describe,
 }
 _LOOK_BYTES = 65_536
 _LOOKS_MAX = 16  # fetches to skip batches without records, such as lease events
@@ -53,15 +53,12 @@ _MEMBER_COLUMNS = columns(
 )
 _LAG_COLUMNS = columns("group, topic, partition# PART, committed#, end#, lag#, lag_s# BEHIND")
 _RESET_COLUMNS = columns("topic, partition# PART, before#, after#")
-
-
-@click.group(cls=Noun)
-def group() -> None:
-    """List, show, reset, delete consumer groups; show their lag."""
+group = Noun("group", help="List, show, reset, delete consumer groups; show their lag.")
 
 
 def _groups(session: Session) -> dict[str, Group]:
-    return {group.name: group for group in session.kafka.groups(what="cannot list groups")}
+    with failing("cannot list groups"):
+        return {group.name: group for group in session.kafka.groups()}
 
 
 def _find(known: Mapping[str, Group], name: str) -> Group:
@@ -93,8 +90,7 @@ def list_groups(session: Session, prefix: str, is_all: bool) -> None:
 def show(session: Session, name: str) -> None:
     """Show the members of a group, their assigned partitions and the lag of each partition.
 
-    BEHIND is the age of the first uncommitted record.
-    """
+    BEHIND is the age of the first uncommitted record."""
     known = _find(_groups(session), name)
     item, members = _described(session, known)
     rows = _lag_rows(session.kafka, known, members)
@@ -114,13 +110,11 @@ def show(session: Session, name: str) -> None:
 
 def _described(session: Session, known: Group) -> tuple[Json, list[Json]]:
     is_classic = known.type not in _DESCRIBE_BY_TYPE
-    if is_classic:
-        key, request = _DESCRIBE_GROUPS, DescribeGroupsRequest(groups=[known.name])
-    else:
-        key, kind = _DESCRIBE_BY_TYPE[known.type]
-        request = kind(group_ids=[known.name])
-    (found,) = session.kafka.call(key, request, node=known.node).groups
-    check(f"cannot show group '{known.name}'", found.error_code, found.error_message)
+    wanted: Any = {"groups" if is_classic else "group_ids": [known.name]}
+    api = _DESCRIBE_BY_TYPE.get(known.type, describe_groups)
+    with failing(f"cannot show group '{known.name}'"):
+        (found,) = session.kafka.ask(api, node=known.node, **wanted).groups
+        check(found)
     item = {"name": known.name, "type": known.type, "state": found.group_state}
     if is_classic:
         item |= {"type": "classic", "assignor": found.protocol_data}
@@ -163,9 +157,7 @@ def _assigned(assignment: Any) -> list[str]:
 
 @group.command()
 @watch_options("repeat until Ctrl-C")
-def lag(
-    session: Session, names: tuple[str, ...], watch: bool, interval: float, samples: int | None
-) -> None:
+def lag(session: Session, names: Texts, watch: bool, interval: float, samples: int | None) -> None:
     """Show the lag of the named groups, or of all groups, in records and in seconds.
 
     BEHIND is the age of the first uncommitted record. Internal groups of the Spark pipeline have no
@@ -198,27 +190,28 @@ def lag(
     help="topic to reset; repeatable [default: all topics of the group]",
 )
 @click.option("--dry-run", is_flag=True, help="print the changes without making them")
-def reset(session: Session, name: str, to: str, topics: tuple[str, ...], dry_run: bool) -> None:
+def reset(session: Session, name: str, to: str, topics: Texts, dry_run: bool) -> None:
     """Set the committed offsets of a group. The group must have no members.
 
     A time is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago, and selects the first record
     at or after it. -10 selects the last 10 records. An offset outside the log becomes its
     nearest end."""
     target = offsets.target_of(to, what="cannot reset to", option="--to")
-    before = offsets.committed(session.kafka, name)
-    what = f"cannot reset group '{name}'"
+    kafka, what = session.kafka, f"cannot reset group '{name}'"
+    before = offsets.committed(kafka, name)
     places = [place for place in before if not topics or place.topic in topics]
-    for topic in topics:
-        places += session.kafka.places(topic, what=what)
-    if not places:
-        raise NotFound(
-            what,
-            "the group has no committed offset",
-            "give a topic with --topic, or list groups with `penstock group list`",
-        )
-    after, _ = offsets.offsets_at(session.kafka, sorted(set(places)), target, what=what)
-    if not dry_run:
-        offsets.commit(session.kafka, name, after, what=what)
+    with failing(what):
+        for topic in topics:
+            places += kafka.places(topic)
+        if not places:
+            raise NotFound(
+                what,
+                "the group has no committed offset",
+                "give a topic with --topic, or list groups with `penstock group list`",
+            )
+        after, _ = offsets.offsets_at(kafka, sorted(set(places)), target)
+        if not dry_run:
+            offsets.commit(kafka, name, after)
     rows = (
         {**place._asdict(), "before": before.get(place), "after": offset}
         for place, offset in after.items()
@@ -233,9 +226,9 @@ def delete(session: Session, name: str, yes: bool) -> None:
     """Delete a group and its offsets. The group must have no members."""
     known = _find(_groups(session), name)
     confirm_name(name, verb="delete", is_sure=yes)
-    request = DeleteGroupsRequest(groups_names=[name])
-    (done,) = session.kafka.call(_DELETE_GROUPS, request, node=known.node).results
-    check(f"cannot delete group '{name}'", done.error_code)
+    with failing(f"cannot delete group '{name}'"):
+        (done,) = session.kafka.ask(delete_groups, node=known.node, groups_names=[name]).results
+        check(done)
     session.remark(f"deleted {name}")
 
 
@@ -251,16 +244,15 @@ def delete(session: Session, name: str, yes: bool) -> None:
 def _lag_rows(kafka: Kafka, group: Group, members: Iterable[Json]) -> list[Json]:
     """Return a row for each partition of the topics that the group reads or has offsets of. Without
     a committed offset the lag is None, or 0 if the partition is empty."""
-    what = f"cannot read the lag of group '{group.name}'"
-    offsets_of = offsets.share_starts if group.type == "share" else offsets.committed
-    known = offsets_of(kafka, group.name)
+    known = offsets.committed(kafka, group.name, is_share=group.type == "share")
     # Tasks of a streams group have no topic.
     texts = (text.rpartition(":") for member in members for text in member["assigned"])
     assigned = {Place(topic, int(number)) for topic, _, number in texts if topic}
     places = sorted(_of_living_topics(kafka, {*known, *assigned}))
     if not places:
         return []
-    starts, ends = kafka.bounds(places, what=what)
+    with failing(f"cannot read the lag of group '{group.name}'"):
+        starts, ends = kafka.bounds(places)
     now_ms = int(time.time() * 1_000)
     made = []
     for place in places:
@@ -284,7 +276,8 @@ def _of_living_topics(kafka: Kafka, named: set[Place]) -> set[Place]:
     found: set[Place] = set()
     for topic in kafka.metadata(sorted(by_topic(named))).topics if named else ():
         if topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            check(f"cannot read topic '{topic.name}'", topic.error_code)
+            with failing(f"cannot read topic '{topic.name}'"):
+                check(topic)
             found |= {Place(topic.name, part.partition_index) for part in topic.partitions}
     return found
 
@@ -292,18 +285,11 @@ def _of_living_topics(kafka: Kafka, named: set[Place]) -> set[Place]:
 def _seconds_behind(kafka: Kafka, place: Place, offset: int, end: int, now_ms: int) -> float | None:
     """Return the age of the first record at or after an offset. Return 0 if only transaction
     markers and lease events follow, and None if the search gives up."""
-    what = f"cannot read {place.topic}/{place.partition}"
+    limits = {"bytes_min": 0, "bytes_max": _LOOK_BYTES, "partition_bytes_max": _LOOK_BYTES}
     for _ in range(_LOOKS_MAX):
-        with failing(what):
-            part = kafka.client.fetch(
-                {place: offset},
-                wait_ms=0,
-                bytes_min=0,
-                bytes_max=_LOOK_BYTES,
-                partition_bytes_max=_LOOK_BYTES,
-                is_committed=False,
-            )[place]
-        check(what, part.error_code)
+        with failing(f"cannot read {place.topic}/{place.partition}"):
+            part = kafka.fetch({place: offset}, wait_ms=0, is_committed=False, **limits)[place]
+            check(part)
         data = bytes(part.records)
         is_empty = True
         for header, batch in offsets.whole_batches(data):

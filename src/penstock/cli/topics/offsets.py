@@ -3,11 +3,12 @@
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from penstock.cli.clients.kafka import Kafka, check
+from penstock.cli.clients.kafka import Kafka, failing
 from penstock.cli.terminal.failure import Conflict, Misuse
-from penstock.net.kafka_client.client import EARLIEST, LATEST, Place, by_topic
+from penstock.net.kafka_client import group_offsets
+from penstock.net.kafka_client.client import EARLIEST, LATEST, Place
 from penstock.record.batch import BatchHeader, parse_header
 from penstock.record.malformed import MalformedBatch
 
@@ -15,9 +16,6 @@ _AGO = re.compile(r"-([0-9]+)([smhd])\Z")
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _NAMES = {"begin": EARLIEST, "earliest": EARLIEST, "end": LATEST, "latest": LATEST}
 _DIGITS_MAX = 18
-_OFFSET_COMMIT, _OFFSET_FETCH, _DESCRIBE_SHARE_OFFSETS = 8, 9, 90
-_COMMIT_BY_NAME_MAX = 9  # later versions identify topics by id
-_ONE_GROUP_MAX = 7  # later versions ask for several groups
 _IDLE_STATES = frozenset(("empty", "dead"))
 
 
@@ -73,13 +71,13 @@ def time_of(text: str | None, *, what: str, option: str) -> int | None:
 
 
 def offsets_at(
-    kafka: Kafka, places: list[Place], target: Target, *, what: str, is_committed: bool = False
+    kafka: Kafka, places: list[Place], target: Target, *, is_committed: bool = False
 ) -> tuple[dict[Place, int], dict[Place, int]]:
     """Return the offset of the target and the end of the log for each partition. An offset outside
     the log becomes its nearest end. A time after the last record means the end."""
-    starts, ends = kafka.bounds(places, what=what, is_committed=is_committed)
+    starts, ends = kafka.bounds(places, is_committed=is_committed)
     if target.time is not None:
-        found = kafka.offsets(dict.fromkeys(places, target.time), what=what)
+        found = kafka.offsets(dict.fromkeys(places, target.time))
         wanted = {place: found[place] if found[place] >= 0 else ends[place] for place in places}
     elif target.last is not None:
         wanted = {place: ends[place] - target.last for place in places}
@@ -89,66 +87,26 @@ def offsets_at(
     return {place: min(max(wanted[place], starts[place]), ends[place]) for place in places}, ends
 
 
-def _checked(topics: Any, what: str, name: str = "name") -> Iterator[tuple[Place, Any]]:
-    for topic in topics:
-        for part in topic.partitions:
-            place = Place(getattr(topic, name), part.partition_index)
-            check(f"{what}: {place.topic}, partition {place.partition}", part.error_code)
-            yield place, part
+def committed(kafka: Kafka, group: str, *, is_share: bool = False) -> dict[Place, int]:
+    """Return the committed offsets of a group. For a share group, this is the first record of each
+    partition that is not finished."""
+    with failing(f"cannot read the offsets of group '{group}'"):
+        if is_share:
+            starts = group_offsets.share_starts(kafka, group)
+            return {place: offset for place, offset in starts.items() if offset >= 0}
+        found = group_offsets.committed_offsets(kafka, group)
+    return {place: each.offset for place, each in found.items()}
 
 
-def committed(kafka: Kafka, group: str) -> dict[Place, int]:
-    from penstock.wire.kafka.generated.offset_fetch import OffsetFetchRequest
-
-    what = f"cannot read the offsets of group '{group}'"
-    node = kafka.coordinator(group, what=what)
-    request = OffsetFetchRequest(group_id=group, topics=None)
-    reply = kafka.call(_OFFSET_FETCH, request, node=node, version_max=_ONE_GROUP_MAX)
-    check(what, reply.error_code)
-    found = _checked(reply.topics, what)
-    return {place: part.committed_offset for place, part in found if part.committed_offset >= 0}
-
-
-def share_starts(kafka: Kafka, group: str) -> dict[Place, int]:
-    """Return the offset of the first record per partition that a share group has not finished."""
-    from penstock.wire.kafka.generated import describe_share_group_offsets as api
-
-    what = f"cannot read the offsets of group '{group}'"
-    node = kafka.coordinator(group, what=what)
-    groups = [api.DescribeShareGroupOffsetsRequestGroup(group, None)]
-    request = api.DescribeShareGroupOffsetsRequest(groups=groups)
-    (reply,) = kafka.call(_DESCRIBE_SHARE_OFFSETS, request, node=node).groups
-    check(what, reply.error_code, reply.error_message)
-    found = _checked(reply.topics, what, "topic_name")
-    return {place: part.start_offset for place, part in found if part.start_offset >= 0}
-
-
-def commit(kafka: Kafka, group: str, offsets: Mapping[Place, int], *, what: str) -> None:
+def commit(kafka: Kafka, group: str, offsets: Mapping[Place, int]) -> None:
     """Commit offsets of a group. The coordinator rejects this while the group has members."""
-    from penstock.wire.kafka.generated import offset_commit as api
-
-    topics = [
-        api.OffsetCommitRequestTopic(
-            name=topic,
-            partitions=[
-                api.OffsetCommitRequestPartition(place.partition, offset)
-                for place, offset in offsets.items()
-                if place.topic == topic
-            ],
-        )
-        for topic in by_topic(offsets)
-    ]
-    request = api.OffsetCommitRequest(group_id=group, topics=topics)
-    node = kafka.coordinator(group, what=what)
-    reply = kafka.call(_OFFSET_COMMIT, request, node=node, version_max=_COMMIT_BY_NAME_MAX)
-    for _ in _checked(reply.topics, what):
-        pass
+    wanted = {place: group_offsets.Committed(offset) for place, offset in offsets.items()}
+    group_offsets.commit_offsets(kafka, group, wanted)
 
 
 def check_idle(kafka: Kafka, group: str, *, what: str) -> None:
     """Raise Conflict if the group has members, because its coordinator would reject a commit."""
-    node = kafka.coordinator(group, what=what)
-    for each in kafka.groups([node], what=what):
+    for each in kafka.groups([kafka.coordinator(group)]):
         if each.name == group and each.state.lower() not in _IDLE_STATES:
             raise Conflict(
                 what,

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import click
 
-from penstock.cli.clients.kafka import check
+from penstock.cli.clients.kafka import check, failing
 from penstock.cli.command import Noun, Session, confirm_name
 from penstock.cli.terminal.failure import Conflict
-from penstock.cli.terminal.options import option, repeatable, yes_option
-from penstock.cli.terminal.output import Column, columns, duration, none_of
+from penstock.cli.terminal.options import Texts, option, repeatable, yes_option
+from penstock.cli.terminal.output import Column, Json, columns, duration, none_of
 from penstock.model.units import size
 from penstock.net.kafka_client.client import Place
 from penstock.wire.kafka.generated import (
@@ -22,9 +22,6 @@ from penstock.wire.kafka.generated import (
     incremental_alter_configs,
 )
 
-_CREATE_TOPICS, _DELETE_TOPICS, _DESCRIBE_CONFIGS = 19, 20, 32
-_DESCRIBE_LOG_DIRS, _CREATE_PARTITIONS, _ALTER_CONFIGS = 35, 37, 44
-
 _TOPIC_RESOURCE = 2
 _SET, _UNSET = 0, 1
 SOURCE_TOPIC = 1  # a config that was set on the topic itself
@@ -33,11 +30,9 @@ QUEUE_CONFIG = "penstock.queue"
 Extents = Mapping[Place, int]
 _LIST_COLUMNS = columns("name, partitions# PARTS, records#, log_bytes# DISK")
 _PARTITION_COLUMNS = columns("partition# PART, leader#, start#, end#, log_bytes# DISK")
-
-
-@click.group(cls=Noun)
-def topic() -> None:
-    """Create, list, show, set, delete topics; add partitions; open a topic as a queue."""
+topic = Noun(
+    "topic", help="Create, list, show, set, delete topics; add partitions; open a topic as a queue."
+)
 
 
 def _configs_of(pairs: Iterable[str]) -> dict[str, str]:
@@ -59,7 +54,7 @@ def create(
     session: Session,
     name: str,
     partitions: int | None,
-    configs: tuple[str, ...],
+    configs: Texts,
     is_queue: bool,
     dry_run: bool,
 ) -> None:
@@ -81,11 +76,11 @@ def create_topic(
         replication_factor=-1,
         configs=[create_topics.CreatableTopicConfig(key, value) for key, value in configs.items()],
     )
-    request = create_topics.CreateTopicsRequest(
-        topics=[wanted], timeout_ms=session.kafka.client.timeout_ms, validate_only=is_dry
-    )
-    (made,) = session.kafka.call(_CREATE_TOPICS, request).topics
-    check(f"cannot create topic '{name}'", made.error_code, made.error_message)
+    kafka = session.kafka
+    more = {"timeout_ms": kafka.timeout_ms, "validate_only": is_dry}
+    with failing(f"cannot create topic '{name}'"):
+        (made,) = kafka.ask(create_topics, topics=[wanted], **more).topics
+        check(made)
     return made.num_partitions if made.num_partitions > 0 else max(partitions, 0) or None
 
 
@@ -96,17 +91,18 @@ def list_topics(session: Session, prefix: str, internal: bool) -> None:
     """List all topics, or the topics whose name starts with PREFIX.
 
     RECORDS is the number of offsets in the log. Receives and deletions of a queue are included."""
-    found = [
-        each
-        for each in session.kafka.metadata().topics
+    with failing("cannot list topics"):
+        known = sorted(session.kafka.metadata().topics, key=lambda each: str(each.name))
+    counts = {
+        each.name: len(each.partitions)
+        for each in known
         if each.name.startswith(prefix) and (internal or not each.is_internal)
-    ]
-    found.sort(key=lambda each: str(each.name))
+    }
     if session.out.format_of("ndjson") == "name":
-        session.out.many(({"name": each.name} for each in found), columns=())
+        session.out.many(({"name": name} for name in counts), columns=())
         return
-    counts = {each.name: len(each.partitions) for each in found}
-    starts, ends, sizes = _extents(session, counts, what="cannot count records")
+    with failing("cannot count records"):
+        starts, ends, sizes = _extents(session, counts)
     rows = []
     for name, count in counts.items():
         places = [Place(name, number) for number in range(count)]
@@ -116,10 +112,10 @@ def list_topics(session: Session, prefix: str, internal: bool) -> None:
     session.out.many(rows, columns=_LIST_COLUMNS, empty=none_of("topics", prefix))
 
 
-def _extents(session: Session, counts: Mapping[str, int], *, what: str) -> Sequence[Extents]:
+def _extents(session: Session, counts: Mapping[str, int]) -> Sequence[Extents]:
     """Return start offset, end offset and bytes on disk of all partitions of these topics."""
     places = [Place(name, number) for name, count in counts.items() for number in range(count)]
-    starts, ends = session.kafka.bounds(places, what=what)
+    starts, ends = session.kafka.bounds(places)
     sizes = Counter[Place]()
     if not counts:
         return starts, ends, sizes
@@ -128,9 +124,9 @@ def _extents(session: Session, counts: Mapping[str, int], *, what: str) -> Seque
         for name, count in counts.items()
     ]
     for node in session.kafka.nodes():
-        request = describe_log_dirs.DescribeLogDirsRequest(topics=wanted)
-        for folder in session.kafka.call(_DESCRIBE_LOG_DIRS, request, node=node).results:
-            check("cannot read sizes on disk", folder.error_code)
+        for folder in session.kafka.ask(describe_log_dirs, node=node, topics=wanted).results:
+            with failing("cannot read sizes on disk"):
+                check(folder)
             for each in folder.topics:
                 for part in each.partitions:
                     sizes[Place(each.name, part.partition_index)] += part.partition_size
@@ -141,9 +137,9 @@ def _extents(session: Session, counts: Mapping[str, int], *, what: str) -> Seque
 @click.option("--all", "is_all", is_flag=True, help="also show configs with their default value")
 def show(session: Session, name: str, is_all: bool) -> None:
     """Show the partitions and configs of a topic."""
-    what = f"cannot show topic '{name}'"
-    found = session.kafka.topic(name, what=what)
-    starts, ends, sizes = _extents(session, {name: len(found.partitions)}, what=what)
+    with failing(f"cannot show topic '{name}'"):
+        found = session.kafka.topic(name)
+        starts, ends, sizes = _extents(session, {name: len(found.partitions)})
     configs = configs_of_topic(session, name)
     partitions = []
     for part in sorted(found.partitions, key=lambda part: int(part.partition_index)):
@@ -181,9 +177,9 @@ def show(session: Session, name: str, is_all: bool) -> None:
 
 def configs_of_topic(session: Session, name: str) -> dict[str, tuple[str | None, int]]:
     wanted = describe_configs.DescribeConfigsResource(_TOPIC_RESOURCE, name, None)
-    request = describe_configs.DescribeConfigsRequest(resources=[wanted])
-    (found,) = session.kafka.call(_DESCRIBE_CONFIGS, request).results
-    check(f"cannot show the configs of '{name}'", found.error_code, found.error_message)
+    with failing(f"cannot show the configs of '{name}'"):
+        (found,) = session.kafka.ask(describe_configs, resources=[wanted]).results
+        check(found)
     return {each.name: (each.value, each.config_source) for each in found.configs}
 
 
@@ -191,9 +187,7 @@ def configs_of_topic(session: Session, name: str) -> dict[str, tuple[str | None,
 @click.argument("pairs", nargs=-1, metavar="[NAME=VALUE]...")
 @repeatable("--unset unsets", "NAME", "config to reset to its default")
 @click.option("--dry-run", is_flag=True, help="check the request without changing the topic")
-def set_configs(
-    session: Session, name: str, pairs: tuple[str, ...], unsets: tuple[str, ...], dry_run: bool
-) -> None:
+def set_configs(session: Session, name: str, pairs: Texts, unsets: Texts, dry_run: bool) -> None:
     """Change configs of a topic, such as retention.ms=86400000. Other configs stay unchanged."""
     given = _configs_of(pairs)
     if not (given or unsets):
@@ -214,25 +208,23 @@ def alter_configs(
         for key, value in changes.items()
     ]
     wanted = incremental_alter_configs.AlterConfigsResource(_TOPIC_RESOURCE, name, configs)
-    request = incremental_alter_configs.IncrementalAlterConfigsRequest(
-        resources=[wanted], validate_only=is_dry
-    )
-    (done,) = session.kafka.call(_ALTER_CONFIGS, request).responses
-    check(what, done.error_code, done.error_message)
+    request: Json = {"resources": [wanted], "validate_only": is_dry}
+    with failing(what):
+        (done,) = session.kafka.ask(incremental_alter_configs, **request).responses
+        check(done)
 
 
 @topic.command()
 @yes_option
 def delete(session: Session, name: str, yes: bool) -> None:
     """Delete a topic and all its records."""
-    what = f"cannot delete topic '{name}'"
-    session.kafka.topic(name, what=what)  # before the prompt: fails if the topic does not exist
-    confirm_name(name, verb="delete", is_sure=yes)
-    request = delete_topics.DeleteTopicsRequest(
-        topic_names=[name], timeout_ms=session.kafka.client.timeout_ms
-    )
-    (done,) = session.kafka.call(_DELETE_TOPICS, request, version_max=5).responses
-    check(what, done.error_code, done.error_message)
+    kafka = session.kafka
+    with failing(f"cannot delete topic '{name}'"):
+        kafka.topic(name)  # before the prompt: fails if the topic does not exist
+        confirm_name(name, verb="delete", is_sure=yes)
+        request: Json = {"topic_names": [name], "timeout_ms": kafka.timeout_ms}
+        (done,) = kafka.ask(delete_topics, most=5, **request).responses
+        check(done)
     session.remark(f"deleted {name}")
 
 
@@ -243,7 +235,9 @@ def partitions(session: Session, name: str, count: int) -> None:
 
     New records may go to another partition than earlier records with the same key."""
     what = f"cannot give topic '{name}' {count} partitions"
-    before = len(session.kafka.topic(name, what=what).partitions)
+    kafka = session.kafka
+    with failing(what):
+        before = len(kafka.topic(name).partitions)
     if before == count:
         session.remark(f"{name} has {count} partitions already")
         return
@@ -254,11 +248,10 @@ def partitions(session: Session, name: str, count: int) -> None:
             "create another topic and copy the records to it",
         )
     wanted = create_partitions.CreatePartitionsTopic(name=name, count=count, assignments=None)
-    request = create_partitions.CreatePartitionsRequest(
-        topics=[wanted], timeout_ms=session.kafka.client.timeout_ms
-    )
-    (done,) = session.kafka.call(_CREATE_PARTITIONS, request).results
-    check(what, done.error_code, done.error_message)
+    with failing(what):
+        request: Json = {"topics": [wanted], "timeout_ms": kafka.timeout_ms}
+        (done,) = kafka.ask(create_partitions, **request).results
+        check(done)
     session.out.one({"name": name, "partitions": count, "before": before})
 
 
@@ -266,9 +259,9 @@ def partitions(session: Session, name: str, count: int) -> None:
 def open_as_queue(session: Session, name: str) -> None:
     """Open a topic as a queue, so that SQS clients can receive its records.
 
-    Kafka clients are not affected. This cannot be undone.
-    """
+    Kafka clients are not affected. This cannot be undone."""
     what = f"cannot open topic '{name}' as a queue"
-    session.kafka.topic(name, what=what)
+    with failing(what):
+        session.kafka.topic(name)
     alter_configs(session, name, {QUEUE_CONFIG: "true"}, is_dry=False, what=what)
     session.remark(f"{name} is a queue now: try `penstock message receive {name}`")

@@ -45,7 +45,7 @@ TRANSACTION: Final = 1
 
 ACKS_ALL: Final = -1
 
-_LIST_OFFSETS, _METADATA, _FIND_COORDINATOR, _INIT_PRODUCER_ID = 2, 3, 10, 22
+_LIST_OFFSETS, _METADATA, _FIND_COORDINATOR, _LIST_GROUPS, _INIT_PRODUCER_ID = 2, 3, 10, 16, 22
 _BY_NAME_MAX: Final = 12  # newer versions of Fetch and Produce use topic ids
 _COORDINATOR_ALONE_MAX: Final = 3  # newer versions look up several coordinators
 _PAUSE_S, _PAUSE_S_MAX = 0.1, 2.0
@@ -63,6 +63,14 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}, {self.partition}"
+
+
+class Group(NamedTuple):
+    name: str
+    node: int
+    type: str
+    state: str
+    protocol: str
 
 
 class Fetched(NamedTuple):
@@ -208,6 +216,20 @@ class KafkaClient:
 
     def nodes(self) -> list[int]:
         return sorted(node.node_id for node in self.metadata(()).brokers)
+
+    def groups(self, nodes: Iterable[int] | None = None) -> list[Group]:
+        """Return the groups that the given nodes coordinate, or all groups."""
+        from penstock.wire.kafka.generated.list_groups import ListGroupsRequest
+
+        found = []
+        for node in self.nodes() if nodes is None else nodes:
+            reply = self.call(_LIST_GROUPS, ListGroupsRequest(), node=node)
+            if reply.error_code:
+                raise KafkaRefused(reply.error_code, subject=f"groups of node {node}")
+            for one in reply.groups:
+                kind = (one.group_type or "classic").lower()
+                found.append(Group(one.group_id, node, kind, one.group_state, one.protocol_type))
+        return sorted(found)
 
     def coordinator(self, name: str, *, kind: int = GROUP) -> int:
         """Return the node that coordinates a group or, with TRANSACTION, a transactional id."""

@@ -28,8 +28,8 @@ def committed_offsets(client: KafkaClient, group: str) -> dict[Place, Committed]
         found = {}
         for topic in reply.topics:
             for part in topic.partitions:
-                _check(part.error_code, group)
                 place = Place(topic.name, part.partition_index)
+                _check(part.error_code, group, place)
                 found[place] = Committed(part.committed_offset, part.metadata or "")
         return {place: each for place, each in found.items() if each.offset >= 0}
 
@@ -37,7 +37,8 @@ def committed_offsets(client: KafkaClient, group: str) -> dict[Place, Committed]
 
 
 def share_starts(client: KafkaClient, group: str) -> dict[Place, int]:
-    """Return the first offset of each partition that a share group has not finished."""
+    """Return the first offset of each partition that a share group has not finished, or -1 if the
+    group has not read the partition."""
     from penstock.wire.kafka.generated import describe_share_group_offsets as api
 
     groups = [api.DescribeShareGroupOffsetsRequestGroup(group, None)]
@@ -45,11 +46,12 @@ def share_starts(client: KafkaClient, group: str) -> dict[Place, int]:
     reply = client.call(_DESCRIBE_SHARE_OFFSETS, request, node=client.coordinator(group))
     found = {}
     for each in reply.groups:
-        _check(each.error_code, group)
+        _check(each.error_code, group, message=each.error_message)
         for topic in each.topics:
             for part in topic.partitions:
-                _check(part.error_code, group)
-                found[Place(topic.topic_name, part.partition_index)] = max(0, part.start_offset)
+                place = Place(topic.topic_name, part.partition_index)
+                _check(part.error_code, group, place)
+                found[place] = part.start_offset
     return found
 
 
@@ -78,11 +80,12 @@ def commit_offsets(client: KafkaClient, group: str, offsets: Mapping[Place, Comm
         reply = client.call(_OFFSET_COMMIT, request, node=node, version_max=_COMMIT_BY_NAME_MAX)
         for topic in reply.topics:
             for part in topic.partitions:
-                _check(part.error_code, group)
+                _check(part.error_code, group, Place(topic.name, part.partition_index))
 
     client.retried(commit)
 
 
-def _check(code: int, group: str) -> None:
+def _check(code: int, group: str, place: Place | None = None, message: str | None = None) -> None:
     if code:
-        raise KafkaRefused(code, subject=f"group {group}")
+        where = f": {place.topic}, partition {place.partition}" if place else ""
+        raise KafkaRefused(code, message or "", subject=f"group {group}{where}")

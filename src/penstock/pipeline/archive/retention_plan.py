@@ -189,7 +189,7 @@ def _hold(number: int, table: dict[str, Any]) -> Hold:
     return made
 
 
-_LIST_GROUPS, _DELETE_RECORDS, _DESCRIBE_CONFIGS, _DESCRIBE_LOG_DIRS = 16, 21, 32, 35
+_DELETE_RECORDS, _DESCRIBE_CONFIGS, _DESCRIBE_LOG_DIRS = 21, 32, 35
 _TOPIC: Final = 2  # resource type in config requests
 _SHARE: Final = "share"
 A_QUEUE: Final = "a queue: it deletes acked messages itself"
@@ -255,7 +255,7 @@ def _committed(client: KafkaClient, places: Sequence[Place]) -> dict[Place, dict
     needs: dict[Place, dict[str, int]] = {}
     for name, kind in _groups(client):
         if kind == _SHARE:
-            offsets = share_starts(client, name)
+            offsets = {place: max(0, at) for place, at in share_starts(client, name).items()}
         else:
             found = committed_offsets(client, name)
             offsets = {place: each.offset for place, each in found.items()}
@@ -267,18 +267,8 @@ def _committed(client: KafkaClient, places: Sequence[Place]) -> dict[Place, dict
 
 
 def _groups(client: KafkaClient) -> list[tuple[str, str]]:
-    from penstock.wire.kafka.generated.list_groups import ListGroupsRequest
-
-    found: dict[str, str] = {}
-    for node in client.nodes():
-        reply = client.call(_LIST_GROUPS, ListGroupsRequest(), node=node)
-        _check(reply.error_code, "groups")
-        found |= {
-            each.group_id: each.group_type.lower()
-            for each in reply.groups
-            if not is_bookkeeping_group(each.group_id)
-        }
-    return sorted(found.items())
+    found = {each.name: each.type for each in client.groups()}
+    return sorted(each for each in found.items() if not is_bookkeeping_group(each[0]))
 
 
 def log_bytes(client: KafkaClient, places: Sequence[Place]) -> dict[Place, int]:

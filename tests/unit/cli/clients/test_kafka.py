@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from tests.unit.cli.kafka_endpoint import KafkaEndpoint
 
-from penstock.cli.clients.kafka import Kafka, connected, refused
+from penstock.cli.clients.kafka import Kafka, connected, failing, refused
 from penstock.cli.terminal.failure import ExitCode, Failure
 from penstock.net.kafka_client.client import LATEST, Place
 from penstock.wire.kafka.faults import ErrorCode
@@ -55,7 +55,7 @@ def test_the_newest_version_that_both_speak_is_used(server: KafkaEndpoint, kafka
 
 
 def test_an_api_that_is_not_served_is_named(kafka: Kafka) -> None:
-    with pytest.raises(Failure, match="does not serve DescribeConfigs"):
+    with pytest.raises(Failure, match="does not serve DescribeConfigs"), failing():
         kafka.call(32, None)
 
 
@@ -63,13 +63,14 @@ def test_offsets_are_asked_of_the_leader(server: KafkaEndpoint, kafka: Kafka) ->
     server.topics["t"] = 2
     server.answers[LIST_OFFSETS] = ends
     places = [Place("t", 0), Place("t", 1)]
-    found = kafka.offsets(dict.fromkeys(places, LATEST), what="x")
+    found = kafka.offsets(dict.fromkeys(places, LATEST))
     assert found == {Place("t", 0): 10, Place("t", 1): 11}
 
 
 def test_an_unknown_topic_is_not_found(kafka: Kafka) -> None:
-    with pytest.raises(Failure) as failed:
-        kafka.topic("nope", what="cannot show it")
+    with pytest.raises(Failure) as failed, failing("cannot show topic 'nope'"):
+        kafka.topic("nope")
+    assert failed.value.what == "cannot show topic 'nope'"
     assert failed.value.exit_code is ExitCode.NOT_FOUND
     assert "UNKNOWN_TOPIC_OR_PARTITION" in failed.value.why
 
@@ -77,7 +78,7 @@ def test_an_unknown_topic_is_not_found(kafka: Kafka) -> None:
 def test_a_server_that_is_gone_is_unreachable(server: KafkaEndpoint) -> None:
     server.close()
     kafka = Kafka(server.address, timeout_s=2.0)
-    with pytest.raises(Failure, match="cannot reach") as failed:
+    with pytest.raises(Failure, match="cannot reach") as failed, failing():
         kafka.metadata()
     assert failed.value.exit_code is ExitCode.UNREACHABLE
 

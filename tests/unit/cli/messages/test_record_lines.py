@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from penstock.cli.messages.producing import (
     OutgoingRecord,
-    RecordDefaults,
     as_item,
     as_text,
     from_json,
@@ -25,7 +24,7 @@ from penstock.cli.messages.sending import Interrupts
 from penstock.cli.terminal.failure import ExitCode, Failure
 from penstock.record.record import RawRecord
 
-NOTHING = RecordDefaults()
+NOTHING = OutgoingRecord()
 some_bytes = st.none() | st.binary(max_size=20)
 headers = st.lists(st.tuples(st.text(max_size=5).map(str.encode), some_bytes), max_size=3)
 
@@ -40,7 +39,7 @@ def test_what_is_printed_is_sent_as_it_was(
 
 
 def test_flags_are_for_what_a_line_leaves_open() -> None:
-    flags = RecordDefaults(b"k", ((b"a", b"1"),), 3)
+    flags = OutgoingRecord(0, b"k", None, ((b"a", b"1"),), 3)
     assert from_text(1, "v", flags) == OutgoingRecord(1, b"k", b"v", ((b"a", b"1"),), 3)
     line = '{"value": null, "key": null, "headers": {"b": "2"}, "partition": 0}'
     assert from_json(2, line, flags) == (2, None, None, ((b"a", b"1"), (b"b", b"2")), 0)

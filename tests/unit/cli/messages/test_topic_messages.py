@@ -13,6 +13,7 @@ from tests.unit.cli.topics.test_group import batch
 from penstock.cli.messages import producing
 from penstock.cli.terminal.failure import ExitCode
 from penstock.model.ports import Marker
+from penstock.net.kafka_client import client
 from penstock.record.batch import parse_header
 from penstock.record.control import encode_marker_batch
 from penstock.record.record import iter_records
@@ -108,7 +109,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch, topic: Topic) -> Iterator[KafkaEndpoi
         producer_id=PRODUCER_ID, producer_epoch=3
     )
     monkeypatch.setenv("PENSTOCK_KAFKA", made.address)
-    monkeypatch.setattr(producing, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(client, "_PAUSE_S", 0.01)
     yield made
     made.close()
 

@@ -105,8 +105,9 @@ def test_no_server_is_wrong_only_where_one_was_named(
     assert checks(named.json)["server"] == "fail"
     monkeypatch.delenv("PENSTOCK_ENDPOINT")
     settings = Settings(endpoint="http://127.0.0.1:1")
-    report = doctor.examine(Session(settings), data=str(tmp_path), config_file=None, is_local=False)
-    assert {item.check: item.status for item in report.findings}["server"] == "ok"
+    data = str(tmp_path)
+    found, _ = doctor.examine(Session(settings), data=data, config_file=None, is_local=False)
+    assert {item.check: item.status for item in found}["server"] == "ok"
 
 
 def test_a_table_shows_checks_and_settings(cli: Cli, tmp_path: Path) -> None:

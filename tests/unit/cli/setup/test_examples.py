@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.unit.cli.conftest import Cli
 
-from penstock.cli.setup.examples import RECIPES
+from penstock.cli.setup.generate import RECIPES
 from penstock.cli.terminal.failure import ExitCode
 from penstock.node.configuration import config
 
