@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from penstock.net.kafka_client.client import Place
 from penstock.pipeline.client.options import parse_read_options
+from penstock.pipeline.decoding import packed_columns
 from penstock.pipeline.decoding.packed_columns import Columns, UnusualRecords, read_columns
 from penstock.pipeline.facts import usage_sums
 from penstock.pipeline.facts.usage_files import (
@@ -164,7 +165,7 @@ def input_batch(values: Sequence[bytes]) -> pa.RecordBatch:
 def test_sums_are_the_same_however_much_is_read_together(
     read_bytes: int, fold_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usage_sums, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(packed_columns, "READ_BYTES", read_bytes)
     monkeypatch.setattr(usage_sums, "FOLD_ROWS", fold_rows)
     made = make_facts(60, rows=37)
     out = partials([input_batch([value for _, value in made])], Flushes())

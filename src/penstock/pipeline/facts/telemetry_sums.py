@@ -6,6 +6,7 @@ order, equals one rollup of all rows.
 Two kinds of rows do not come from nodes: a ``source`` row has the end offset of a batch in one
 partition; a ``reject`` row has the number of records that could not be read, and the reason."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -17,10 +18,11 @@ import pyarrow as pa
 from penstock.pipeline.arrow_map import Folding
 from penstock.pipeline.decoding.packed_columns import (
     Columns,
-    RecordBuffer,
     UnusualRecords,
     listed,
     read_columns,
+    read_together,
+    values_in,
 )
 from penstock.pipeline.decoding.records import Longs
 from penstock.pipeline.sketch import merge_groups
@@ -28,7 +30,6 @@ from penstock.wire.facts import telemetry as wire
 
 MINUTE_MS: Final = 60_000
 SOURCE, REJECT = "source", "reject"
-READ_BYTES: Final = 8 * 1_048_576  # of records that are decoded together: enough to be fast
 FOLD_ROWS: Final = 200_000  # collected by a task before it merges them
 REASONS_MAX: Final = 100  # for unreadable records; the rest is "others"
 _MS_MAX: Final = 253_402_300_800_000  # the year 10000; later times are invalid
@@ -70,16 +71,6 @@ OUT: Final = pa.schema(
 )
 
 
-def by_minute(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Convert records (partition, offset, value) to sums by minute, in the schema ``OUT``."""
-    task = _Task()
-    for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "value")]
-        for partition, offset, value in zip(*columns, strict=True):
-            task.take(partition, offset, value or b"")
-    yield from task.result()
-
-
 def folded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Merge rows with equal ``KEYS``, which must all be in one task."""
     folding = Folding(fold, FOLD_ROWS)
@@ -119,65 +110,61 @@ def _merged(hists: pa.ChunkedArray, rows: pa.ChunkedArray) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), pa.array(merged))
 
 
-_Record = tuple[wire.TelemetryBlock, bytes]  # with its encoded value
-
-
-class _Task:
-    def __init__(self) -> None:
-        self._gathering = RecordBuffer(self._read, self._read_slowly, bytes_max=READ_BYTES)
-        self._folding = Folding(fold, FOLD_ROWS)
-        self._ends: dict[int, int] = {}
-        self._rejects: dict[str, int] = {}
-        self._newest_ms = 0
-
-    def take(self, partition: int, offset: int, value: bytes) -> None:
-        self._ends[partition] = max(self._ends.get(partition, 0), offset + 1)
-        try:
-            block = wire.FORM.block(value)
-        except wire.TelemetryUnreadable as error:
-            self._reject(str(error))
-            return
-        if not 0 <= block.from_ms <= block.written_at_ms < _MS_MAX:
-            self._reject("the record has an invalid time")
-            return
-        self._newest_ms = max(self._newest_ms, block.written_at_ms)
-        self._gathering.add((block, value), len(value))
-
-    def _reject(self, reason: str) -> None:
-        reason = reason[:200] if len(self._rejects) < REASONS_MAX else "others"
-        self._rejects[reason] = self._rejects.get(reason, 0) + 1
-
-    def _read(self, records: Sequence[_Record]) -> None:
-        self._folding.add(_rows_of([block for block, _ in records]))
-
-    def _read_slowly(self, record: _Record) -> None:
-        try:
-            self._folding.add(_rows_of_lists(wire.decode(record[1])))
-        except wire.TelemetryUnreadable as error:
-            self._reject(str(error))
-
-    def result(self) -> Iterator[pa.RecordBatch]:
-        self._gathering.read()
-        folded = self._folding.result(OUT)
-        minute_us = self._newest_ms // MINUTE_MS * MINUTE_MS * 1_000
-        rows = [
-            {**_EMPTY_ROW, "at": minute_us, "kind": SOURCE, "partition": place, "log_end_max": end}
-            for place, end in self._ends.items()
-        ]
-        rows += [
-            {**_EMPTY_ROW, "at": minute_us, "kind": REJECT, "op": reason, "samples": count}
-            for reason, count in self._rejects.items()
-        ]
-        table = pa.concat_tables([folded, pa.Table.from_pylist(rows, OUT)])
-        yield from table.combine_chunks().to_batches()
-
-
 _EMPTY_ROW: Final[dict[str, Any]] = {
     **dict.fromkeys(_TEXTS, ""),
     **dict.fromkeys(_NUMBERS, 0),
     "partition": wire.NO_PARTITION,
     "hist": [],
 }
+
+
+_Record = tuple[wire.TelemetryBlock, bytes]  # with its encoded value
+
+
+def by_minute(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Convert records (partition, offset, value) to sums by minute, in the schema ``OUT``."""
+    sums = Folding(fold, FOLD_ROWS)
+    ends, rejects = Counter[int](), Counter[str]()
+    newest_ms = 0
+
+    def reject(reason: str) -> None:
+        rejects[reason[:200] if len(rejects) < REASONS_MAX else "others"] += 1
+
+    def accepted() -> Iterator[_Record]:
+        nonlocal newest_ms
+        for partition, offset, value in values_in(batches):
+            ends[partition] = max(ends[partition], offset + 1)
+            try:
+                block = wire.FORM.block(value)
+            except wire.TelemetryUnreadable as error:
+                reject(str(error))
+                continue
+            if 0 <= block.from_ms <= block.written_at_ms < _MS_MAX:
+                newest_ms = max(newest_ms, block.written_at_ms)
+                yield block, value
+            else:
+                reject("the record has an invalid time")
+
+    def sum_one(record: _Record) -> None:
+        try:
+            sums.add(_rows_of_lists(wire.decode(record[1])))
+        except wire.TelemetryUnreadable as error:
+            reject(str(error))
+
+    read_together(
+        accepted(), lambda many: sums.add(_rows_of([block for block, _ in many])), sum_one
+    )
+    head = {**_EMPTY_ROW, "at": newest_ms // MINUTE_MS * MINUTE_MS * 1_000}
+    rows = [
+        {**head, "kind": SOURCE, "partition": place, "log_end_max": end}
+        for place, end in ends.items()
+    ]
+    rows += [
+        {**head, "kind": REJECT, "op": reason, "samples": count}
+        for reason, count in rejects.items()
+    ]
+    table = pa.concat_tables([sums.result(OUT), pa.Table.from_pylist(rows, OUT)])
+    yield from table.combine_chunks().to_batches()
 
 
 def _rows_of(blocks: Sequence[wire.TelemetryBlock]) -> pa.Table:

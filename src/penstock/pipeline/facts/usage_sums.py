@@ -3,7 +3,7 @@ each resource and operation, however many records it reads."""
 
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -14,15 +14,15 @@ import pyarrow.compute as pc
 from penstock.pipeline.arrow_map import Folding, add_up
 from penstock.pipeline.decoding.packed_columns import (
     Columns,
-    RecordBuffer,
     UnusualRecords,
     listed,
     read_columns,
+    read_together,
+    values_in,
 )
 from penstock.wire.facts import usage as wire
 
 HOUR_MS: Final = 3_600_000
-READ_BYTES: Final = 8 * 1_048_576  # of records that are decoded together: enough to be fast
 FOLD_ROWS: Final = 500_000  # collected by a task before it sums them, about 80 MB
 VALUE_BYTES_MAX: Final = 4_096  # of a rejected record, kept for inspection
 _MS_MAX: Final = 253_402_300_800_000  # the year 10000; later times are invalid
@@ -104,105 +104,73 @@ class Partials:
     rejected: Sequence[Rejected]
 
 
-def partials(batches: Iterable[pa.RecordBatch], seen: Flushes) -> Partials:
-    """Sum records (partition, offset, value), except copies of flushes that are in ``seen``."""
-    task = _Task(seen)
-    for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "value")]
-        for partition, offset, value in zip(*columns, strict=True):
-            task.add(partition, offset, value or b"")
-    return task.result()
-
-
 def folding() -> Folding:
     return Folding(lambda rows: add_up(rows, KEYS, SUMS), FOLD_ROWS)
 
 
-@dataclass(slots=True)
-class _Counted:
-    flushes: list[int] = field(default_factory=list)
-    written_at_ms: int = 0
-    hour_min: int = 1 << 60
-    end_offset: int = 0
+_Record = tuple[wire.UsageBlock, int, int, bytes]  # with partition, offset and value
+_Counted = dict[tuple[str, str, int], list[tuple[int, int, int, int]]]  # by node and partition
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    block: wire.UsageBlock
-    partition: int
-    offset: int
-    value: bytes
+def partials(batches: Iterable[pa.RecordBatch], seen: Flushes) -> Partials:
+    """Sum records (partition, offset, value), except copies of flushes that are in ``seen``."""
+    own = Flushes()  # flushes of this task: a copy may be in the same batch
+    counted: _Counted = {}
+    sums = folding()
+    rejected: list[Rejected] = []
 
+    def reject(partition: int, offset: int, reason: str, value: bytes) -> None:
+        rejected.append(Rejected(partition, offset, reason, value[:VALUE_BYTES_MAX]))
 
-class _Task:
-    def __init__(self, seen: Flushes) -> None:
-        self._seen = seen
-        self._own = Flushes()  # flushes of this task: a copy may be in the same batch
-        self._counted: dict[tuple[str, str, int], _Counted] = {}
-        self._gathering = RecordBuffer(self._read, self._read_slowly, bytes_max=READ_BYTES)
-        self._sums = folding()
-        self._rejected: list[Rejected] = []
+    def accepted() -> Iterator[_Record]:
+        for partition, offset, value in values_in(batches):
+            try:
+                block = wire.FORM.block(value)
+            except wire.UsageUnreadable as error:
+                reject(partition, offset, str(error), value)
+                continue
+            name = block.node, block.incarnation
+            if not (0 <= block.minute_ms < _MS_MAX and 0 <= block.written_at_ms < _MS_MAX):
+                reject(partition, offset, "the record has an invalid time", value)
+            elif not 1 <= block.flush < 1 << 53:
+                reject(partition, offset, f"flush number {block.flush} is invalid", value)
+            elif seen.has(name, block.flush) or own.has(name, block.flush):
+                copied = f"copy of flush {block.node}/{block.incarnation}/{block.flush}"
+                reject(partition, offset, copied, b"")
+            else:
+                own.add(name, block.flush, block.flush)
+                yield block, partition, offset, value
 
-    def add(self, partition: int, offset: int, value: bytes) -> None:
+    def count(records: Sequence[_Record], rows: pa.Table) -> None:
+        sums.add(rows)
+        for block, partition, offset, _ in records:
+            hour = block.minute_ms // HOUR_MS
+            of_node = counted.setdefault((block.node, block.incarnation, partition), [])
+            of_node.append((block.flush, block.written_at_ms, offset + 1, hour))
+
+    def count_one(record: _Record) -> None:
         try:
-            block = wire.FORM.block(value)
+            count([record], _rows_of_lists(wire.FORM.decode(record[-1])))
         except wire.UsageUnreadable as error:
-            self._reject(partition, offset, str(error), value)
-            return
-        name = block.node, block.incarnation
-        if not (0 <= block.minute_ms < _MS_MAX and 0 <= block.written_at_ms < _MS_MAX):
-            self._reject(partition, offset, "the record has an invalid time", value)
-        elif not 1 <= block.flush < 1 << 53:
-            self._reject(partition, offset, f"flush number {block.flush} is invalid", value)
-        elif self._seen.has(name, block.flush) or self._own.has(name, block.flush):
-            copied = f"copy of flush {block.node}/{block.incarnation}/{block.flush}"
-            self._reject(partition, offset, copied, b"")
-        else:
-            self._own.add(name, block.flush, block.flush)
-            self._gathering.add(_Record(block, partition, offset, value), len(value))
+            _, partition, offset, value = record
+            reject(partition, offset, str(error), value)
 
-    def _reject(self, partition: int, offset: int, reason: str, value: bytes) -> None:
-        self._rejected.append(Rejected(partition, offset, reason, value[:VALUE_BYTES_MAX]))
+    def count_many(records: Sequence[_Record]) -> None:
+        count(records, _rows_of([each[0] for each in records]))
 
-    def _read(self, records: Sequence[_Record]) -> None:
-        self._count(records, _rows_of([each.block for each in records]))
-
-    def _read_slowly(self, record: _Record) -> None:
-        try:
-            self._count([record], _rows_of_lists(wire.FORM.decode(record.value)))
-        except (wire.UsageUnreadable, _RowsInvalid) as error:
-            self._reject(record.partition, record.offset, str(error), record.value)
-
-    def _count(self, records: Sequence[_Record], rows: pa.Table) -> None:
-        self._sums.add(rows)
-        for each in records:
-            block = each.block
-            key = block.node, block.incarnation, each.partition
-            counted = self._counted.setdefault(key, _Counted())
-            counted.flushes.append(block.flush)
-            counted.written_at_ms = max(counted.written_at_ms, block.written_at_ms)
-            counted.hour_min = min(counted.hour_min, block.minute_ms // HOUR_MS)
-            counted.end_offset = max(counted.end_offset, each.offset + 1)
-
-    def result(self) -> Partials:
-        self._gathering.read()
-        sums = self._sums.result(SUMS_SCHEMA)
-        return Partials(sums, list(self._flush_ranges()), self._rejected)
-
-    def _flush_ranges(self) -> Iterator[FlushRange]:
-        for (node, incarnation, partition), counted in self._counted.items():
-            ranges = Flushes()
-            for flush in counted.flushes:
-                ranges.add((node, incarnation), flush, flush)
-            for first, last in ranges.ranges[node, incarnation]:
-                yield FlushRange(
-                    *(node, incarnation, first, last, counted.written_at_ms),
-                    *(partition, counted.end_offset, counted.hour_min),
-                )
+    read_together(accepted(), count_many, count_one)
+    return Partials(sums.result(SUMS_SCHEMA), list(_flush_ranges(counted)), rejected)
 
 
-class _RowsInvalid(Exception):
-    pass
+def _flush_ranges(counted: _Counted) -> Iterator[FlushRange]:
+    for (node, incarnation, partition), found in counted.items():
+        flushes, written_at_ms, ends, hours = zip(*found, strict=True)
+        ranges = Flushes()
+        for flush in flushes:
+            ranges.add((node, incarnation), flush, flush)
+        for first, last in ranges.ranges[node, incarnation]:
+            place = partition, max(ends), min(hours)
+            yield FlushRange(node, incarnation, first, last, max(written_at_ms), *place)
 
 
 def _rows_of(blocks: Sequence[wire.UsageBlock]) -> pa.Table:
@@ -215,15 +183,15 @@ def _rows_of(blocks: Sequence[wire.UsageBlock]) -> pa.Table:
 
 
 def _rows_of_lists(facts: wire.UsageFacts) -> pa.Table:
-    """Return all rows of one record. Raises _RowsInvalid for an unknown kind or invalid counts."""
+    """Return the rows of one record. Raises UsageUnreadable for unknown kinds, invalid counts."""
     if not set(facts.columns.kind) <= {wire.CALLS, wire.STORAGE}:
-        raise _RowsInvalid("a row has an unknown kind")
+        raise wire.UsageUnreadable("a row has an unknown kind")
     for name in wire.NUMBERS:
         numbers = getattr(facts.columns, name)
         if numbers and min(numbers) < 0:
-            raise _RowsInvalid(f"column {name} has a number below zero")
+            raise wire.UsageUnreadable(f"column {name} has a number below zero")
         if numbers and max(numbers) >= 1 << 63:
-            raise _RowsInvalid(f"column {name} has a number above 2^63 - 1")
+            raise wire.UsageUnreadable(f"column {name} has a number above 2^63 - 1")
     return _table(listed(facts.columns, texts=wire.TEXTS, numbers=wire.NUMBERS), [facts.minute_ms])
 
 
