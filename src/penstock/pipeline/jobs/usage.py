@@ -16,8 +16,8 @@ its rows carry this number, so a comparison shows which partials an hour was sea
 hour plus a grace period. Tables are written in an order in which each can be computed from earlier
 ones, and each table records its progress, so a killed job continues from its tables.
 
-Each task fetches its records, sums them (``usage_sums.py``) and writes files (``usage_files.py``);
-the driver gets the lists of files and flushes, and commits."""
+Each task fetches its records, sums them and writes files (``usage_sums.py``); the driver gets the
+lists of files and flushes, and commits."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -30,23 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from penstock.pipeline.facts import usage_sums
-from penstock.pipeline.facts.usage_files import (
-    FLUSH,
-    HOURLY,
-    HOURLY_BY,
-    HOURLY_SCHEMA,
-    PARTIAL,
-    PARTIAL_BY,
-    PARTIAL_SCHEMA,
-    REJECT,
-    REJECT_SCHEMA,
-    Written,
-    files_of,
-    first_hour,
-    seal,
-    shares_of,
-    write,
-)
+from penstock.pipeline.facts.usage_sums import FLUSH, HOURLY, PARTIAL, REJECT
 from penstock.pipeline.job import Job, JobContext, Mode, utc
 from penstock.pipeline.jobs.queries import FactTopic, fact_options, grace_ms_of
 from penstock.pipeline.lake import Lake, Table
@@ -133,10 +117,10 @@ class UsageTables:
             return False
         turn = self._lake.table(PARTIAL).turn_of("usage") + 1
         how: dict[str, Any] = {"seen": self.flushes, "turn": turn, "lake": self._lake.path}
-        found = write(batch, self._reading, **how)
+        found = usage_sums.write(batch, self._reading, **how)
         if _overlap(found.flushes):  # two tasks had copies of a flush; a single task finds them
             found.drop(self._lake.path)
-            found = write(batch.coalesce(1), self._reading, **how)
+            found = usage_sums.write(batch.coalesce(1), self._reading, **how)
         self._commit(found, batch_id, turn)
         for each in found.flushes:
             self._note(each)
@@ -145,15 +129,15 @@ class UsageTables:
             self.adjust()
         return True
 
-    def _commit(self, found: Written, batch_id: int, turn: int) -> None:
+    def _commit(self, found: usage_sums.Written, batch_id: int, turn: int) -> None:
         if found.reject:
             # Committed before the sums, after which a second run would take all flushes for copies.
             table = self._lake.table(REJECT)
-            table.ensure(REJECT_SCHEMA, ())
+            table.ensure(usage_sums.REJECT_SCHEMA, ())
             table.commit(found.reject, app=self.app, batch_id=batch_id)
             self.rejected += sum(part.rows for part in found.reject)
         table = self._lake.table(PARTIAL)
-        table.ensure(PARTIAL_SCHEMA, PARTIAL_BY)
+        table.ensure(usage_sums.PARTIAL_SCHEMA, usage_sums.PARTIAL_BY)
         table.commit(found.partial, app=self.app, batch_id=batch_id, turn=turn)
 
     def sealed_through(self) -> int | None:
@@ -179,10 +163,10 @@ class UsageTables:
         if last is None or (done is not None and done >= last):
             return count
         through = _through(self._lake.table(HOUR), done)
-        shares = shares_of(through, files_of(self._lake.table(PARTIAL)))
-        parts = seal(self._spark, shares, self._lake.path)
+        shares = usage_sums.shares_of(through, usage_sums.files_of(self._lake.table(PARTIAL)))
+        parts = usage_sums.seal(self._spark, shares, self._lake.path)
         table = self._lake.table(HOURLY)
-        table.ensure(HOURLY_SCHEMA, HOURLY_BY)
+        table.ensure(usage_sums.HOURLY_SCHEMA, usage_sums.HOURLY_BY)
         table.commit(parts, app="seal", batch_id=last)
         return count
 
@@ -192,7 +176,7 @@ class UsageTables:
         if last is None or (sealed is not None and last <= sealed):
             return 0
         if sealed is None:
-            first = first_hour(files_of(self._lake.table(PARTIAL)))
+            first = usage_sums.first_hour(usage_sums.files_of(self._lake.table(PARTIAL)))
             sealed = last if first is None else first - 1
         numbers = range(sealed + 1, last + 1)
         if not numbers:
