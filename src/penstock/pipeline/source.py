@@ -36,7 +36,7 @@ from penstock.pipeline.client.options import (
 from penstock.pipeline.reading.consume import SCHEMA as CONSUMED
 from penstock.pipeline.reading.consume import ConsumingReader, is_consuming, parse_consume_options
 from penstock.pipeline.reading.expand import expansion_for
-from penstock.pipeline.reading.fetching import RangePartition, read_range
+from penstock.pipeline.reading.fetching import RangePartition, read_rows
 from penstock.pipeline.reading.offsets import (
     Range,
     TopicsMissing,
@@ -166,11 +166,7 @@ class BatchReader(DataSourceReader):
         return [RangePartition(each) for each in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, RangePartition)
-        expansion = expansion_for(self.options, self.schema)
-        for wanted in partition.ranges:
-            for batch in read_range(wanted, expansion.reading):
-                yield expansion.expand(batch)
+        return read_rows(partition, self.options, self.schema)
 
 
 class PushdownReader(BatchReader):

@@ -41,8 +41,8 @@ from pyspark.sql.types import StructType
 from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, KafkaTrouble, Place
 from penstock.net.kafka_client.group_offsets import Committed, commit_offsets
 from penstock.pipeline.client.options import OnDataLoss, ReadOptions, client_for, parse_read_options
-from penstock.pipeline.reading.expand import expansion_for
-from penstock.pipeline.reading.fetching import DataLoss, RangePartition, read_range, whole_span
+from penstock.pipeline.decoding.batches import whole_span
+from penstock.pipeline.reading.fetching import DataLoss, RangePartition, read_range, read_rows
 from penstock.pipeline.reading.offsets import (
     Found,
     Range,
@@ -260,11 +260,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [RangePartition(*ranges) for ranges in packs]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, RangePartition)
-        expansion = expansion_for(self._options, self._schema)
-        for wanted in partition.ranges:
-            for batch in read_range(wanted, expansion.reading):
-                yield expansion.expand(batch)
+        return read_rows(partition, self._options, self._schema)
 
 
 NAME: Final = "penstock_ranges"
