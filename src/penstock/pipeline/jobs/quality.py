@@ -81,14 +81,13 @@ class QualityRun:
         self._check_topic(rules, places)
 
     def _reader(self, reader: Any, topic: str) -> Any:
-        return (
-            reader.format("penstock")
-            .options(**self._context.read_options)
-            .option("subscribe", topic)
-            .option("columns", checks.COLUMNS)
-            .option("onDataLoss", "skip")  # the check offset_gap reports the loss
-            .option("startingOffsetsByTimestampStrategy", "latest")
-        )
+        given = {
+            "subscribe": topic,
+            "columns": checks.COLUMNS,
+            "onDataLoss": "skip",  # the check offset_gap reports the loss
+            "startingOffsetsByTimestampStrategy": "latest",
+        }
+        return reader.format("penstock").options(**self._context.read_options, **given)
 
     def _batch(
         self,
@@ -106,27 +105,17 @@ class QualityRun:
         try:
             results = checks.count(marked, rules, ends)
             reached = checks.ends_of(marked)
-            stopping = [
-                each
-                for each in results
-                if each.rule.on_fail is checks.OnFail.STOP and not each.is_ok
-            ]
-            if stopping:
-                # A different app, because the batch is not done: the next run checks it again.
-                self._write(results, {}, app=f"{NAME}-stop:{self.run_id}", batch_id=batch_id)
-                self.stopped = f"stopped by {_summary(stopping[0])}"
-                raise Unsound(self.stopped)
-            if any(
-                each.failed and each.rule.on_fail is checks.OnFail.QUARANTINE for each in results
-            ):
-                self._lake.append(
-                    checks.quarantined(marked, rules),
-                    QUARANTINE,
-                    app=app,
-                    batch_id=batch_id,
-                    partition_by=("date",),
-                    is_tracked=True,
-                )
+            for each in results:
+                if each.rule.on_fail is checks.OnFail.STOP and not each.is_ok:
+                    # A different app, because the batch is not done: the next run checks it again.
+                    self._write(results, {}, app=f"{NAME}-stop:{self.run_id}", batch_id=batch_id)
+                    self.stopped = f"stopped by {_summary(each)}"
+                    raise Unsound(self.stopped)
+            failed = {each.rule.on_fail for each in results if each.failed}
+            if checks.OnFail.QUARANTINE in failed:
+                aside = checks.quarantined(marked, rules)
+                where: dict[str, Any] = {"partition_by": ("date",), "is_tracked": True}
+                self._lake.append(aside, QUARANTINE, app=app, batch_id=batch_id, **where)
         finally:
             marked.unpersist()
         ends |= reached
@@ -155,20 +144,20 @@ class QualityRun:
         return history
 
     def _check_topic(self, rules: Sequence[checks.Rule], places: Sequence[Place]) -> None:
-        of_topics = [
-            rule for rule in rules if rule.check in (checks.Check.FRESHNESS, checks.Check.VOLUME)
-        ]
-        if not of_topics:
-            return
+        results = []
         now_ms = time.time_ns() // 1_000_000
         with client_of(self._context) as client:
-            results = [
-                judge_age(rule, newest_ms(client, places), now_ms=now_ms)
-                if rule.check is checks.Check.FRESHNESS
-                else judge_volume(rule, _volume(client, places, now_ms - rule.window_s * 1_000))
-                for rule in of_topics
-            ]
-        self._write(results, {}, app=f"{NAME}-topic:{self.run_id}:{places[0].topic}", batch_id=0)
+            for rule in rules:
+                if rule.check is checks.Check.FRESHNESS:
+                    newest = newest_ms(client, places)
+                    age_s = None if newest is None else (now_ms - newest) / 1_000
+                    results.append(judge(rule, age_s))
+                elif rule.check is checks.Check.VOLUME:
+                    since_ms = now_ms - rule.window_s * 1_000
+                    results.append(judge(rule, float(_volume(client, places, since_ms))))
+        if results:
+            app = f"{NAME}-topic:{self.run_id}:{places[0].topic}"
+            self._write(results, {}, app=app, batch_id=0)
 
     def _known_ends(self, topic: str) -> dict[int, int]:
         if not self._lake.exists(RESULT):
@@ -208,18 +197,11 @@ def _summary(result: checks.Result) -> str:
     return f"rule '{rule.name}' of {rule.topic}: {result.failed} failed{where}"
 
 
-def judge_age(rule: checks.Rule, newest: int | None, *, now_ms: int) -> checks.Result:
-    assert rule.maximum is not None
-    age_s = None if newest is None else (now_ms - newest) / 1_000
-    return checks.Result(
-        rule, checked=1, failed=int(age_s is None or age_s > rule.maximum), value=age_s
-    )
-
-
-def judge_volume(rule: checks.Rule, records: int) -> checks.Result:
-    is_low = rule.minimum is not None and records < rule.minimum
-    is_high = rule.maximum is not None and records > rule.maximum
-    return checks.Result(rule, checked=1, failed=int(is_low or is_high), value=float(records))
+def judge(rule: checks.Rule, value: float | None) -> checks.Result:
+    """Compare the age or the volume of a topic with a rule. An empty topic has no age and fails."""
+    is_low = value is None or (rule.minimum is not None and value < rule.minimum)
+    is_high = value is not None and rule.maximum is not None and value > rule.maximum
+    return checks.Result(rule, checked=1, failed=int(is_low or is_high), value=value)
 
 
 def newest_ms(client: KafkaClient, places: Sequence[Place]) -> int | None:
