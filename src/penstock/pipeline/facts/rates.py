@@ -109,44 +109,36 @@ def lines_of(uses: Iterable[Use], card: RateCard, *, days: int) -> list[Line]:
     lines: list[Line] = []
     spent = {"requests": 0, "bytes_out": 0, "storage": 0}  # free amounts used so far
     ordered = sorted(uses, key=lambda use: use.version)
-    for number, own in itertools.groupby(ordered, key=lambda use: use.version):
-        lines += _lines_of_version(list(own), card.versions[number], number, spent, days)
-    return lines
+    minutes = days * MINUTES_PER_DAY
 
-
-def _lines_of_version(
-    uses: Sequence[Use], version: Version, number: int, spent: dict[str, int], days: int
-) -> list[Line]:
-    lines: list[Line] = []
-
-    def add(
-        item: str, kind: str, quantity: int, refused: int, price: int, per: int, free: int
-    ) -> None:
+    def add(item: str, quantity: int, refused: int, price: int, per: int, free: int) -> None:
         if not quantity:
             return
-        billable = quantity - refused
+        kind, billable = item.partition(":")[0], quantity - refused
         given = min(billable, max(0, free - spent[kind]))
         spent[kind] += given
         amount = (2 * (billable - given) * price + per) // (2 * per)  # rounded half up
         lines.append(Line(item, number, quantity, refused, given, price, amount))
 
-    requests, refused = Counter[str](), Counter[str]()
-    for use in uses:
-        name = version.classes.get(use.op, OTHER)
-        count = use.units64k if version.requests_by is RequestsBy.UNITS_64K else use.requests
-        requests[name] += count
-        # A refused request is one unit: its body was not accepted.
-        refused[name] += 0 if version.bills_refused else min(use.refused, count)
-    for name in sorted(requests):
-        price = version.request_micros.get(name, version.request_micros[OTHER])
-        free, count = version.free_requests, requests[name]
-        add(f"requests:{name}", "requests", count, refused[name], price, MILLION, free)
-    out = sum(use.bytes_out for use in uses)
-    add("bytes_out", "bytes_out", out, 0, version.bytes_out_micros, GB, version.free_bytes_out)
-    minutes = days * MINUTES_PER_DAY
-    stored = sum(use.byte_minutes for use in uses)
-    free_stored = version.free_storage_bytes * minutes
-    add("storage", "storage", stored, 0, version.storage_micros, GB * minutes, free_stored)
+    for number, own in itertools.groupby(ordered, key=lambda use: use.version):
+        version = card.versions[number]
+        requests, refused = Counter[str](), Counter[str]()
+        out = stored = 0
+        for use in own:
+            name = version.classes.get(use.op, OTHER)
+            count = use.units64k if version.requests_by is RequestsBy.UNITS_64K else use.requests
+            requests[name] += count
+            # A refused request is one unit: its body was not accepted.
+            refused[name] += 0 if version.bills_refused else min(use.refused, count)
+            out += use.bytes_out
+            stored += use.byte_minutes
+        for name in sorted(requests):
+            price = version.request_micros.get(name, version.request_micros[OTHER])
+            free, count = version.free_requests, requests[name]
+            add(f"requests:{name}", count, refused[name], price, MILLION, free)
+        add("bytes_out", out, 0, version.bytes_out_micros, GB, version.free_bytes_out)
+        free_stored = version.free_storage_bytes * minutes
+        add("storage", stored, 0, version.storage_micros, GB * minutes, free_stored)
     return lines
 
 

@@ -214,11 +214,13 @@ class _Draft:
             giver = max(over, key=lambda node: (self.loads[node], node))
             if self.loads[giver] <= GOAL * self._mean:
                 break
+            others = [node for node in self.loads if node != giver]
+            receiver = min(others, key=lambda node: (self.loads[node], node))
             if not (
-                self._split(giver, above=GOAL)
-                or self._move(giver)
-                or self._split(giver, above=SPLIT_SHARE)
-                or self._improve(giver)
+                self._split(giver, receiver, above=GOAL)
+                or self._move(giver, receiver)
+                or self._split(giver, receiver, above=SPLIT_SHARE)
+                or self._improve(giver, receiver)
             ):
                 break
         return self._steps
@@ -232,49 +234,39 @@ class _Draft:
         ]
         return sorted(found, key=lambda partition: (-self._scores[partition], partition))
 
-    def _receiver(self, giver: str) -> str:
-        others = [node for node in self.loads if node != giver]
-        return min(others, key=lambda node: (self.loads[node], node))
+    def _movable(self, giver: str) -> list[PartitionId]:
+        return [each for each in self._of(giver) if self._sizes[each] <= self._bytes_left]
 
-    def _move(self, giver: str) -> bool:
+    def _move(self, giver: str, receiver: str) -> bool:
         """Move the node's largest partition that does not overload the receiving node."""
-        receiver = self._receiver(giver)
         room = GOAL * self._mean - self.loads[receiver]
-        for partition in self._of(giver):
-            if self._scores[partition] <= room and self._sizes[partition] <= self._bytes_left:
-                self._add(Action.MOVE, partition, giver, receiver, self._scores[partition])
-                return True
-        return False
+        fitting = [each for each in self._movable(giver) if self._scores[each] <= room]
+        return bool(fitting) and self._add(Action.MOVE, fitting[0], giver, receiver)
 
-    def _improve(self, giver: str) -> bool:
+    def _improve(self, giver: str, receiver: str) -> bool:
         """Move the partition that balances both nodes best, if any improves the balance."""
-        receiver = self._receiver(giver)
-        best, least = None, (1 - WORTH) * self.loads[giver]
-        for partition in self._of(giver):
-            score = self._scores[partition]
-            most = max(self.loads[giver] - score, self.loads[receiver] + score)
-            if most < least and self._sizes[partition] <= self._bytes_left:
-                best, least = partition, most
-        if best is None:
-            return False
-        self._add(Action.MOVE, best, giver, receiver, self._scores[best])
-        return True
 
-    def _split(self, giver: str, *, above: float) -> bool:
+        def most(each: PartitionId) -> float:
+            score = self._scores[each]
+            return max(self.loads[giver] - score, self.loads[receiver] + score)
+
+        best = min(self._movable(giver), key=most, default=None)
+        if best is None or most(best) >= (1 - WORTH) * self.loads[giver]:
+            return False
+        return self._add(Action.MOVE, best, giver, receiver)
+
+    def _split(self, giver: str, receiver: str, *, above: float) -> bool:
         """Split the largest partition, if its load is more than ``above`` times the mean load."""
-        receiver = self._receiver(giver)
         for partition in self._of(giver)[:1]:
-            half = self._scores[partition] / 2
-            if 2 * half > above * self._mean and self.loads[receiver] + half < self.loads[giver]:
-                self._add(Action.SPLIT, partition, giver, receiver, half)
-                return True
+            score = self._scores[partition]
+            if score > above * self._mean and self.loads[receiver] + score / 2 < self.loads[giver]:
+                return self._add(Action.SPLIT, partition, giver, receiver)
         return False
 
-    def _add(
-        self, action: Action, partition: PartitionId, giver: str, receiver: str, score: float
-    ) -> None:
+    def _add(self, action: Action, partition: PartitionId, giver: str, receiver: str) -> bool:
         is_move = action is Action.MOVE
         size = self._sizes[partition] if is_move else 0
+        score = self._scores[partition] / (1 if is_move else 2)
         self._bytes_left -= size
         if is_move:
             self._homes[partition] = receiver
@@ -296,6 +288,7 @@ class _Draft:
                 reason=reason,
             )
         )
+        return True
 
 
 def publish(client: KafkaClient, plan: Plan) -> int:
