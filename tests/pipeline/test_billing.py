@@ -34,7 +34,7 @@ from penstock.wire.facts.usage import UsageColumns, UsageFacts, UsageRow, encode
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-JANUARY = Month(2026, 1)
+JANUARY = Month.parse("2026-01")
 REFUSED = ("throttled", "denied", "failed")
 Totals = dict[tuple[str, ...], dict[str, int]]
 

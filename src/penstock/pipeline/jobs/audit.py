@@ -211,7 +211,7 @@ def _check_rows(rows: "DataFrame", verdict: Verdict) -> None:
 
 
 def _check_links(spark: "SparkSession", lake: Lake, rows: "DataFrame", verdict: Verdict) -> None:
-    broken = chain.gaps(rows.withColumn("hash", chain.hash_of()), {})
+    broken = chain.gaps(chain.rehashed(rows), {})
     shown, count = _some(broken.orderBy("partition", "offset"))
     if not count:
         return

@@ -45,8 +45,7 @@ _LINE: Final = schema_of(
 
 @dataclass(frozen=True, slots=True)
 class Month:
-    year: int
-    month: int
+    first: datetime.date
 
     @classmethod
     def parse(cls, text: str) -> "Month":
@@ -54,11 +53,7 @@ class Month:
             day = datetime.datetime.strptime(text, "%Y-%m").replace(tzinfo=datetime.UTC)
         except ValueError:
             raise JobMisused(f"'{text}' is not a month: write it like 2026-01") from None
-        return cls(day.year, day.month)
-
-    @property
-    def first(self) -> datetime.date:
-        return datetime.date(self.year, self.month, 1)
+        return cls(day.date())
 
     @property
     def end(self) -> datetime.date:
@@ -69,7 +64,7 @@ class Month:
         return (self.end - self.first).days
 
     def __str__(self) -> str:
-        return f"{self.year:04d}-{self.month:02d}"
+        return self.first.isoformat()[:7]
 
 
 def used(

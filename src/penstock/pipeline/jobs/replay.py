@@ -68,19 +68,14 @@ class Choice:
 
 def transform(rows: "DataFrame", choice: Choice, ends: Mapping[int, int]) -> "DataFrame":
     """Return the records before ``ends`` that the options choose, by partition and offset."""
-    from pyspark.sql import functions as f
-
-    if choice.since_ms is not None:
-        rows = rows.where(f.col("timestamp") >= f.timestamp_millis(f.lit(choice.since_ms)))
-    if choice.until_ms is not None:
-        rows = rows.where(f.col("timestamp") < f.timestamp_millis(f.lit(choice.until_ms)))
+    for at_ms, sign in ((choice.since_ms, ">="), (choice.until_ms, "<")):
+        if at_ms is not None:
+            rows = rows.where(f"timestamp {sign} timestamp_millis({at_ms})")
     if choice.condition:
         rows = rows.where(choice.condition)
-    is_within = f.lit(False)
-    for partition, end in ends.items():
-        is_within = is_within | ((f.col("partition") == partition) & (f.col("offset") < end))
+    within = (f"partition = {partition} AND offset < {end}" for partition, end in ends.items())
     # Two tasks with the same partition would overwrite each other's position.
-    divided = rows.where(is_within).repartition(max(1, len(ends)), "partition")
+    divided = rows.where(" OR ".join(within) or "false").repartition(max(1, len(ends)), "partition")
     return divided.select(*COLUMNS).sortWithinPartitions("partition", "offset")
 
 

@@ -105,18 +105,14 @@ def _lag_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def by_window(rows: DataFrame) -> DataFrame:
     """Return the load of each partition, topic and node in each window, from rows by minute."""
-    kinds = ", ".join(f"'{kind}'" for kind in (facts.CALLS, facts.PARTITION, facts.NODE))
-    sums = ("requests", "messages", "bytes_in", "bytes_out", "cpu_ms")
-    grouped = (
-        rows.where(f"kind IN ({kinds})")
-        .withColumn("window", f.expr(f"unix_millis(at) div {WINDOW_MS}"))
-        .groupBy("window", "kind", "node", "account", "region", "resource", "partition")
-    )
-    return grouped.agg(
-        *(f.expr(f"sum({name})").alias(name) for name in sums),
-        f.expr("max(size_bytes_max)").alias("size_bytes"),
-        f.expr("max(unix_millis(at))").alias("at_ms"),
-    )
+    query = f"""
+        SELECT unix_millis(at) div {WINDOW_MS} AS window, kind, node, account, region, resource,
+            partition, sum(requests) AS requests, sum(messages) AS messages,
+            sum(bytes_in) AS bytes_in, sum(bytes_out) AS bytes_out, sum(cpu_ms) AS cpu_ms,
+            max(size_bytes_max) AS size_bytes, max(unix_millis(at)) AS at_ms
+        FROM {{rows}} WHERE kind IN ('{facts.CALLS}', '{facts.PARTITION}', '{facts.NODE}')
+        GROUP BY ALL"""  # noqa: S608
+    return rows.sparkSession.sql(query, rows=rows)
 
 
 def hot_rows(rows: Sequence[Any], *, seconds: float) -> list[dict[str, Any]]:

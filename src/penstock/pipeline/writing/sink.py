@@ -18,7 +18,7 @@ import struct
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -84,14 +84,20 @@ def begin(client: KafkaClient, query_id: str, task: int, *, timeout_ms: int) -> 
     name = transactional_id(query_id, task)
     request = InitProducerIdRequest(name, transaction_timeout_ms=timeout_ms)
 
-    def begin_transaction() -> Producer:
-        node = client.coordinator(name, kind=TRANSACTION)
-        reply = client.call(_INIT_PRODUCER_ID, request, node=node)
-        if reply.error_code:
-            raise KafkaRefused(reply.error_code, subject=name)
-        return Producer(reply.producer_id, reply.producer_epoch, name)
+    reply = _at_coordinator(client, name, _INIT_PRODUCER_ID, request)
+    return Producer(reply.producer_id, reply.producer_epoch, name)
 
-    return client.retried(begin_transaction)
+
+def _at_coordinator(
+    client: KafkaClient, name: str, api: int, request: Any, passed: Sequence[int] = (), **how: int
+) -> Any:
+    def call() -> Any:
+        reply = client.call(api, request, node=client.coordinator(name, kind=TRANSACTION), **how)
+        if reply.error_code and reply.error_code not in passed:
+            raise KafkaRefused(reply.error_code, subject=name)
+        return reply
+
+    return client.retried(call)
 
 
 def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool) -> bool:
@@ -100,17 +106,8 @@ def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool
 
     name = transactional_id(query_id, written.task)
     request = EndTxnRequest(name, written.producer_id, written.epoch, is_commit)
-
-    def end_transaction() -> bool:
-        node = client.coordinator(name, kind=TRANSACTION)
-        reply = client.call(_END_TXN, request, node=node, version_max=_END_TWICE_MAX)
-        if reply.error_code in _ABORTED:
-            return False
-        if reply.error_code:
-            raise KafkaRefused(reply.error_code, subject=name)
-        return True
-
-    return client.retried(end_transaction)
+    how = {"version_max": _END_TWICE_MAX}
+    return not _at_coordinator(client, name, _END_TXN, request, _ABORTED, **how).error_code
 
 
 def decide(client: KafkaClient, query_id: str, decision: Decision, *, topic: str) -> None:
