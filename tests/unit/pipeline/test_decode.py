@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.decoding import decode_batches
 
-from penstock.pipeline.decoding.columns import TYPES
-from penstock.pipeline.decoding.decoder import CorruptBatch, Decoder, OnCorrupt
+from penstock.pipeline.decoding.decoder import TYPES, CorruptBatch, Decoder, OnCorrupt
 from penstock.record.batch import (
     ATTR_APPEND_TIME,
     ATTR_TRANSACTIONAL,

@@ -30,7 +30,7 @@ from penstock.net.kafka_client.client import (
     security_from,
 )
 from penstock.pipeline.client.option_values import OptionInvalid, Options
-from penstock.pipeline.decoding import columns as made
+from penstock.pipeline.decoding import decoder as made
 from penstock.pipeline.decoding.decoder import OnCorrupt
 from penstock.record.compression import Codec
 

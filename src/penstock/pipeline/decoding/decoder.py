@@ -4,7 +4,8 @@ The decoder does the work of Kafka's consumer for a whole chunk: it drops contro
 of aborted transactions, and records outside the requested offsets. Gaps left by compaction are
 allowed, and an incomplete last batch is left to the next fetch. Compressed batches are decompressed
 a few at a time, so output is bounded. A read that only needs columns from batch headers does not
-parse records at all.
+parse records at all. Names and types of columns are those of Spark's Kafka connector, so a query
+migrates by changing the name of the format.
 
 ``OnCorrupt.SKIP`` counts and skips an unreadable batch, unless its length is invalid: the position
 of the next batch is then unknown."""
@@ -16,7 +17,6 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.pipeline.decoding import columns as made
 from penstock.pipeline.decoding.batches import (
     BatchHeaders,
     Flags,
@@ -29,6 +29,7 @@ from penstock.pipeline.decoding.records import (
     RECORD_BYTES_MIN,
     Bytes,
     Fields,
+    HeaderFields,
     Longs,
     Unreadable,
     read_fields,
@@ -43,6 +44,18 @@ from penstock.record.record import iter_records
 ROWS_MAX: Final = 100_000  # of one Arrow batch: more is not faster, and Spark holds two batches
 OFFSET_MAX: Final = 2**63 - 1
 _HEADER_COLUMNS: Final = frozenset(("topic", "partition", "offset", "timestampType"))
+HEADER_TYPE: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
+TYPES: Final[dict[str, pa.DataType]] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestampType": pa.int32(),
+    "headers": pa.list_(HEADER_TYPE),
+}
+PLAIN: Final = tuple(name for name in TYPES if name != "headers")
 
 Buffer = bytes | memoryview
 Aborted = tuple[int, int]  # aborted transaction: producer id, first offset
@@ -75,7 +88,7 @@ class Decoder:
         *,
         topic: str,
         partition: int,
-        columns: Sequence[str] = made.PLAIN,
+        columns: Sequence[str] = PLAIN,
         begin: int = 0,
         end: int = OFFSET_MAX,
         on_corrupt: OnCorrupt = OnCorrupt.FAIL,
@@ -83,7 +96,7 @@ class Decoder:
         self._topic = topic
         self._partition = partition
         self._columns = tuple(columns)
-        self._schema = made.arrow_schema(self._columns)
+        self._schema = arrow_schema(self._columns)
         self._needs_headers_only = not set(self._columns) - _HEADER_COLUMNS
         self._end = end
         self._on_corrupt = on_corrupt
@@ -230,16 +243,16 @@ class Decoder:
         for name in self._columns:
             match name:
                 case "key":
-                    array = made.binary_column(buffer, fields.key_at, fields.key_size)
+                    array = binary_column(buffer, fields.key_at, fields.key_size)
                 case "value":
-                    array = made.binary_column(buffer, fields.value_at, fields.value_size)
+                    array = binary_column(buffer, fields.value_at, fields.value_size)
                 case "timestamp":
-                    array = made.timestamp_column(_times(batches, fields, batch_of))
+                    array = timestamp_column(_times(batches, fields, batch_of))
                 case "headers":
                     # Only batches of the server keep the system header: a producer could forge it.
                     shown = without_system_header(octets, fields, ~batches.is_server[batch_of])
                     headers = read_headers(octets, shown)
-                    array = made.headers_column(buffer, shown, headers)
+                    array = headers_column(buffer, shown, headers)
                 case _:
                     array = self._header_column(name, batches, offset, batch_of)
             arrays.append(array)
@@ -264,9 +277,9 @@ class Decoder:
     ) -> pa.Array:
         match name:
             case "topic":
-                return made.repeated_text(self._topic, len(offset))
+                return repeated_text(self._topic, len(offset))
             case "partition":
-                return made.repeated_number(self._partition, len(offset))
+                return repeated_number(self._partition, len(offset))
             case "offset":
                 return pa.array(offset)
             case _:
@@ -293,3 +306,69 @@ def _times(batches: BatchHeaders, fields: Fields, batch_of: Longs) -> Longs:
     if not is_append_time.any():
         return times + fields.time_delta
     return times + fields.time_delta * ~is_append_time[batch_of]
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([(name, TYPES[name]) for name in columns])
+
+
+def binary_column(buffer: pa.Buffer, at: Longs, size: Longs) -> pa.Array:
+    """Return slices of the buffer as a column, without a loop: the buffer becomes the data of a
+    binary array whose offsets are begin, end, begin, end…, and every second element is dropped.
+    Slices must be ascending; a size of −1 is null."""
+    count = len(at)
+    if not count:
+        return pa.array([], pa.binary())
+    is_null = size < 0
+    edges = np.empty(2 * count, np.int32)
+    edges[0::2] = at
+    np.add(at, np.maximum(size, 0), out=edges[1::2], casting="unsafe")
+    slices = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(edges), buffer])
+    every_other = np.arange(0, 2 * count, 2, dtype=np.int32)
+    mask = is_null if is_null.any() else None
+    return slices.take(pa.array(every_other, mask=mask))
+
+
+def text_column(buffer: pa.Buffer, at: Longs, size: Longs) -> pa.Array:
+    """Return slices as text, with Java's replacement character for bytes that are not UTF-8."""
+    raw = binary_column(buffer, at, size)
+    try:
+        return raw.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [
+            None if each is None else each.decode("utf-8", "replace") for each in raw.to_pylist()
+        ]
+        return pa.array(texts, pa.string())
+
+
+def repeated_text(text: str, count: int) -> pa.Array:
+    raw = text.encode()
+    edges = np.arange(count + 1, dtype=np.int32) * len(raw)
+    return pa.Array.from_buffers(
+        pa.string(), count, [None, pa.py_buffer(edges), pa.py_buffer(raw * count)]
+    )
+
+
+def repeated_number(number: int, count: int) -> pa.Array:
+    return pa.array(np.full(count, number, np.int32))
+
+
+def timestamp_column(at_ms: Longs) -> pa.Array:
+    return pa.array(at_ms * 1_000).view(TYPES["timestamp"])
+
+
+def headers_column(buffer: pa.Buffer, fields: Fields, headers: HeaderFields) -> pa.Array:
+    """Return the headers of each record, or null if it has none, as in the Kafka connector."""
+    counts = fields.headers_count
+    edges = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=edges[1:])
+    pairs = pa.StructArray.from_arrays(
+        [
+            text_column(buffer, headers.name_at, headers.name_size),
+            binary_column(buffer, headers.value_at, headers.value_size),
+        ],
+        fields=list(HEADER_TYPE),
+    )
+    has_none: Flags = counts == 0
+    mask = pa.array(has_none) if has_none.any() else None
+    return pa.ListArray.from_arrays(pa.array(edges), pairs, type=TYPES["headers"], mask=mask)

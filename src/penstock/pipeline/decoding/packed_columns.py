@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.pipeline.decoding.columns import binary_column
+from penstock.pipeline.decoding.decoder import binary_column
 from penstock.pipeline.decoding.records import Bytes, Longs, plan_steps
 
 _ARRAY: Final = b"\x90"  # an empty array

@@ -26,7 +26,7 @@ from pyspark.sql import functions as f
 from penstock.pipeline.arrow_map import map_in_arrow, schema_of
 from penstock.pipeline.client.options import client_for
 from penstock.pipeline.facts import rebalance, telemetry_sums
-from penstock.pipeline.facts.health import Point, hot, lag_of
+from penstock.pipeline.facts.telemetry_sums import Point, hot, lag_of
 from penstock.pipeline.job import Job, JobContext, Mode, utc
 from penstock.pipeline.jobs.queries import FactTopic, fact_options, grace_ms_of
 from penstock.pipeline.lake import Lake

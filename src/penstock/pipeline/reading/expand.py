@@ -19,7 +19,7 @@ import pyarrow as pa
 from penstock.pipeline.arrow_map import batch_of
 from penstock.pipeline.client.option_values import OptionInvalid
 from penstock.pipeline.client.options import ReadOptions
-from penstock.pipeline.decoding import columns as made
+from penstock.pipeline.decoding import decoder as made
 from penstock.pipeline.decoding.packed_columns import Columns, UnusualRecords, listed, read_columns
 from penstock.wire.facts import audit, usage
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.model.names import is_bookkeeping_group
-from penstock.pipeline.facts.health import State
+from penstock.pipeline.facts.telemetry_sums import State
 from penstock.pipeline.job import Job, JobContext, require_table, utc
 from penstock.pipeline.jobs.telemetry import HOT, LAG, MINUTES, PLAN
 from penstock.pipeline.lake import Lake
