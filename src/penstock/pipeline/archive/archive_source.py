@@ -76,13 +76,12 @@ class TopicRange(RangePartition):
 
 class ArchivingReader(StreamReader):
     def __init__(self, options: ReadOptions, folder: Path, *, tasks: int) -> None:
-        super().__init__(options)
+        super().__init__(options, tasks=tasks)
         self._folder = folder  # of all archive tables
-        self._tasks = tasks
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         ids = StreamOffset.from_json(end).ids
-        ranges = self.ranges(start, end, tasks=self._tasks, task_records_min=_TASK_RECORDS_MIN)
+        ranges = self.ranges(start, end, records_min=_TASK_RECORDS_MIN)
         return [TopicRange(each, known_id(ids.get(each.place.topic, ""))) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -72,13 +72,14 @@ class QueueSender:
         self._queue_url = ""
         self._pause = threading.Event()
 
-    def send(self, rows: Sequence[Any]) -> None:
+    def send(self, _partition: int, rows: Sequence[Any], _position: "Position") -> bool:
         if not self._queue_url:
             self._queue_url = self._call("GetQueueUrl", {"QueueName": self._queue})["QueueUrl"]
         entries = (entry_of(self._job, row) for row in rows)
         limits = {"count_max": BATCH_ENTRIES_MAX, "bytes_max": MESSAGE_BYTES_MAX}
         for some in _grouped(entries, lambda each: len(json.dumps(each).encode()), **limits):
             self._send_all([{"Id": str(number), **each} for number, each in enumerate(some)])
+        return False
 
     def _send_all(self, entries: list[dict[str, Any]]) -> None:
         for attempt in range(_TRIES):
@@ -234,7 +235,10 @@ def send_partitions(
     batches: "Iterable[pa.RecordBatch]", replay: Replay
 ) -> "Iterator[pa.RecordBatch]":
     client = client_for(replay.connection)
-    sender = _sender(client, replay)
+    if replay.queue is None:
+        sender = _topic_sender(client, replay)
+    else:
+        sender = QueueSender(replay.topic, replay.queue, replay.job).send
     done = [
         _send_partition(number, rows, client, sender, replay)
         for number, rows in groupby(_rows(batches), key=lambda row: row[0])
@@ -247,18 +251,6 @@ def _rows(batches: "Iterable[pa.RecordBatch]") -> Iterator[tuple[Any, ...]]:
         found = {name: batch.column(name) for name in COLUMNS}
         found["timestamp"] = found["timestamp"].cast("int64")  # microseconds
         yield from zip(*(column.to_pylist() for column in found.values()), strict=True)
-
-
-def _sender(client: KafkaClient, replay: Replay) -> Sender:
-    if replay.queue is None:
-        return _topic_sender(client, replay)
-    queue = QueueSender(replay.topic, replay.queue, replay.job)
-
-    def send(_partition: int, rows: Sequence[Any], _position: Position) -> bool:
-        queue.send(rows)
-        return False
-
-    return send
 
 
 def _send_partition(

@@ -26,7 +26,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -101,11 +101,11 @@ def compact_closed(lake: Lake, *, now_ms: int) -> int:
     return saved
 
 
+@dataclass
 class _Upkeep:
-    def __init__(self, lake: Lake) -> None:
-        self._lake = lake
-        self._compacted_at = time.monotonic()
-        self._vacuumed_at = -1e9
+    _lake: Lake
+    _compacted_at: float = field(default_factory=time.monotonic)
+    _vacuumed_at: float = -1e9
 
     def turn(self, *, is_last: bool = False) -> int:
         """Compact at most every ``UPKEEP_S`` seconds, and vacuum once a day."""

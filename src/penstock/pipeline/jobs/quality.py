@@ -15,6 +15,7 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -47,33 +48,32 @@ _RESULT: Final = schema_of(
 )
 
 
+@dataclass
 class QualityRun:
-    def __init__(self, context: JobContext, rules: Sequence[checks.Rule]) -> None:
-        self._context = context
-        self._lake = context.lake
-        self._rules = rules
-        self.run_id = uuid.uuid4().hex[:12]
-        self.results: list[checks.Result] = []
-        self.stopped = ""
+    context: JobContext
+    rules: Sequence[checks.Rule]
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    results: list[checks.Result] = field(default_factory=list)
+    stopped: str = ""
 
     def of_topic(self, topic: str) -> None:
-        rules = [rule for rule in self._rules if rule.topic == topic]
+        rules = [rule for rule in self.rules if rule.topic == topic]
         ends = self._known_ends(topic)
-        with client_of(self._context) as client:
+        with client_of(self.context) as client:
             places = client.places(topic)
             begins = starting_offsets(client, [topic], {topic: ends})
 
         def take(rows: "DataFrame", app: str, batch_id: int) -> None:
             self._batch(rows, rules, ends, places, app=app, batch_id=batch_id)
 
-        reader = self._reader(self._context.spark.readStream, topic)
-        since_ms = self._context.since_ms
+        reader = self._reader(self.context.spark.readStream, topic)
+        since_ms = self.context.since_ms
         if since_ms is not None and begins == "earliest":
             reader = reader.option("startingTimestamp", str(since_ms))
         else:
             reader = reader.option("startingOffsets", begins)
         try:
-            process(self._context, NAME, reader, take, batch_bytes=BATCH_BYTES, query=topic)
+            process(self.context, NAME, reader, take, batch_bytes=BATCH_BYTES, query=topic)
         except Exception:
             if self.stopped:
                 raise Unsound(self.stopped) from None  # Spark wraps the exception of the batch
@@ -87,7 +87,7 @@ class QualityRun:
             "onDataLoss": "skip",  # the check offset_gap reports the loss
             "startingOffsetsByTimestampStrategy": "latest",
         }
-        return reader.format("penstock").options(**self._context.read_options, **given)
+        return reader.format("penstock").options(**self.context.read_options, **given)
 
     def _batch(
         self,
@@ -99,7 +99,7 @@ class QualityRun:
         app: str,
         batch_id: int,
     ) -> None:
-        if self._lake.table(RESULT).has(app, batch_id):
+        if self.context.lake.table(RESULT).has(app, batch_id):
             return
         marked = checks.mark(rows, rules, self._history(rows, rules, places)).persist()
         try:
@@ -115,7 +115,7 @@ class QualityRun:
             if checks.OnFail.QUARANTINE in failed:
                 aside = checks.quarantined(marked, rules)
                 where: dict[str, Any] = {"partition_by": ("date",), "is_tracked": True}
-                self._lake.append(aside, QUARANTINE, app=app, batch_id=batch_id, **where)
+                self.context.lake.append(aside, QUARANTINE, app=app, batch_id=batch_id, **where)
         finally:
             marked.unpersist()
         ends |= reached
@@ -135,7 +135,7 @@ class QualityRun:
         since = min(row["min(timestamp)"] for row in found).timestamp() - max(windows)
         topic = places[0].topic
         ending = {str(each.partition): begins.get(each.partition, LATEST) for each in places}
-        reader = self._reader(self._context.spark.read, topic)
+        reader = self._reader(self.context.spark.read, topic)
         history: DataFrame = (
             reader.option("startingTimestamp", str(max(0, int(since * 1_000))))
             .option("endingOffsets", json.dumps({topic: ending}))
@@ -146,7 +146,7 @@ class QualityRun:
     def _check_topic(self, rules: Sequence[checks.Rule], places: Sequence[Place]) -> None:
         results = []
         now_ms = time.time_ns() // 1_000_000
-        with client_of(self._context) as client:
+        with client_of(self.context) as client:
             for rule in rules:
                 if rule.check is checks.Check.FRESHNESS:
                     newest = newest_ms(client, places)
@@ -160,9 +160,9 @@ class QualityRun:
             self._write(results, {}, app=app, batch_id=0)
 
     def _known_ends(self, topic: str) -> dict[int, int]:
-        if not self._lake.exists(RESULT):
+        if not self.context.lake.exists(RESULT):
             return {}
-        rows = self._lake.read(self._context.spark, RESULT, f"topic = '{topic}'")
+        rows = self.context.lake.read(self.context.spark, RESULT, f"topic = '{topic}'")
         ends: dict[int, int] = {}
         for row in rows.select("ends").distinct().toLocalIterator():
             for partition, end in json.loads(row.ends).items():
@@ -187,7 +187,7 @@ class QualityRun:
             for each in results
         ]
         table = pa.Table.from_pylist(rows, schema=_RESULT)
-        self._lake.append(table, RESULT, app=app, batch_id=batch_id, partition_by=("topic",))
+        self.context.lake.append(table, RESULT, app=app, batch_id=batch_id, partition_by=("topic",))
         self.results += results
 
 

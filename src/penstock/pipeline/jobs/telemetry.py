@@ -16,7 +16,7 @@ way. This job does not move partitions."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -157,42 +157,32 @@ def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:
     return found
 
 
+@dataclass
 class TelemetryTables:
-    """A writer of this job's tables, which keeps all its state in the tables. ``reading`` converts
-    batches of the source to records."""
+    """A writer of this job's tables, which keeps all its state in the tables."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        lake: Lake,
-        *,
-        app: str = "",
-        grace_ms: int = GRACE_MS,
-        publish_plan: Callable[[rebalance.Plan], None] | None = None,
-        reading: RecordReader = as_they_are,
-    ) -> None:
-        self._spark = spark
-        self._lake = lake
-        self._reading = reading
-        self._grace_ms = grace_ms
-        self._publish = publish_plan
-        self._since_ms = 0
-        self.app = app
+    spark: SparkSession
+    lake: Lake
+    app: str = ""
+    grace_ms: int = GRACE_MS
+    publish_plan: Callable[[rebalance.Plan], None] | None = None
+    reading: RecordReader = as_they_are  # from batches of the source to records
+    _since_ms: int = 0
 
     def ends(self) -> dict[int, int]:
         """Return the offset of each partition at which to continue without a checkpoint."""
-        if not self._lake.exists(MINUTES):
+        if not self.lake.exists(MINUTES):
             return {}
-        rows = self._lake.read(self._spark, MINUTES, f"kind = '{telemetry_sums.SOURCE}'")
+        rows = self.lake.read(self.spark, MINUTES, f"kind = '{telemetry_sums.SOURCE}'")
         ends = rows.groupBy("partition").agg(f.expr("max(log_end_max)").alias("end"))
         return {row.partition: row.end for row in ends.collect()}
 
     def add(self, batch: DataFrame, batch_id: int) -> None:
         """Add one micro-batch. Each task fetches and sums its records, and writes the sums."""
-        table = self._lake.table(MINUTES)
+        table = self.lake.table(MINUTES)
         if table.has(self.app, batch_id):
             return
-        reading, root = self._reading, table.path
+        reading, root = self.reading, table.path
 
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             rows = dated(telemetry_sums.by_minute(reading(batches)))
@@ -203,16 +193,16 @@ class TelemetryTables:
         table.commit(parts, app=self.app, batch_id=batch_id)
 
     def derive(self) -> None:
-        if not self._lake.exists(MINUTES):
+        if not self.lake.exists(MINUTES):
             return
-        rows = self._lake.read(self._spark, MINUTES, f"kind = '{telemetry_sums.SOURCE}'")
+        rows = self.lake.read(self.spark, MINUTES, f"kind = '{telemetry_sums.SOURCE}'")
         span = rows.selectExpr("unix_millis(min(at)) AS a", "unix_millis(max(at)) AS b").first()
         if span is None or span.a is None:
             return
         self._since_ms = span.a
         # Records written in the newest minute are about this minute or earlier ones, so the
         # earlier minutes are complete and the newest is not.
-        through_ms = span.b - self._grace_ms
+        through_ms = span.b - self.grace_ms
         self._add_lags(through_ms)
         self._add_window(through_ms)
         self._roll(MINUTES, HOURS, "hour", HOUR_MS, through_ms)
@@ -221,8 +211,8 @@ class TelemetryTables:
     def _roll(self, source: str, target: str, unit: str, unit_ms: int, through_ms: int) -> None:
         """Append all complete hours or days that the target does not have yet, in one commit."""
         last = through_ms // unit_ms - 1
-        done = self._lake.version_of(target, "roll")
-        if not self._lake.exists(source) or (done is not None and done >= last):
+        done = self.lake.version_of(target, "roll")
+        if not self.lake.exists(source) or (done is not None and done >= last):
             return
         if done is None and (last + 1) * unit_ms <= self._since_ms:
             return  # the first unit is not complete yet
@@ -232,11 +222,11 @@ class TelemetryTables:
 
     def _append_dated(self, rows: DataFrame, table: str, app: str, batch_id: int) -> None:
         dated = rows.withColumn("date", f.expr("to_date(at)"))
-        self._lake.append(dated, table, app=app, batch_id=batch_id, partition_by=("date",))
+        self.lake.append(dated, table, app=app, batch_id=batch_id, partition_by=("date",))
 
     def _add_lags(self, through_ms: int) -> None:
         last = through_ms // MINUTE_MS - 1
-        done = self._lake.version_of(LAG, "lag")
+        done = self.lake.version_of(LAG, "lag")
         if done is not None and done >= last:
             return
         since_ms = 0 if done is None else (done + 1) * MINUTE_MS
@@ -253,7 +243,7 @@ class TelemetryTables:
     def _add_window(self, through_ms: int) -> None:
         """Append the hot spots and the plan of the last complete window; skip earlier windows."""
         window = through_ms // WINDOW_MS - 1
-        if self._lake.table(HOT).has("hot", window):
+        if self.lake.table(HOT).has("hot", window):
             return
         since_ms = (window + 1 - rebalance.WINDOWS_MIN) * WINDOW_MS
         rows = self._between(MINUTES, since_ms, (window + 1) * WINDOW_MS)
@@ -270,22 +260,22 @@ class TelemetryTables:
             )
         at_us = window * WINDOW_MS * 1_000
         found = [{"at": at_us, **row} for row in hot_rows(latest, seconds=WINDOW_MS / 1_000)]
-        self._lake.append(pa.Table.from_pylist(found, _HOT), HOT, app="hot", batch_id=window)
+        self.lake.append(pa.Table.from_pylist(found, _HOT), HOT, app="hot", batch_id=window)
 
     def _plan(
         self, windows: Sequence[Sequence[rebalance.Placed]], nodes: Iterable[str], now_ms: int
     ) -> None:
         made = rebalance.plan(
-            windows, nodes, now_ms=now_ms, last_plan_at_ms=self._lake.version_of(PLAN, "plan")
+            windows, nodes, now_ms=now_ms, last_plan_at_ms=self.lake.version_of(PLAN, "plan")
         )
         if made is None:
             return
         rows = [{**asdict(made), **asdict(step)} for step in made.steps]
         # The batch id of a plan's commit is its time, from which the pause after it is computed.
         # Published before the commit, so that a run after a kill publishes the same plan again.
-        if self._publish is not None:
-            self._publish(made)
-        self._lake.append(
+        if self.publish_plan is not None:
+            self.publish_plan(made)
+        self.lake.append(
             pa.Table.from_pylist(rows, _PLAN), PLAN, app="plan", batch_id=made.created_at_ms
         )
 
@@ -297,7 +287,7 @@ class TelemetryTables:
         files = f"date >= '{utc(since_ms).date()}' AND date <= '{utc(until_ms - 1).date()}'"
         if kind is not None:
             where, files = f"{where} AND kind = '{kind}'", f"{files} AND kind = '{kind}'"
-        return self._lake.read(self._spark, table, where, files=files)
+        return self.lake.read(self.spark, table, where, files=files)
 
 
 def run(context: JobContext) -> None:

@@ -67,8 +67,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         schema: pa.Schema | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        tasks: int | None = None,
     ) -> None:
         self._options = options
+        self._tasks = tasks
         self._clock = clock
         self._schema = schema
         self._latest: StreamOffset | None = None  # at the last call of ``latestOffset``
@@ -231,15 +233,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begins
 
     def ranges(
-        self,
-        start: dict[str, Any],
-        end: dict[str, Any],
-        *,
-        tasks: int | None = None,
-        task_records_min: int = 0,
+        self, start: dict[str, Any], end: dict[str, Any], *, records_min: int = 0
     ) -> list[Range]:
-        """Return the ranges of a batch, divided as the options require, and into ``tasks`` ranges
-        if each of these has at least ``task_records_min`` records."""
+        """Return the ranges of a batch, divided as the options require, and among all tasks if each
+        of these gets at least ``records_min`` records."""
         reached = StreamOffset.from_json(end)
         begins = self._begins(StreamOffset.from_json(start), reached)
         found = split(
@@ -247,8 +244,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             partitions_min=self._options.partitions_min,
             records_max=self._options.records_per_partition_max,
         )
-        if tasks and sum(each.count for each in found) >= tasks * task_records_min:
-            return split(found, partitions_min=tasks, records_max=None)
+        if self._tasks and sum(each.count for each in found) >= self._tasks * records_min:
+            return split(found, partitions_min=self._tasks, records_max=None)
         return found
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -310,11 +307,10 @@ class RangeSource(DataSource):
 
 class RangeReader(StreamReader):
     def __init__(self, options: ReadOptions) -> None:
-        super().__init__(replace(options, partitions_min=None))
-        self._tasks = options.partitions_min
+        super().__init__(replace(options, partitions_min=None), tasks=options.partitions_min)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        ranges = self.ranges(start, end, tasks=self._tasks, task_records_min=_TASK_RECORDS_MIN)
+        ranges = self.ranges(start, end, records_min=_TASK_RECORDS_MIN)
         return [RangePartition(each) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
