@@ -3,8 +3,7 @@
 Offsets are planned as by ``format("penstock")``. Only ``read`` differs: records stay in the worker
 that decoded them, which writes part files. Spark gets one row for each record; the first row of
 each file has the file's description, the others are null. So the query's progress still counts
-records, and almost no bytes go to the JVM. The job commits the files; no commit names the files of
-failed or duplicate attempts of a task. A large batch is divided among all cores."""
+records, and almost no bytes go to the JVM. No commit names the files of failed attempts."""
 
 # ruff: noqa: N802 - Spark names these methods
 

@@ -5,15 +5,12 @@ standard queue. Each archived partition has its own producer, whose id is stored
 starts, and a **position**: the next archived offset, and its sequence number. A chunk is one batch
 with this sequence number; after the reply, the position advances. If a task is killed before that,
 the next task sends the same chunk with the same sequence number, and the broker drops it as a
-duplicate. Only count and size limit a chunk, so the next task forms the same chunks.
-
-Positions are committed offsets of consumer groups, one group for each archived partition: they are
-as durable as the sent records, and tools that show groups show the progress of a replay.
+duplicate. Only count and size limit a chunk, so the next task forms the same chunks. Positions are
+committed offsets of consumer groups: they are as durable as the sent records.
 
 FIFO queues do not accept records from Kafka producers; they get messages. A record's key becomes
-the message group, so that order is kept; its headers become attributes. The deduplication id
-consists of replay, partition and offset: the queue drops a message that is sent again within its
-deduplication window. A record that cannot be a message ends the replay with an error."""
+the message group, so that order is kept; its headers become attributes. A record that cannot be a
+message ends the replay with an error."""
 
 import base64
 import hashlib

@@ -1,18 +1,9 @@
-"""Decides which stretches of logs can be deleted, and why the others are kept.
-
-A stretch is kept if any of these is true:
-
-- its topic has no policy, or records cannot be deleted from it (a queue, a compacted topic);
-- a hold covers the stretch;
-- the stretch has records younger than its policy's age;
-- the policy requires the archive, which does not have the stretch yet;
-- a cursor still needs a record of the stretch; or the topic has no known reader, and the policy
-  does not state that it has none;
-- an earlier stretch is kept: a log has no holes.
+"""Decides which stretches of logs can be deleted, and why the others are kept
+(``_reason_to_keep``). A stretch after one that is kept is kept too: a log has no holes.
 
 A cursor needs all records from the first that it has not finished: for a consumer group this is its
-committed offset, for leases the first offset without an ack (``ack_ranges``). A group that has
-read one partition of a topic needs all others, which it may read later.
+committed offset, for leases the first offset without an ack (``ack_ranges``). A group that has read
+one partition of a topic needs all others, which it may read later.
 
 Facts come from the server (``gather``). Kafka's API has no segments, so a log is divided at the
 offsets where a decision can change: the first record that the policy keeps by age, and the offsets

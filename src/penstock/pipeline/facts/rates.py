@@ -1,27 +1,9 @@
-"""Parses rate cards and computes the lines of invoices.
+"""Parses rate cards, which ``docs/pipeline.md`` describes, and computes the lines of invoices.
 
-A rate card is a TOML file. Prices are whole millionths of the currency, so no sum depends on
-floating-point rounding; a line is rounded once, half up. A card has versions, each valid from a day
-on (UTC): usage is priced by the version that was valid in its hour.
-
-    currency = "EUR"
-
-    [[version]]
-    valid_from = 2026-01-01
-    requests_by = "units64k"        # or "requests": the unit that is counted
-    bills_refused = false           # whether throttled, denied and failed requests cost
-    free_requests = 1_000_000       # per month and tenant, for all classes together
-    free_bytes_out = 1_000_000_000
-    bytes_out_micros = 90_000       # for 10^9 bytes
-    storage_micros = 23_000         # for 10^9 bytes over one month
-    [version.request_micros]        # for a million, by class; "other" is for all the rest
-    send = 400_000
-    other = 100_000
-    [version.classes]               # the operations of each class
-    send = ["sqs:SendMessage", "kafka:Write"]
-
-The free amount is assigned to earlier versions first, and to classes in alphabetical order: any
-order is correct, but it must always be the same."""
+Prices are whole millionths of the currency, so no sum depends on floating-point rounding; a line is
+rounded once, half up. Usage is priced by the version of the card that was valid in its hour. The
+free amount is assigned to earlier versions first, and to classes in alphabetical order: any order
+is correct, but it must always be the same."""
 
 import datetime
 import itertools

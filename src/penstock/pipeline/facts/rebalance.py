@@ -2,21 +2,13 @@
 and deterministic: the same loads give the same plan, including its id.
 
 Load is a vector (bytes in, bytes out, requests). A partition's score is the mean of its shares of
-the three totals, so that no unit outweighs another.
+the three totals, so that no unit outweighs another. A node must be overloaded in *each* of the last
+windows: a single burst, or load that moves between nodes, causes no plan. After a plan there is a
+pause, to measure the new placement.
 
-**When.** A node is overloaded if its load was more than ``OVER`` times the mean in *each* of the
-last windows: a single burst, or load that moves between nodes, causes no plan. After a plan there
-is a pause, to measure the new placement.
-
-**What.** While an overloaded node (the giver) is above ``GOAL`` times the mean, the plan moves the
-largest partition with which the node with the least load (the receiver) stays below this goal. A
-partition that alone has more load than the goal is split. If no partition fits, one with more than
-half of the mean is split, or else the partition is moved after which the busier of both nodes has
-the least load. The moves and bytes of a plan are limited; the next plan continues.
-
-A plan is advice: placement checks that it is still valid before it moves a partition. Plans are
-published in the compacted topic ``__plans``, which the first plan creates. The key of a record is
-the kind of the plan, so a newer plan replaces the older one of its kind."""
+A plan is advice: placement checks that it is still valid before it moves a partition. The key of a
+record of ``__plans`` is the kind of the plan, so a newer plan replaces the older one of its
+kind."""
 
 import hashlib
 import json

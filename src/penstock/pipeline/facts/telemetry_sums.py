@@ -7,13 +7,8 @@ Two kinds of rows do not come from nodes: a ``source`` row has the end offset of
 partition; a ``reject`` row has the number of records that could not be read, and the reason.
 
 A group's lag on a partition is computed from committed offsets and log ends of the last minutes:
-
-- **seconds**: how long ago the log ended at the group's committed offset, interpolated between two
-  moments. If the log was already longer at the first moment, the rate of appends gives an estimate.
-- **trend**: growth of the lag in records per second, negative if it shrinks.
-- **eta**: seconds until the group has caught up at the current trend; None if it will not.
-- **state**: STALLED if the group lags and commits nothing; SLOW if it commits, but its lag grows;
-  OK otherwise.
+``seconds`` is how long ago the log ended at the group's committed offset, interpolated between two
+moments. If the log was already longer at the first moment, the rate of appends gives an estimate.
 
 A queue, partition or node is hot if it has a large *share* of the total, or if it is an *outlier*,
 measured by the median and the median absolute deviation, which a few hot names hardly change. If
@@ -293,8 +288,8 @@ _TO_SIGMA: Final = 1.4826  # standard deviation per median absolute deviation, n
 
 class State(StrEnum):
     OK = "OK"
-    SLOW = "SLOW"
-    STALLED = "STALLED"
+    SLOW = "SLOW"  # the group commits, but its lag grows
+    STALLED = "STALLED"  # the group lags and commits nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +303,8 @@ class Point:
 class Lag:
     records: int
     seconds: float | None  # None: not known yet
-    trend_per_s: float
-    eta_s: float | None
+    trend_per_s: float  # growth of the lag, negative if it shrinks
+    eta_s: float | None  # until the group has caught up at this trend; None if it will not
     state: State
 
 

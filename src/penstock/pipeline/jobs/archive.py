@@ -4,19 +4,11 @@
 
 The source of the query (``archive_source.py``) writes part files in the tasks that fetch records,
 and returns only the files' names, which this job commits. Tables are tracked (``lake.py``), so no
-record is added twice, and a query whose checkpoint is lost continues at their end offsets. Rows are
-in folders by date and hour of the record's timestamp, in the order of the log. When an hour is
-over, its small files are merged into a few large ones (``compact_closed``).
+record is added twice, and a query whose checkpoint is lost continues at their end offsets. Values
+are copied unchanged: encrypted values stay encrypted, and messages of queues are stored as their
+records in the log, including the header ``penstock``.
 
-Values are copied unchanged: encrypted values stay encrypted, and a queue's messages are stored as
-their records in the log, including the header ``penstock``.
-
-A table belongs to one topic id. If a topic was deleted and created again, the job fails at start
-and explains how to keep both. A table that was moved aside for this can still be read and checked
-by its new name.
-
-``verify archive`` checks that the offsets of each partition run from the first to the end without
-duplicates, and without a gap that the log does not have as well: compaction removes records, and
+``verify archive`` accepts gaps of offsets that the log has as well: compaction removes records, and
 markers of transactions and cursors are between records. So where a table has a gap, the log is read
 again, and each of its records must be in the table. Records that retention has removed from the
 log, and those of a table that was moved aside, are reported as unknown."""

@@ -6,18 +6,11 @@
 
 A batch is written to ``audit_gap`` first: when ``audit_log`` has a batch, its gaps are recorded as
 well. Both are tracked tables, so neither has a record twice. Each node of a cluster has a separate
-chain; its link between two batches is read from the table.
-
-A **root** covers the records of a day up to a given record. Roots are recorded when a day is over,
-and at the end of each run that is not continuous. A later root of the same day does not replace
+chain; its link between two batches is read from the table. A later root of a day does not replace
 earlier ones, so any copy of a root can be checked later.
 
-``verify audit`` compares, in this order: each row with the bytes stored in it; each node's chain
-over these bytes; each recorded root with the rows of its day; the end of the table with the offsets
-that its commits name. A link that was already broken in the log is marked as known.
-
-``audit-search`` finds entries, newest first, without Spark: days are folders of ``audit_log``, and
-Arrow reads only the shown columns and the row groups that may match."""
+``audit-search`` finds entries without Spark: days are folders of ``audit_log``, and Arrow reads
+only the shown columns and the row groups that may match."""
 
 import datetime
 import operator

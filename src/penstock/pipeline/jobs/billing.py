@@ -2,13 +2,9 @@
 
     usage_hourly + usage_adjustment + partials of hours still open ─► invoice, invoice_line
 
-An invoice is for one tenant and one month. It is **final** when every hour of the month is sealed,
-and a **draft** before. An invoice equal to the last one is not written again. Late records or
-another rate card make a new revision; old revisions are kept. Amounts are whole millionths
-(``rates.py``); totals of requests and messages are exactly those of the frontends.
-
-Usage that cannot be charged (the tenant is unknown, or beyond the maximum number of tenants) also
-has an invoice, with totals and without an amount, so that the sum of all invoices is complete."""
+Amounts are whole millionths (``rates.py``); totals of requests and messages are exactly those of
+the frontends. Usage that cannot be charged (the tenant is unknown, or beyond the maximum number of
+tenants) also has an invoice, without an amount, so that the sum of all invoices is complete."""
 
 import datetime
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,6 +1,4 @@
-"""Runs a Spark cluster of several processes on this machine: ``penstock pipeline cluster up``.
-
-The cluster has one master and several workers of the installed PySpark, on the loopback address. It
+"""Runs a Spark cluster of several processes on this machine: ``penstock pipeline cluster up``. It
 is for tests, and for machines with more cores than one JVM uses well.
 
 Any local user can run code in the cluster as the user that started it, because Spark does not

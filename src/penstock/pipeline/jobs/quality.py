@@ -3,13 +3,9 @@
     a topic ─► dq_quarantine   unchanged rows that failed a quarantine rule, with the failed rules
             └► dq_result       result of each rule: checked, failed, first failure
 
-Each run checks the records since the last run, with one query for each topic. A batch is counted
-once, even if it is retried. Rows are checked in one pass (``quality/rules.py``); after that, the
-server is queried for freshness and volume of the topic.
-
-A failed ``alert`` rule makes the run fail after all rules were checked. A failed ``quarantine``
-rule copies its rows and does not fail the run. A failed ``stop`` rule ends the run before the batch
-is committed, so the next run checks the batch again."""
+Each run checks the records since the last run, with one query for each topic, in one pass
+(``quality/rules.py``); after that, the server is queried for freshness and volume of the topic. A
+batch is counted once, even if it is retried."""
 
 import json
 import time

@@ -5,11 +5,7 @@
 
 The start of a replay fixes its records: the table ``replay_job`` has a row for each archived
 partition, with the end offset. A second run with the same name and options continues at the last
-position. A run with another name is another replay.
-
-Topics and standard queues get each record once, even if the job is killed. FIFO queues deduplicate
-for five minutes: if a killed job is started again later than that, up to one chunk may be sent
-twice."""
+position."""
 
 import hashlib
 import json

@@ -4,13 +4,8 @@
     archive/*  ─┼─► a plan ─► retention_plan ─► DeleteRecords, with --apply
     policies   ─┘
 
-The server deletes records by age and size. This job can delete records earlier: those that all
-readers have read and the archive has. ``--acks`` names a table with acks of readers that the server
-does not know (``ack_ranges.py``).
-
-Without ``--apply`` the job only writes the plan. With it, the job makes a second plan, and deletes
-only the records that both plans delete; the server rejects deletions that it does not allow. The
-plan is in its table before any request, and its outcome is added later. So no record is deleted
+With ``--apply`` the job makes a second plan, and deletes only the records that both plans delete.
+The plan is in its table before any request, and its outcome is added later. So no record is deleted
 without a plan, and a run that is killed leaves the outcome ``asked``."""
 
 import time

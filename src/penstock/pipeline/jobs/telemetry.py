@@ -7,12 +7,9 @@ derives lags, hot spots and rebalancing plans.
                         └──────► rebalance_plan ─► topic __plans
 
 Rows of ``metrics_1m`` are **partial**: each micro-batch adds rows in one commit, and readers sum
-the rows with equal keys (``telemetry_sums.fold``); late records add further rows. The other tables
-are computed once from complete minutes, hours or days. All times are those that nodes report, so a
-later run gives the same result.
-
-Plans go to a topic, because the server's placement cannot be reached from a pipeline in another
-way. This job does not move partitions."""
+the rows with equal keys (``telemetry_sums.fold``). The other tables are computed once from complete
+minutes, hours or days. All times are those that nodes report, so a later run gives the same result.
+Plans go to a topic, because a pipeline cannot reach the server's placement in another way."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -5,19 +5,12 @@
                      ├────────► usage_adjustment  sums that came for an hour after it was sealed
                      └─ unreadable records and copies ─► usage_reject
 
-**Partial sums.** A micro-batch becomes sums by hour, tenant, region, resource and operation, in
-one commit. The total of an hour is the sum of its partials, so the job has no state to lose, and
-late facts are always counted. Nodes number the records that they write (flushes). The same commit
-records these numbers, in rows of the kind ``flush``: a flush with a known number is a copy and is
-not counted again; a missing number is reported. Each commit has the next *turn* of the table, and
-its rows carry this number, so a comparison shows which partials an hour was sealed with.
-
-**Sealing.** An hour is complete when each live node has written all its facts up to the end of the
-hour plus a grace period. Tables are written in an order in which each can be computed from earlier
-ones, and each table records its progress, so a killed job continues from its tables.
-
-Each task fetches its records, sums them and writes files (``usage_sums.py``); the driver gets the
-lists of files and flushes, and commits."""
+The total of an hour is the sum of its partials, so the job has no state to lose, and late facts are
+always counted. The commit of a micro-batch also has rows of the kind ``flush``, with the numbers
+that nodes give to the records that they write (flushes): a flush with a known number is a copy.
+Each commit has the next *turn* of the table, and its rows carry this number, so a comparison shows
+which partials an hour was sealed with. Tables are written in an order in which each can be computed
+from earlier ones, and each records its progress, so a killed job continues from its tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,15 +4,9 @@ parts are hashed together:
 
     source queue │ error, masked │ names of attributes │ kind of message │ shape of the body
 
-- **Error**: the first line of the attribute in which consumers and frameworks store the reason.
-  Times, mail and IP addresses become ``<time>``, ``<mail>`` and ``<ip>``; UUIDs, numbers, hex and
-  words with digits become ``<id>``. A number after *status*, *code* and similar words is kept,
-  because 404 and 503 are different causes.
-- **Shape**: the keys of a JSON body and the types of their values; for any other body only its
-  format. Keys that are ids are masked as well.
-
-``content`` is a fingerprint of a message's bytes. A redrive changes the id but not the content, so
-the content identifies a message that comes back. All input is truncated before it is parsed,
+A number after *status*, *code* and similar words is kept, because 404 and 503 are different causes.
+Keys of a JSON body that are ids are masked as well. ``content`` is a fingerprint of a message's
+bytes: a redrive changes the id but not the content. All input is truncated before it is parsed,
 because dead letters are messages that consumers could not process."""
 
 import re

@@ -1,14 +1,5 @@
-"""Parses data quality rules, and makes the columns that check rows against them.
-
-    [[rule]]
-    topic = "orders"
-    check = "range"              # one of Check, below
-    field = "amount"             # key, value, header:NAME, or a path into a JSON body: customer.id
-    min = 0
-    on_fail = "quarantine"       # alert (default), quarantine, stop
-    allowed = 0                  # number of failures that are accepted
-
-A mistake in any rule of a file is reported with the number of the rule, before any rule runs.
+"""Parses data quality rules, which ``docs/pipeline.md`` describes, and makes the conditions that
+check rows against them. A mistake in any rule of a file is reported before any rule runs.
 
 Each rule of a topic becomes one column that is true where a row fails, so that all rules are
 checked in one pass and counted in one aggregation; ``unique`` rules add a sort. A missing value

@@ -5,10 +5,6 @@ Spark calls, for each batch in this order: ``latestOffset`` (where the batch end
 The argument of ``latestOffset`` is the end of the last batch, which has finished, so a group may
 commit this offset (option ``commitGroup``); ``commit`` is never called for the last batch.
 
-New partitions are read from their first record. A topic that was deleted, or deleted and created
-again, is data loss. Depending on the option, the query fails, or skips a deleted topic and reads a
-new one from its start.
-
 Micro-batches of ``penstock_ranges`` contain ranges of offsets instead of records: one row for each
 record, of which the first has the range to read and the others are null. A job with much input and
 little output fetches the records where it processes them (``records_in``). Records then stay in one

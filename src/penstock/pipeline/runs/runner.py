@@ -5,14 +5,12 @@
                        └── pause ─┤    transient    retried from the same checkpoint, with a limit
                                   └──► failed       any other error
 
-After a restart of the server, the death of a Python worker or planner, or a JVM without memory, the
-checkpoint is intact. Spark reports errors as text, so the text is searched for known transient
-errors; all others count as permanent.
+Spark reports errors as text, so the text is searched for known transient errors, after which the
+checkpoint is intact; all others count as permanent.
 
-A stream is stopped between two batches, because Spark's ``stop`` would discard the current one. The
-first signal requests this, the second ends the process at once. Signals are read from a pipe
-(``set_wakeup_fd``): a Python handler runs in the main thread, which usually waits for Spark, and it
-could interrupt any line, even one that holds a lock."""
+A stream is stopped between two batches, because Spark's ``stop`` would discard the current one.
+Signals are read from a pipe (``set_wakeup_fd``): a Python handler runs in the main thread, which
+usually waits for Spark, and it could interrupt any line, even one that holds a lock."""
 
 from __future__ import annotations
 
