@@ -22,9 +22,8 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -92,8 +91,7 @@ class TopicRemade(RecordsRepeated):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """The result of ``append``. ``is_new`` is False if the table had the batch already."""
 
     batch_id: int

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from penstock.model.limits import BATCH_ENTRIES_MAX, MESSAGE_BYTES_MAX
 from penstock.net.kafka_client.client import LATEST, KafkaClient, Place
@@ -50,8 +50,7 @@ class NotSendable(Exception):
     """Raised if a record cannot be a message of the queue, or the queue rejected it."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueAddress:
+class QueueAddress(NamedTuple):
     endpoint: str
     region: str
     key_id: str

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import groupby, pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.model.names import is_bookkeeping_group
 from penstock.net.kafka_client.client import (
@@ -39,8 +39,7 @@ class PoliciesInvalid(Exception):
     """Raised if a policy is invalid. The text is one line with the table and the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A stretch of a log that is deleted or kept as a whole: offsets from ``base`` to ``end``."""
 
     place: Place
@@ -50,8 +49,7 @@ class Segment:
     max_timestamp_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(NamedTuple):
     topics: str  # a name, or a pattern with * and ?
     keep_s: int
     groups: tuple[str, ...] | None = None  # None: any reader; empty: the topic has no readers
@@ -61,8 +59,7 @@ class Policy:
         return fnmatchcase(topic, self.topics)
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(NamedTuple):
     topics: str
     partition: int | None = None  # None: all
     from_offset: int = 0
@@ -83,8 +80,7 @@ class Facts:
     uncuttable: Mapping[str, str] = field(default_factory=dict)  # topic: reason to keep it
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     segment: Segment
     action: str
     reason: str

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.net.kafka_client.client import (
     EARLIEST,
@@ -102,8 +102,7 @@ class Connection:
     timeout_s: float = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(NamedTuple):
     """The topics or partitions to read. Exactly one field is set."""
 
     topics: tuple[str, ...] = ()

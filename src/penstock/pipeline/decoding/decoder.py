@@ -11,6 +11,7 @@ migrates by changing the name of the format.
 of the next batch is then unknown."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import InitVar, dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -79,30 +80,24 @@ class CorruptBatch(Exception):
         )
 
 
+@dataclass(kw_only=True, eq=False)
 class Decoder:
     """Decodes batches of one partition. ``next_offset``, the offset to fetch next, advances when a
     chunk has been decoded completely."""
 
-    def __init__(
-        self,
-        *,
-        topic: str,
-        partition: int,
-        columns: Sequence[str] = PLAIN,
-        begin: int = 0,
-        end: int = OFFSET_MAX,
-        on_corrupt: OnCorrupt = OnCorrupt.FAIL,
-    ) -> None:
-        self._topic = topic
-        self._partition = partition
-        self._columns = tuple(columns)
-        self._schema = arrow_schema(self._columns)
-        self._needs_headers_only = not set(self._columns) - _HEADER_COLUMNS
-        self._end = end
-        self._on_corrupt = on_corrupt
+    topic: str
+    partition: int
+    columns: Sequence[str] = PLAIN
+    begin: InitVar[int] = 0
+    end: int = OFFSET_MAX
+    on_corrupt: OnCorrupt = OnCorrupt.FAIL
+    corrupt_count: int = 0
+
+    def __post_init__(self, begin: int) -> None:
+        self._schema = arrow_schema(self.columns)
+        self._needs_headers_only = not set(self.columns) - _HEADER_COLUMNS
         self._unpacker = Unpacker()
         self.next_offset = begin
-        self.corrupt_count = 0
 
     def decode(
         self, buffers: Sequence[Buffer], aborted: Iterable[Aborted] = ()
@@ -147,7 +142,7 @@ class Decoder:
         is_wanted: Flags = (
             ~batches.has(layout.ATTR_CONTROL)
             & (batches.next_offset > begin)
-            & (batches.base_offset < self._end)
+            & (batches.base_offset < self.end)
             & (batches.counts > 0)
         )
         if aborted:
@@ -174,16 +169,16 @@ class Decoder:
             aborted.discard(min(mine))
 
     def _advance(self, next_offset: int) -> None:
-        self.next_offset = max(self.next_offset, min(next_offset, self._end))
+        self.next_offset = max(self.next_offset, min(next_offset, self.end))
 
     def _skip(self, offset: int, next_offset: int, error: MalformedBatch) -> None:
-        if self._on_corrupt is OnCorrupt.FAIL:
+        if self.on_corrupt is OnCorrupt.FAIL:
             raise self._corrupt(offset, str(error)) from None
         self.corrupt_count += 1
         self._advance(next_offset)
 
     def _corrupt(self, offset: int, reason: str) -> CorruptBatch:
-        return CorruptBatch(self._topic, self._partition, offset, reason)
+        return CorruptBatch(self.topic, self.partition, offset, reason)
 
     def _decoded(
         self, buffer: Buffer, batches: BatchHeaders, begin: int
@@ -226,8 +221,8 @@ class Decoder:
         fields = read_fields(octets, starts, stops, batches.counts, batches.last_delta)
         offset = np.repeat(batches.base_offset, batches.counts) + fields.offset_delta
         batch_of = np.repeat(np.arange(taken), batches.counts)
-        if begin > batches.base_offset.min() or self._end < batches.next_offset.max():
-            keep = (offset >= begin) & (offset < self._end)
+        if begin > batches.base_offset.min() or self.end < batches.next_offset.max():
+            keep = (offset >= begin) & (offset < self.end)
             fields, offset, batch_of = fields.kept(keep), offset[keep], batch_of[keep]
         rows = [
             self._arrays(octets, batches, fields.kept(each), offset[each], batch_of[each])
@@ -240,7 +235,7 @@ class Decoder:
     ) -> pa.RecordBatch:
         buffer = pa.py_buffer(octets)
         arrays: list[pa.Array] = []
-        for name in self._columns:
+        for name in self.columns:
             match name:
                 case "key":
                     array = binary_column(buffer, fields.key_at, fields.key_size)
@@ -261,15 +256,13 @@ class Decoder:
     def _counted(self, batches: BatchHeaders, begin: int) -> Iterator[pa.RecordBatch]:
         """Yield rows whose columns all come from batch headers, without parsing records."""
         first = np.maximum(batches.base_offset, begin)
-        counts = np.minimum(batches.next_offset, self._end) - first
+        counts = np.minimum(batches.next_offset, self.end) - first
         ends = np.cumsum(counts)
         for at in range(0, int(ends[-1]), ROWS_MAX):
             number = np.arange(at, min(at + ROWS_MAX, int(ends[-1])))
             batch_of = np.searchsorted(ends, number, side="right")
             offset = (first - ends + counts)[batch_of] + number
-            arrays = [
-                self._header_column(name, batches, offset, batch_of) for name in self._columns
-            ]
+            arrays = [self._header_column(name, batches, offset, batch_of) for name in self.columns]
             yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _header_column(
@@ -277,9 +270,9 @@ class Decoder:
     ) -> pa.Array:
         match name:
             case "topic":
-                return repeated_text(self._topic, len(offset))
+                return repeated_text(self.topic, len(offset))
             case "partition":
-                return repeated_number(self._partition, len(offset))
+                return repeated_number(self.partition, len(offset))
             case "offset":
                 return pa.array(offset)
             case _:

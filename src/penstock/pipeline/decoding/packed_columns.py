@@ -9,8 +9,7 @@ This module only decodes values that our writers write: whole numbers from 0 on,
 other values, which may be valid; callers decode these one by one with ``wire/facts``."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -57,8 +56,7 @@ class UnusualRecords(Exception):
         self.numbers = numbers  # indices of the records
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(NamedTuple):
     counts: Longs  # rows of each record
     texts: Mapping[str, pa.Array]
     numbers: Mapping[str, Longs]

@@ -6,7 +6,6 @@ records in order. ``wire/facts/audit.py`` describes the chain."""
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -82,8 +81,7 @@ class Tail(NamedTuple):
     day: datetime.date | None = None  # the newest day up to this record
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     date: Any
     node: str
     partition: int

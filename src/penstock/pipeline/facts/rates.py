@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.pipeline.toml_tables import TomlTable, parse_toml
 
@@ -34,8 +34,7 @@ class RequestsBy(StrEnum):
     UNITS_64K = "units64k"
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """The usage of one operation by one tenant while one version of the rate card was valid."""
 
     tenant: str
@@ -50,8 +49,7 @@ class Use:
     byte_minutes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One line of an invoice. ``quantity`` is the total usage, of which ``free`` costs nothing."""
 
     item: str  # requests:<class>, bytes_out, storage
@@ -77,8 +75,7 @@ class Version:
     storage_micros: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RateCard:
+class RateCard(NamedTuple):
     currency: str
     versions: Sequence[Version]  # sorted by ``valid_from``
 

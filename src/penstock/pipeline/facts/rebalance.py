@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.net.kafka_client.client import KafkaClient, KafkaRefused, Place
 from penstock.record.batch import encode_batch
@@ -43,23 +43,20 @@ MOVES_MAX: Final = 20
 MOVE_BYTES_MAX: Final = 50 * 1_073_741_824
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PartitionId:
+class PartitionId(NamedTuple):
     account: str
     region: str
     resource: str
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     bytes_in: float = 0.0
     bytes_out: float = 0.0
     requests: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     id: PartitionId
     node: str
     load: Load
@@ -146,7 +143,7 @@ Scores = list[tuple[PartitionId, float]]
 
 
 def _scores(window: Sequence[Placed]) -> Scores:
-    names = Load.__dataclass_fields__
+    names = Load._fields
     totals = {name: sum(getattr(placed.load, name) for placed in window) for name in names}
     used = {name: total for name, total in totals.items() if total > 0}
     return [
@@ -272,7 +269,7 @@ class _Draft:
             Step(
                 seq=len(self._steps) + 1,
                 action=action,
-                **asdict(partition),
+                **partition._asdict(),
                 source=giver,
                 target=receiver,
                 gain=round(before - self.skew, 4),

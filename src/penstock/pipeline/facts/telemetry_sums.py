@@ -17,11 +17,10 @@ times the median."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -292,15 +291,13 @@ class State(StrEnum):
     STALLED = "STALLED"  # the group lags and commits nothing
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     at_ms: int
     committed: int
     log_end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Lag:
+class Lag(NamedTuple):
     records: int
     seconds: float | None  # None: not known yet
     trend_per_s: float  # growth of the lag, negative if it shrinks
@@ -341,8 +338,7 @@ def _seconds(points: Sequence[Point]) -> float | None:
     return (last.at_ms - first.at_ms) / 1_000 + (first.log_end - last.committed) / rate
 
 
-@dataclass(frozen=True, slots=True)
-class Hot:
+class Hot(NamedTuple):
     name: str
     rate: float
     share: float

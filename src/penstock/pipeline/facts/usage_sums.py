@@ -11,7 +11,7 @@ import bisect
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -94,8 +94,7 @@ class Flushes:
         return {name: count for name, count in found.items() if count}
 
 
-@dataclass(frozen=True, slots=True)
-class FlushRange:
+class FlushRange(NamedTuple):
     """Consecutive flushes of one node's process that one task has counted."""
 
     node: str
@@ -115,8 +114,7 @@ class Rejected(NamedTuple):
     value: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Partials:
+class Partials(NamedTuple):
     sums: pa.Table  # of SUMS_SCHEMA
     flushes: Sequence[FlushRange]
     rejected: Sequence[Rejected]
@@ -290,7 +288,7 @@ def write_share(
     records: Iterable[pa.RecordBatch], *, seen: Flushes, turn: int, lake: Path
 ) -> Iterator[pa.RecordBatch]:
     found = partials(records, seen)
-    results: list[tuple[str, Any]] = [(FLUSH, asdict(each)) for each in found.flushes]
+    results: list[tuple[str, Any]] = [(FLUSH, each._asdict()) for each in found.flushes]
     rows = [*_sum_rows(found.sums, turn), *_flush_rows(found.flushes, turn)]
     parts = write_parts(rows, lake / PARTIAL, PARTIAL_BY, is_tracked=False)
     results += [(PARTIAL, part.to_row()) for part in parts]
@@ -315,7 +313,7 @@ def _sum_rows(sums: pa.Table, turn: int) -> list[pa.RecordBatch]:
 def _flush_rows(flushes: Iterable[FlushRange], turn: int) -> list[pa.RecordBatch]:
     rows = [
         {
-            **asdict(each),
+            **each._asdict(),
             "kind": FLUSH,
             "hour": each.hour_number * HOUR_MS * 1_000,
             "turn": turn,
@@ -334,8 +332,7 @@ class Share(NamedTuple):
     files: Mapping[str, Sequence[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class PartialFile:
+class PartialFile(NamedTuple):
     """A file of ``usage_partial``, with its first and last hour, or None if not known."""
 
     path: str

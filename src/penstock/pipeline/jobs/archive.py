@@ -18,9 +18,9 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaRefused, Place
 from penstock.pipeline.archive.archive_rows import COLUMNS, PARTITION_BY, TABLE_SCHEMA, known_id
@@ -199,8 +199,7 @@ JOB: Final = Job(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     topic: str
     partition: int
     first: int
@@ -300,7 +299,7 @@ def run_verify(context: JobContext) -> None:
     verdicts = [v for topic in topics for v in verify(context.spark, context.lake, topic, context)]
     bad = [verdict for verdict in verdicts if not verdict.is_sound]
     if bad:
-        context.show([asdict(verdict) for verdict in bad])
+        context.show([verdict._asdict() for verdict in bad])
         raise Unsound(f"{len(bad)} partitions of the archive differ from the log")
     rows, unknown = sum(v.rows for v in verdicts), sum(v.unknown for v in verdicts)
     context.progress.note(

@@ -227,7 +227,7 @@ def _check_links(spark: "SparkSession", lake: Lake, rows: "DataFrame", verdict: 
 def _check_roots(spark: "SparkSession", lake: Lake, rows: "DataFrame", verdict: Verdict) -> None:
     if not lake.exists(ROOT):
         return
-    rows_of_roots = lake.read(spark, ROOT).select(*chain.Statement.__slots__).collect()
+    rows_of_roots = lake.read(spark, ROOT).select(*chain.Statement._fields).collect()
     statements = [chain.Statement(*row) for row in rows_of_roots]
     verdict.roots = len(statements)
     kept = chain.confirmed(rows, statements) if statements else set()

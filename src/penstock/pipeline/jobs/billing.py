@@ -8,7 +8,7 @@ tenants) also has an invoice, without an amount, so that the sum of all invoices
 
 import datetime
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -120,7 +120,7 @@ def invoices(
         valid_from = card.starts()
         yield (
             head,
-            [{**asdict(line), **place, "valid_from": valid_from[line.version]} for line in lines],
+            [{**line._asdict(), **place, "valid_from": valid_from[line.version]} for line in lines],
         )
 
 

@@ -12,9 +12,9 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 import pyarrow as pa
@@ -47,8 +47,7 @@ _TABLE: Final = schema_of("job string, choice string, partition int, end long")
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     source: str  # the archived topic, or the name of a table that was moved aside
     target: str
     since_ms: int | None

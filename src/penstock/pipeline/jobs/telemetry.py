@@ -96,7 +96,7 @@ def _lag_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             if points and points[-1].at_ms == at_ms:
                 points.pop()
             points = [*points[-LAG_MINUTES:], point]
-            found.append({**row, **asdict(lag_of(points))})
+            found.append({**row, **lag_of(points)._asdict()})
         yield pa.RecordBatch.from_pylist(found, _LAG)
 
 
@@ -125,7 +125,7 @@ def hot_rows(rows: Sequence[Any], *, seconds: float) -> list[dict[str, Any]]:
         else:
             continue
         scope[name] = scope.get(name, 0.0) + amount / seconds
-    return [{"scope": scope, **asdict(each)} for scope, of in rates.items() for each in hot(of)]
+    return [{"scope": scope, **each._asdict()} for scope, of in rates.items() for each in hot(of)]
 
 
 def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:

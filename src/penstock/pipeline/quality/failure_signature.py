@@ -11,10 +11,9 @@ because dead letters are messages that consumers could not process."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -62,8 +61,7 @@ _TEXTUAL: Final = re.compile(rb"[\x09\x0a\x0d\x20-\x7e\x80-\xff]*")
 _XML_ROOT: Final = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<([A-Za-z_][\w.:-]{0,80})[\s/>]")
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(NamedTuple):
     digest: str  # 16 hexadecimal digits
     error: str  # masked, for display
     shape: str

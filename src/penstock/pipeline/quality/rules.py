@@ -6,12 +6,10 @@ checked in one pass and counted in one aggregation; ``unique`` rules add a sort.
 only fails ``not_null``, so that each fault is counted once. JSON is parsed once for each row, as a
 variant. A body that is not JSON has no fields."""
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.pipeline.toml_tables import TomlTable, tables_of
 
@@ -61,8 +59,7 @@ class OnFail(StrEnum):
     STOP = "stop"  # the run ends before the batch is committed
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """The location of a value: the whole key or value, a header, or a path in a JSON body."""
 
     column: str = "value"
@@ -75,8 +72,7 @@ class Field:
         return ".".join(self.path) or self.column
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     name: str
     topic: str
     check: Check
@@ -87,7 +83,7 @@ class Rule:
     maximum: float | None = None
     window_s: int = DAY_S
     pattern: str = ""
-    fields: Mapping[tuple[str, ...], str] = dataclasses.field(default_factory=dict)  # path: type
+    fields: Mapping[tuple[str, ...], str] = {}  # path: type
 
 
 def parse_rules(text: str) -> tuple[Rule, ...]:
@@ -200,8 +196,7 @@ _HISTORY: Final = "__history"
 _JSON: Final = "__json"
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     rule: Rule
     checked: int
     failed: int

@@ -16,10 +16,9 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -55,8 +54,7 @@ SCHEMA: Final = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumeOptions:
+class ConsumeOptions(NamedTuple):
     endpoint: Endpoint
     queue: str
     lease_s: int = _LEASE_S

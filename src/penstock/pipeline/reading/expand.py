@@ -9,8 +9,8 @@ in ``error``. A usage record without rows becomes one row of the kind ``none``, 
 flush number are needed too."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -56,8 +56,7 @@ AUDIT_SCHEMA: Final = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Expansion:
+class Expansion(NamedTuple):
     schema: pa.Schema  # of the output
     reading: ReadOptions  # with the columns of the input
     expand: Callable[[pa.RecordBatch], pa.RecordBatch]

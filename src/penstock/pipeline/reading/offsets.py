@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, KafkaRefused, Place
 from penstock.pipeline.client.option_values import OptionInvalid
@@ -36,8 +36,7 @@ class TopicsMissing(Exception):
         return f"there is no topic {', '.join(self.topics)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """The partitions of a subscription, and topic ids, which change when a topic is re-created."""
 
     places: tuple[Place, ...]

@@ -3,8 +3,7 @@ tables of the job ``telemetry``. Without ``--from`` the report covers the last d
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.model.names import is_bookkeeping_group
 from penstock.pipeline.facts.telemetry_sums import State
@@ -63,8 +62,7 @@ _LAG_KEYS: Final = ("account", "region", "resource", "partition", "group")
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     calls: Sequence[Row]
     partitions: Sequence[Row]
     hot: Sequence[Row]

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.net.kafka_client.errors import KafkaRefused, KafkaTrouble
 from penstock.pipeline.job import (
@@ -153,8 +153,7 @@ class RunRequest:
         return self.checkpoints / self.name
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     state: State
     counts: RunCounts
     signal: int | None = None  # the signal that stopped the job
@@ -200,29 +199,25 @@ def _context(request: RunRequest, **rest: Any) -> JobContext:
     )
 
 
+@dataclass(eq=False)
 class _Run:
-    def __init__(
-        self,
-        request: RunRequest,
-        display: Display,
-        log: JobLog,
-        show: Callable[[Iterable[Mapping[str, Any]]], None],
-    ) -> None:
-        self._request = request
-        self._display = display
-        self._log = log
-        self._show = show
-        self._restarts = 0
-        self._started_at_ms = _now_ms()
-        self._written_at = 0.0
-        self._state = State.STARTING
-        self._error = ""
-        self._status_lock = threading.Lock()
-        self._spark: SparkSession | None = None
-        self.progress = JobProgress(display, log=log.line, on_counts=self._on_counts)
-        self._stopping = threading.Event()
-        self._signal: int | None = None
-        self._is_over = threading.Event()
+    _request: RunRequest
+    _display: Display
+    _log: JobLog
+    _show: Callable[[Iterable[Mapping[str, Any]]], None]
+    _restarts: int = 0
+    _started_at_ms: int = field(default_factory=lambda: _now_ms())
+    _written_at: float = 0.0
+    _state: State = State.STARTING
+    _error: str = ""
+    _status_lock: threading.Lock = field(default_factory=threading.Lock)
+    _spark: SparkSession | None = None
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _signal: int | None = None
+    _is_over: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.progress = JobProgress(self._display, self._log.line, self._on_counts)
 
     def to_the_end(self) -> Outcome:
         self._log.line(f"job {self._request.job.name} starts, mode {self._request.mode.value}")

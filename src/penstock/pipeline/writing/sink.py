@@ -18,7 +18,7 @@ import struct
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -55,15 +55,13 @@ class TooManyTasks(ValueError):
     """Raised if a batch has too many tasks. The text is one line for the author of the query."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     task: int
     producer_id: int
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     batch_id: int
     written: tuple[Written, ...]
 
