@@ -95,26 +95,25 @@ class PenstockSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from penstock.pipeline.writing.sink import BatchWriter
 
-        with in_one_line():
-            if overwrite:
-                raise OptionInvalid("a log is append-only: use mode append, not overwrite")
-            return BatchWriter(self._write_options(schema))
+        use = "mode append, not overwrite" if overwrite else ""
+        return BatchWriter(self._write_options(schema, use))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from penstock.pipeline.writing.sink import StreamWriter
 
-        with in_one_line():
-            if overwrite:
-                raise OptionInvalid("a log is append-only: use output mode append or update")
-            return StreamWriter(self._write_options(schema))
+        use = "output mode append or update" if overwrite else ""
+        return StreamWriter(self._write_options(schema, use))
 
-    def _write_options(self, schema: StructType) -> WriteOptions:
+    def _write_options(self, schema: StructType, use: str) -> WriteOptions:
         """Parse the options, and create the topic now, so that a failure is reported once."""
-        options = parse_write_options(self.options)
-        check_columns(schema, options)
-        if options.topic:
-            partition_count(client_for(options.connection), options.topic)
-        return options
+        with in_one_line():
+            if use:
+                raise OptionInvalid(f"a log is append-only: use {use}")
+            options = parse_write_options(self.options)
+            check_columns(schema, options)
+            if options.topic:
+                partition_count(client_for(options.connection), options.topic)
+            return options
 
 
 @contextmanager

@@ -317,9 +317,6 @@ def _position(given: Options, end: str, default: str) -> Position:
     return Position(known[text.lower()], option=name)
 
 
-# ── Writing ──────────────────────────────────────────────────────────────────────────────────────
-
-
 class Delivery(StrEnum):
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"

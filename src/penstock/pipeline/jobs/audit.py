@@ -143,9 +143,6 @@ def run(context: JobContext) -> None:
         raise Unsound(f"{tables.gaps} links of the audit trail are broken: see table {GAP}")
 
 
-# ── Verification ─────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(slots=True)
 class Verdict:
     records: int = 0
@@ -256,9 +253,6 @@ def run_verify(context: JobContext) -> None:
     context.progress.note(
         f"the chain is intact: {verdict.records} records, {verdict.roots} roots confirmed"
     )
-
-
-# ── Search ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def search(

@@ -207,32 +207,27 @@ class TelemetryTables:
 
     def _roll(self, source: str, target: str, unit: str, unit_ms: int, through_ms: int) -> None:
         """Append all complete hours or days that the target does not have yet, in one commit."""
-        last = through_ms // unit_ms - 1
-        done = self.lake.version_of(target, "roll")
-        if not self.lake.exists(source) or (done is not None and done >= last):
-            return
-        if done is None and (last + 1) * unit_ms <= self._since_ms:
-            return  # the first unit is not complete yet
-        since_ms = 0 if done is None else (done + 1) * unit_ms
-        rows = self._between(source, since_ms, (last + 1) * unit_ms)
-        self._append_dated(rolled_up(rows, unit), target, "roll", last)
+        last, since_ms = self._pending(target, "roll", unit_ms, through_ms)
+        # Before the end of the first unit there is nothing to append.
+        if self.lake.exists(source) and max(since_ms, self._since_ms) < (last + 1) * unit_ms:
+            rows = self._between(source, since_ms, (last + 1) * unit_ms)
+            self._append_dated(rolled_up(rows, unit), target, "roll", last)
+
+    def _pending(self, table: str, app: str, unit_ms: int, through_ms: int) -> tuple[int, int]:
+        """Return the number of the last complete unit, and the end of those that a table has."""
+        done = self.lake.version_of(table, app)
+        return through_ms // unit_ms - 1, 0 if done is None else (done + 1) * unit_ms
 
     def _append_dated(self, rows: DataFrame, table: str, app: str, batch_id: int) -> None:
         dated = rows.withColumn("date", f.expr("to_date(at)"))
         self.lake.append(dated, table, app=app, batch_id=batch_id, partition_by=("date",))
 
     def _add_lags(self, through_ms: int) -> None:
-        last = through_ms // MINUTE_MS - 1
-        done = self.lake.version_of(LAG, "lag")
-        if done is not None and done >= last:
+        last, since_ms = self._pending(LAG, "lag", MINUTE_MS, through_ms)
+        if since_ms >= (last + 1) * MINUTE_MS:
             return
-        since_ms = 0 if done is None else (done + 1) * MINUTE_MS
-        rows = self._between(
-            MINUTES,
-            since_ms - LAG_MINUTES * MINUTE_MS,
-            (last + 1) * MINUTE_MS,
-            kind=facts.LAG,
-        )
+        before_ms = since_ms - LAG_MINUTES * MINUTE_MS
+        rows = self._between(MINUTES, before_ms, (last + 1) * MINUTE_MS, kind=facts.LAG)
         # Merges rows of one minute that came in several batches.
         found = lags(rolled_up(rows, "minute")).where(f"unix_millis(at) >= {since_ms}")
         self._append_dated(found, LAG, "lag", last)

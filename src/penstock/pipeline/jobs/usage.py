@@ -14,7 +14,6 @@ from earlier ones, and each records its progress, so a killed job continues from
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Final
 
 import pyarrow as pa
@@ -176,14 +175,11 @@ class UsageTables:
 
 
 def _overlap(flushes: Sequence[usage_sums.FlushRange]) -> bool:
-    found: dict[usage_sums.Name, list[tuple[int, int]]] = {}
-    for row in flushes:
-        found.setdefault((row.node, row.incarnation), []).append((row.first_flush, row.last_flush))
-    return any(
-        after[0] <= before[1]
-        for ranges in map(sorted, found.values())
-        for before, after in pairwise(ranges)
-    )
+    merged = usage_sums.Flushes()
+    for each in flushes:
+        merged.add((each.node, each.incarnation), each.first_flush, each.last_flush)
+    count = sum(last + 1 - first for of in merged.ranges.values() for first, last in of)
+    return count < sum(each.last_flush + 1 - each.first_flush for each in flushes)
 
 
 def _islands(flushes: DataFrame) -> DataFrame:

@@ -10,7 +10,7 @@ bytes: a redrive changes the id but not the content. All input is truncated befo
 because dead letters are messages that consumers could not process."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
@@ -40,7 +40,6 @@ KIND_ATTRIBUTES: Final = (
 )  # fmt: skip
 
 _KINDS: Final = frozenset(KIND_ATTRIBUTES)
-_ERRORS: Final = frozenset(ERROR_ATTRIBUTES)
 # Names of attributes and keys of bodies, which repeat from message to message.
 _NAMES_CACHED: Final = 4_096
 
@@ -111,13 +110,9 @@ def _mask(match: re.Match[str]) -> str:
 
 
 def _error_text(by_name: Mapping[str, bytes], error_name: str | None) -> str:
-    names: Sequence[str] = ERROR_ATTRIBUTES if error_name is None else (error_name.lower(),)
-    if error_name is None and _ERRORS.isdisjoint(by_name):
-        return ""
-    for name in names:
-        if by_name.get(name):
-            return by_name[name][: 4 * ERROR_CHARS_MAX].decode("utf-8", "replace")
-    return ""
+    names = ERROR_ATTRIBUTES if error_name is None else (error_name.lower(),)
+    raw = next((by_name[name] for name in names if by_name.get(name)), b"")
+    return raw[: 4 * ERROR_CHARS_MAX].decode("utf-8", "replace")
 
 
 _NAMES: Final[Mapping[type, str]] = {

@@ -24,9 +24,6 @@ VERSION: Final = 1
 _GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
-# ── Partitions and positions ─────────────────────────────────────────────────────────────────────
-
-
 class TopicsMissing(Exception):
     def __init__(self, topics: Iterable[str]) -> None:
         self.topics = sorted(topics)
@@ -103,9 +100,6 @@ def _requested(position: Position, place: Place) -> int:
             + ("" if position.is_time else f", {EARLIEST} for earliest, {LATEST} for latest")
         )
     return position.by_place[place]
-
-
-# ── Ranges ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +202,6 @@ def narrowed(
         for one in left
         if first[one.place] >= 0
     ]
-
-
-# ── The checkpoint of a stream ───────────────────────────────────────────────────────────────────
 
 
 class OffsetUnreadable(ValueError):
