@@ -194,7 +194,7 @@ def gather(
 ) -> Facts:
     """Collect the input of a plan. ``acked`` has the offsets that outside readers need."""
     places = _places(client, policies)
-    needs = _joined(_committed(client, places), acked)
+    needs = _needs(client, places, acked)
     firsts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}
     ends = client.offsets(dict.fromkeys(places, LATEST), is_committed=True) if places else {}
     kept_ms = {
@@ -227,19 +227,10 @@ def _places(client: KafkaClient, policies: Sequence[Policy]) -> list[Place]:
     return sorted(found)
 
 
-def _joined(
-    one: Mapping[Place, Mapping[str, int]], other: Mapping[Place, Mapping[str, int]]
+def _needs(
+    client: KafkaClient, places: Sequence[Place], acked: Mapping[Place, Mapping[str, int]]
 ) -> dict[Place, dict[str, int]]:
-    found = {place: dict(needs) for place, needs in one.items()}
-    for place, needs in other.items():
-        into = found.setdefault(place, {})
-        for cursor, offset in needs.items():
-            into[cursor] = min(offset, into.get(cursor, offset))
-    return found
-
-
-def _committed(client: KafkaClient, places: Sequence[Place]) -> dict[Place, dict[str, int]]:
-    needs: dict[Place, dict[str, int]] = {}
+    needs = {place: dict(cursors) for place, cursors in acked.items()}
     for name, kind in _groups(client):
         if kind == _SHARE:
             offsets = share_starts(client, name)
@@ -249,7 +240,8 @@ def _committed(client: KafkaClient, places: Sequence[Place]) -> dict[Place, dict
         topics = {place.topic for place in offsets}
         for place in places:
             if place.topic in topics:  # a partition without a committed offset is needed from 0
-                needs.setdefault(place, {})[name] = offsets.get(place, 0)
+                of_place, offset = needs.setdefault(place, {}), offsets.get(place, 0)
+                of_place[name] = min(offset, of_place.get(name, offset))
     return needs
 
 

@@ -25,7 +25,7 @@ from penstock.pipeline.client.options import client_for
 from penstock.pipeline.facts import rebalance, telemetry_sums
 from penstock.pipeline.facts.telemetry_sums import Point, hot, lag_of
 from penstock.pipeline.job import Job, JobContext, Mode, utc
-from penstock.pipeline.jobs.queries import FactTopic, fact_options, grace_ms_of
+from penstock.pipeline.jobs.queries import FactTopic, check_topics, fact_options, grace_ms_of
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.parts import PART_SCHEMA, part_batches, read_parts
 from penstock.pipeline.reading.stream_source import RecordReader, as_they_are
@@ -311,6 +311,6 @@ JOB: Final = Job(
     name="telemetry",
     summary="Aggregate rates, durations and lags; find hot spots and plan moves of partitions.",
     run=run,
-    check=lambda context: FactTopic(context, TOPIC).check(),
+    check=lambda context: check_topics(context, [FactTopic(context, TOPIC).name]),
     options=fact_options(TOPIC, "a minute", GRACE_MS),
 )

@@ -25,7 +25,7 @@ from pyspark.sql import functions as f
 from penstock.pipeline.facts import usage_sums
 from penstock.pipeline.facts.usage_sums import FLUSH, HOURLY, PARTIAL, REJECT
 from penstock.pipeline.job import Job, JobContext, Mode, utc
-from penstock.pipeline.jobs.queries import FactTopic, fact_options, grace_ms_of
+from penstock.pipeline.jobs.queries import FactTopic, check_topics, fact_options, grace_ms_of
 from penstock.pipeline.lake import Lake, Table
 from penstock.pipeline.reading.stream_source import RecordReader, as_they_are
 from penstock.wire.facts.usage import CALLS, STORAGE
@@ -229,6 +229,6 @@ JOB: Final = Job(
     name="usage",
     summary="Sum the usage in the topic __usage by hour, exactly once.",
     run=run,
-    check=lambda context: FactTopic(context, TOPIC).check(),
+    check=lambda context: check_topics(context, [FactTopic(context, TOPIC).name]),
     options=fact_options(TOPIC, "an hour", GRACE_MS),
 )

@@ -25,12 +25,8 @@ _GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class TopicsMissing(Exception):
-    def __init__(self, topics: Iterable[str]) -> None:
-        self.topics = sorted(topics)
-        super().__init__(self.topics)
-
     def __str__(self) -> str:
-        return f"there is no topic {', '.join(self.topics)}"
+        return f"there is no topic {', '.join(sorted(self.args[0]))}"
 
 
 class Found(NamedTuple):

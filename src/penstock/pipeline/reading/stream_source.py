@@ -139,23 +139,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[Place, int]:
         if isinstance(limit, ReadAllAvailable):
             return dict(ends)
-        if self._is_too_little(begins, ends):
-            return {place: begins[place] for place in ends}
+        least = self._options.offsets_per_trigger_min
+        if least is not None and self._target is None:  # an availableNow query does not wait
+            waited_ms = (self._clock() - self._batch_at_s) * 1_000
+            has = sum(max(0, ends[place] - begins[place]) for place in ends)
+            if has < least and waited_ms < self._options.trigger_delay_ms_max:
+                return {place: begins[place] for place in ends}  # wait for more records
         if isinstance(limit, ReadMaxRows):
             return limited_ends(begins, ends, limit.max_rows)
         if isinstance(limit, ReadMaxBytes):
             return self._within_bytes(begins, ends, limit.max_bytes)
         return dict(ends)
-
-    def _is_too_little(self, begins: Mapping[Place, int], ends: Mapping[Place, int]) -> bool:
-        """Return whether to wait for more records. Waits are limited by ``maxTriggerDelay``, and an
-        availableNow query does not wait."""
-        least = self._options.offsets_per_trigger_min
-        if least is None or self._target is not None:
-            return False
-        waited_ms = (self._clock() - self._batch_at_s) * 1_000
-        has = sum(max(0, ends[place] - begins[place]) for place in ends)
-        return has < least and waited_ms < self._options.trigger_delay_ms_max
 
     def _within_bytes(
         self, begins: Mapping[Place, int], ends: Mapping[Place, int], bytes_max: int

@@ -147,15 +147,7 @@ _BATCH: Final = "streaming.sql.batchId"
 
 
 class CommitLost(Exception):
-    def __init__(self, query_id: str, tasks: Sequence[int]) -> None:
-        super().__init__(query_id, tasks)
-        self.tasks = tasks
-
-    def __str__(self) -> str:
-        return (
-            f"transactions of tasks {', '.join(map(str, self.tasks))} were aborted before the batch"
-            " ended: it took longer than option transactionTimeout, or the query runs twice"
-        )
+    """Raised if transactions were aborted before their batch ended."""
 
 
 @dataclass
@@ -202,7 +194,10 @@ def _finish(client: KafkaClient, query_id: str, messages: Sequence[Done]) -> Non
         if done.written is not None and not end(client, query_id, done.written, is_commit=True)
     ]
     if lost:
-        raise CommitLost(query_id, lost)
+        raise CommitLost(
+            f"transactions of tasks {', '.join(map(str, lost))} were aborted before the batch"
+            " ended: it took longer than option transactionTimeout, or the query runs twice"
+        )
 
 
 def _abort(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
