@@ -26,9 +26,8 @@ from benchmarks.pipeline.kills import send
 from benchmarks.pipeline.read import Cost, cost_of, least
 from penstock.net.kafka_client.client import Place
 from penstock.pipeline.client.options import parse_read_options
-from penstock.pipeline.decoding.packed_columns import read_columns
-from penstock.pipeline.facts.usage_files import write_share
-from penstock.pipeline.facts.usage_sums import READ_BYTES, Flushes, partials
+from penstock.pipeline.decoding.packed_columns import READ_BYTES, read_columns
+from penstock.pipeline.facts.usage_sums import Flushes, partials, write_share
 from penstock.pipeline.jobs import usage
 from penstock.pipeline.lake import Commit, Lake, Table
 from penstock.pipeline.reading.fetching import read_range

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 from tests.harness.decoding import decode_batches
 
-from penstock.pipeline.decoding.columns import PLAIN, arrow_schema
-from penstock.pipeline.decoding.decoder import Decoder
+from penstock.pipeline.decoding.decoder import PLAIN, Decoder, arrow_schema
 from penstock.record.batch import encode_batch, split_batches
 from penstock.record.compression import Codec
 from penstock.record.record import encode_record, iter_records

@@ -44,7 +44,7 @@ ALLOWED = {
     # A package that may not be installed.
     "pipeline/spark/java.py": {"importlib.import_module"},
     # Writes our own code into an archive for Spark's executors, and reads none.
-    "pipeline/spark/code_archive.py": {"zipfile"},
+    "pipeline/session.py": {"zipfile"},
     # Writes the archive for a bug report, and reads none.
     "cli/operate/debug.py": {"tarfile"},
     # Asks a person at a terminal.

@@ -4,8 +4,15 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from penstock.pipeline.decoding.columns import PLAIN, arrow_schema
-from penstock.pipeline.decoding.decoder import OFFSET_MAX, Aborted, Buffer, Decoder, OnCorrupt
+from penstock.pipeline.decoding.decoder import (
+    OFFSET_MAX,
+    PLAIN,
+    Aborted,
+    Buffer,
+    Decoder,
+    OnCorrupt,
+    arrow_schema,
+)
 
 
 def decode_batches(

@@ -67,8 +67,7 @@ def classes() -> None:
     """What ``penstock pipeline warm`` makes, if nobody has made it before. Without it everything
     works and takes longer. One worker makes it and the others wait: at the same time each would
     take three times as long."""
-    from penstock.pipeline.spark.class_archive import archive_file
-    from penstock.pipeline.spark.java import find_java
+    from penstock.pipeline.spark.java import archive_file, find_java
 
     archive = archive_file(find_java())
     with (Path(tempfile.gettempdir()) / "penstock-tests-warm.lock").open("w") as lock:

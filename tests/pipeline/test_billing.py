@@ -34,7 +34,7 @@ from penstock.wire.facts.usage import UsageColumns, UsageFacts, UsageRow, encode
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-JANUARY = Month(2026, 1)
+JANUARY = Month.parse("2026-01")
 REFUSED = ("throttled", "denied", "failed")
 Totals = dict[tuple[str, ...], dict[str, int]]
 
@@ -171,16 +171,8 @@ def test_another_query_beside_is_fenced_and_counts_nothing(spark: SparkSession, 
     ours.add(records(spark, [encode(facts[0])]), 0)
     stale = lake.table(usage.PARTIAL).turn_of("usage")
     theirs.add(records(spark, [encode(facts[1])], 1), 0)
-    df = lake.read(spark, usage.PARTIAL)
     with pytest.raises(LakeFenced):
-        lake.append(
-            df,
-            usage.PARTIAL,
-            app="usage:q",
-            batch_id=1,
-            partition_by=("kind", "date"),
-            turn=stale + 1,
-        )
+        lake.table(usage.PARTIAL).commit([], app="usage:q", batch_id=1, turn=stale + 1)
     assert totals_in(lake.read(spark, usage.PARTIAL)) == totals_of(facts[:2])
 
 

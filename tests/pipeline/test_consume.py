@@ -13,7 +13,7 @@ from tests.harness.patience import eventually
 from tests.harness.server import Server
 
 from penstock.pipeline.client.sqs_client import SqsRefused, SqsUnreachable
-from penstock.pipeline.reading.consume import ConsumingReader, Leases, parse_consume_options
+from penstock.pipeline.reading.consume import ConsumingReader, parse_consume_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,17 +134,17 @@ def test_a_batch_of_a_reader_that_died_is_empty_and_its_messages_come_again(
 def test_leases_are_extended_while_a_batch_runs(server: Server) -> None:
     queue = Queue(server)
     queue.send(12)
-    leases = Leases(parse_consume_options({**queue.options, "leaseSeconds": "10"}))
-    assert leases.take(1, 100) == 12
-    receipts = [message["ReceiptHandle"] for message in leases.messages(1)]
+    reader = reader_of(queue, leaseSeconds="10")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert len(bodies_of(reader, start, end)) == 12
     # Later than it would have ended: only somebody who extends it still holds it.
     threading.Event().wait(12)
     assert queue.counts() == (0, 12)
-    leases.ack(1)
+    reader.commit(end)
     assert queue.counts() == (0, 0)
-    assert leases.messages(1) == []
-    assert len(receipts) == 12
-    leases.close()
+    assert bodies_of(reader, start, end) == []
+    reader.stop()
 
 
 def test_a_queue_or_a_server_that_is_not_there_is_told(server: Server) -> None:

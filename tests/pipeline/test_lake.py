@@ -45,10 +45,11 @@ def offsets_in(spark: SparkSession, lake: Lake, table: str) -> list[int]:
 def test_a_batch_that_is_appended_again_changes_nothing(spark: SparkSession, lake: Lake) -> None:
     df = records(spark, ("t", 0, range(10)))
     first = lake.append(df, "t", app="job:q", batch_id=0)
+    version = lake.table("t").open().version()
     again = lake.append(df, "t", app="job:q", batch_id=0)
     assert (first.is_new, first.rows) == (True, 10)
     assert not again.is_new
-    assert again.version == first.version
+    assert lake.table("t").open().version() == version
     assert lake.version_of("t", "job:q") == 0
     assert offsets_in(spark, lake, "t") == list(range(10))
 

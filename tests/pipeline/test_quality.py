@@ -136,6 +136,26 @@ def test_faults_of_every_kind_are_found_with_exact_counts(spark: SparkSession) -
     assert aside[116] == ["id there", "json"]
 
 
+def test_quotes_and_backslashes_of_rules_are_taken_as_they_are(spark: SparkSession) -> None:
+    name = r"it's \n"
+    strange = rules(
+        'name = "it\'s \\\\n"\ncheck = "regex"\nfield = "header:it\'s \\\\n"\n'
+        "pattern = '''\\d+'s \\\\ \"x\" \\$'''\n"
+        'on_fail = "quarantine"',
+        'name = "whole"\ncheck = "json"\nfields = { n = "integer", o = "object?", a = "array?" }',
+    )
+    header = {"key": name, "value": b'12\'s \\ "x" $'}
+    rows = [
+        row(0, b'{"n": 1, "o": {}, "a": [1]}', headers=[header]),
+        row(1, b'{"n": 123456789012345678901234567890}', headers=[{**header, "value": b"12s"}]),
+        row(2, b'{"n": 1.5}'),
+        row(3, b'{"n": 1, "o": []}'),
+    ]
+    marked = mark(frame(spark, rows), strange)
+    assert found(count(marked, strange, {})) == {name: (1, "0:1"), "whole": (2, "0:2")}
+    assert [each.rules for each in quarantined(marked, strange).collect()] == [[name]]
+
+
 def test_what_must_not_repeat_is_held_against_earlier_rows(spark: SparkSession) -> None:
     once = [ALL[2]]
     history = frame(spark, [order(n) for n in range(10)])

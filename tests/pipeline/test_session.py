@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.pipeline.arrow_map import map_in_arrow, schema_of
-from penstock.pipeline.session import open_session
-from penstock.pipeline.spark.class_archive import archive_file
-from penstock.pipeline.spark.code_archive import code_zip
-from penstock.pipeline.spark.java import find_java
+from penstock.pipeline.session import code_zip, open_session
+from penstock.pipeline.spark.java import archive_file, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

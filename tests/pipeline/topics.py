@@ -102,7 +102,7 @@ class Topics:
 
 
 def _behind(records: memoryview, end: int) -> int:
-    from penstock.pipeline.reading.fetching import whole_span
+    from penstock.pipeline.decoding.batches import whole_span
 
     return min(end, whole_span(records)[0])
 

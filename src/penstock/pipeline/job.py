@@ -38,10 +38,6 @@ class Mode(StrEnum):
     CONTINUOUS = "continuous"  # process new records every ``trigger_s`` seconds, until stopped
 
 
-def _show_nothing(_rows: Iterable[Mapping[str, Any]]) -> None:
-    pass
-
-
 class Stopped(Exception):
     """Raised by ``follow`` after the job was asked to stop; this is not a failure."""
 
@@ -96,7 +92,7 @@ class JobContext:
     arguments: Mapping[str, Any] = field(default_factory=dict)  # values of ``Job.options``
     security: Mapping[str, str] = field(default_factory=dict, repr=False)  # for the server
     stopping: threading.Event = field(default_factory=threading.Event)
-    show: Callable[[Iterable[Mapping[str, Any]]], None] = _show_nothing  # prints result rows
+    show: Callable[[Iterable[Mapping[str, Any]]], None] = lambda _rows: None  # prints result rows
 
     @property
     def read_options(self) -> dict[str, str]:

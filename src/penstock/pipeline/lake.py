@@ -22,9 +22,8 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -92,16 +91,12 @@ class TopicRemade(RecordsRepeated):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """The result of ``append``. ``is_new`` is False if the table had the batch already."""
 
-    version: int
     batch_id: int
     is_new: bool
     rows: int = 0
-    files: int = 0
-    size: int = 0
 
 
 class Table:
@@ -192,7 +187,9 @@ class Table:
         turn: int | None = None,
         replace_where: str | None = None,
     ) -> Commit:
-        """Add part files to the table, once for each (app, batch_id). ``ids`` are topic ids."""
+        """Add part files to the table, once for each (app, batch_id). ``ids`` are topic ids. With
+        ``turn``, which is ``turn_of`` plus 1, the commit is rejected if another query took this
+        turn."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
         from deltalake.transaction import AddAction
@@ -203,7 +200,7 @@ class Table:
             done = handle.transaction_version(app)
             if done is not None and done >= batch_id:
                 self._drop(parts, handle)
-                return Commit(handle.version(), batch_id, is_new=False)
+                return Commit(batch_id, is_new=False)
             transactions = [Transaction(app, batch_id)]
             info: dict[str, Any] = {_APP: app, _BATCH: batch_id}
             if is_tracked or turn is not None:
@@ -238,9 +235,8 @@ class Table:
             except DeltaError as error:
                 trouble = str(error)
                 continue  # usually a conflict: check again with a new handle
-            version = self._settle(handle)
-            rows, size = sum(part.rows for part in parts), sum(part.size for part in parts)
-            return Commit(version, batch_id, is_new=True, rows=rows, files=len(parts), size=size)
+            self._settle(handle)
+            return Commit(batch_id, is_new=True, rows=sum(part.rows for part in parts))
         raise LakeFenced(f"commits to table {self.name} keep failing: {trouble}")
 
     def _same_topics(
@@ -291,13 +287,12 @@ class Table:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def _settle(self, handle: "DeltaTable") -> int:
-        """Sync the last commit to disk, before Spark records the batch. Return the new version."""
+    def _settle(self, handle: "DeltaTable") -> None:
+        """Sync the last commit to disk, before Spark records the batch."""
         before = handle.version()
         handle.update_incremental()
         for version in range(before, handle.version() + 1):
             self._sync_log(version)
-        return handle.version()
 
     def _sync_log(self, version: int) -> None:
         log = self.path / "_delta_log"
@@ -353,29 +348,6 @@ class Table:
         from pyspark.sql.types import StructType
 
         return StructType.fromJson(json.loads(self.open().schema().to_json()))
-
-    def read(
-        self, spark: "SparkSession", where: str | None = None, *, files: str | None = None
-    ) -> "DataFrame":
-        """Read the current version. ``where`` is an SQL condition on rows, which also skips files.
-        If it is too complex to skip files, ``files`` is a simpler condition for this."""
-        from deltalake.exceptions import DeltaError
-
-        schema = self.schema()
-        try:
-            paths = self.files(files if files is not None else where)
-        except DeltaError as error:
-            if files is not None:
-                raise LakeError(f"cannot select files of {self.name} by {files}: {error}") from None
-            paths = self.files()  # pruning supports less SQL than Spark: read all files
-        if paths:
-            # With the schema, Spark does not guess the types of partition values.
-            source = spark.read.schema(schema).option("basePath", str(self.path))
-            rows = source.parquet(*paths)
-        else:
-            rows = spark.createDataFrame([], schema)
-        rows = rows.select(*[f"`{name}`" for name in schema.fieldNames()])
-        return rows if where is None else rows.where(where)
 
     def compact(
         self, partitions: Sequence[tuple[str, str, Any]] | None = None, *, size: int = COMPACT_BYTES
@@ -436,16 +408,14 @@ class Lake:
         batch_id: int,
         partition_by: Sequence[str] = (),
         is_tracked: bool = False,
-        turn: int | None = None,
         replace_where: str | None = None,
     ) -> Commit:
         """Append a DataFrame, or an Arrow table with few rows, once for each (app, batch_id). With
-        ``turn``, which is ``turn_of`` plus 1, the commit is rejected if another query took this
-        turn. With ``replace_where``, a condition on partition columns, the commit also removes the
-        selected files."""
+        ``replace_where``, a condition on partition columns, the commit also removes the selected
+        files."""
         target = self.table(table)
         if target.has(app, batch_id):
-            return Commit(target.open().version(), batch_id, is_new=False)
+            return Commit(batch_id, is_new=False)
         target.ensure(rows.schema, partition_by)
         root, by = target.path, tuple(partition_by)
         if isinstance(rows, pa.Table):
@@ -456,14 +426,8 @@ class Lake:
                 return part_batches(batches, root, by, is_tracked=is_tracked)
 
             parts = read_parts(map_in_arrow(rows, write, PART_SCHEMA))
-        return target.commit(
-            parts,
-            app=app,
-            batch_id=batch_id,
-            is_tracked=is_tracked,
-            turn=turn,
-            replace_where=replace_where,
-        )
+        how: dict[str, Any] = {"is_tracked": is_tracked, "replace_where": replace_where}
+        return target.commit(parts, app=app, batch_id=batch_id, **how)
 
     def read(
         self,
@@ -473,7 +437,26 @@ class Lake:
         *,
         files: str | None = None,
     ) -> "DataFrame":
-        return self.table(table).read(spark, where, files=files)
+        """Read the current version. ``where`` is an SQL condition on rows, which also skips files.
+        If it is too complex to skip files, ``files`` is a simpler condition for this."""
+        from deltalake.exceptions import DeltaError
+
+        target = self.table(table)
+        schema = target.schema()
+        try:
+            paths = target.files(files if files is not None else where)
+        except DeltaError as error:
+            if files is not None:
+                raise LakeError(f"cannot select files of {table} by {files}: {error}") from None
+            paths = target.files()  # pruning supports less SQL than Spark: read all files
+        if paths:
+            # With the schema, Spark does not guess the types of partition values.
+            source = spark.read.schema(schema).option("basePath", str(target.path))
+            rows = source.parquet(*paths)
+        else:
+            rows = spark.createDataFrame([], schema)
+        rows = rows.select(*[f"`{name}`" for name in schema.fieldNames()])
+        return rows if where is None else rows.where(where)
 
     def version_of(self, table: str, app: str) -> int | None:
         return self.table(table).version_of(app)

@@ -2,11 +2,9 @@
 
 This runs in an executor's Python worker (or in the driver for a few rows). Readers ignore a file
 that the table's log does not name, so the files of a task that dies or runs twice are harmless
-orphans. Each file has the rows of one combination of partition values, in their original order. For
-rows that come from a log, the writer also returns the span of offsets of each partition.
-
-Row groups have about ``ROW_GROUP_BYTES``, and the number of open files is limited as well, so a
-task's memory does not depend on its input."""
+orphans. Each file has the rows of one combination of partition values, in their original order.
+Sizes of row groups and the number of open files are limited, so a task's memory does not depend on
+its input."""
 
 import contextlib
 import datetime

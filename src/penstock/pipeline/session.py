@@ -8,18 +8,27 @@ retried; with ``local[*]`` the query would fail."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.spark.class_archive import archive_options
-from penstock.pipeline.spark.java import Java, find_java, wait_or_kill
+from penstock.pipeline.files import replacing
+from penstock.pipeline.spark.java import (
+    Java,
+    archive_options,
+    cache_folder,
+    find_java,
+    wait_or_kill,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +40,9 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?\Z")
 _LOOPBACK_MASTER = re.compile(r"local-cluster\[|spark://(?:127\.0\.0\.1|localhost)[:,]")
 _SHUFFLE_PARTITIONS_MAX = 16  # on one machine; each costs a task and a state store per batch
+_PACKAGES = ("penstock", "pyspark_penstock")
+_KEPT_MAX = 4
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # one time for all files: the same code gives the same bytes
 _STATIC_CONF: Mapping[str, str] = {
     "spark.driver.memory": "1g",
     "spark.executorEnv.TZ": "UTC",
@@ -71,8 +83,6 @@ def open_session(
     settings[_JAVA_OPTIONS] = " ".join([*ours, settings.get(_JAVA_OPTIONS, "")]).strip()
     spark = _start(java, settings, output)
     if not is_local(master):
-        from penstock.pipeline.spark.code_archive import code_zip
-
         spark.sparkContext.addPyFile(str(code_zip()))
     return spark
 
@@ -176,3 +186,36 @@ def jvm_pid() -> int | None:
     gateway: Any = SparkContext._gateway
     process = gateway.proc if gateway is not None else None
     return process.pid if process is not None and process.poll() is None else None
+
+
+def code_zip() -> Path:
+    """Pack Penstock's code into a zip for executors on machines without Penstock, and
+    keep it in the cache folder, from where Spark serves it. Its name is a hash of its contents.
+    Dependencies must be installed on the executors: compiled packages do not run from a zip."""
+    files = sorted(_files())
+    digest = hashlib.sha256()
+    for name, path in files:
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    folder = cache_folder() / "code"
+    target = folder / f"penstock-{digest.hexdigest()[:16]}.zip"
+    if not target.is_file():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with replacing(target) as file, zipfile.ZipFile(file, "w") as archive:
+            for name, path in files:
+                entry = zipfile.ZipInfo(name, _EPOCH)
+                archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+        zips = sorted(folder.glob("penstock-*.zip"), key=lambda path: path.stat().st_mtime)
+        for old in zips[:-_KEPT_MAX]:
+            old.unlink(missing_ok=True)
+    return target
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    for package in _PACKAGES:
+        spec = find_spec(package)
+        for place in (spec.submodule_search_locations or []) if spec is not None else []:
+            root = Path(place)
+            for path in root.rglob("*"):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    yield f"{package}/{path.relative_to(root).as_posix()}", path

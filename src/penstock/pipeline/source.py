@@ -36,7 +36,7 @@ from penstock.pipeline.client.options import (
 from penstock.pipeline.reading.consume import SCHEMA as CONSUMED
 from penstock.pipeline.reading.consume import ConsumingReader, is_consuming, parse_consume_options
 from penstock.pipeline.reading.expand import expansion_for
-from penstock.pipeline.reading.fetching import RangePartition, read_range
+from penstock.pipeline.reading.fetching import RangePartition, read_rows
 from penstock.pipeline.reading.offsets import (
     Range,
     TopicsMissing,
@@ -95,26 +95,25 @@ class PenstockSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from penstock.pipeline.writing.sink import BatchWriter
 
-        with in_one_line():
-            if overwrite:
-                raise OptionInvalid("a log is append-only: use mode append, not overwrite")
-            return BatchWriter(self._write_options(schema))
+        use = "mode append, not overwrite" if overwrite else ""
+        return BatchWriter(self._write_options(schema, use))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from penstock.pipeline.writing.sink import StreamWriter
 
-        with in_one_line():
-            if overwrite:
-                raise OptionInvalid("a log is append-only: use output mode append or update")
-            return StreamWriter(self._write_options(schema))
+        use = "output mode append or update" if overwrite else ""
+        return StreamWriter(self._write_options(schema, use))
 
-    def _write_options(self, schema: StructType) -> WriteOptions:
+    def _write_options(self, schema: StructType, use: str) -> WriteOptions:
         """Parse the options, and create the topic now, so that a failure is reported once."""
-        options = parse_write_options(self.options)
-        check_columns(schema, options)
-        if options.topic:
-            partition_count(client_for(options.connection), options.topic)
-        return options
+        with in_one_line():
+            if use:
+                raise OptionInvalid(f"a log is append-only: use {use}")
+            options = parse_write_options(self.options)
+            check_columns(schema, options)
+            if options.topic:
+                partition_count(client_for(options.connection), options.topic)
+            return options
 
 
 @contextmanager
@@ -166,11 +165,7 @@ class BatchReader(DataSourceReader):
         return [RangePartition(each) for each in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, RangePartition)
-        expansion = expansion_for(self.options, self.schema)
-        for wanted in partition.ranges:
-            for batch in read_range(wanted, expansion.reading):
-                yield expansion.expand(batch)
+        return read_rows(partition, self.options, self.schema)
 
 
 class PushdownReader(BatchReader):

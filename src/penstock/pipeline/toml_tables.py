@@ -2,7 +2,7 @@
 chooses the type of the exception."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +42,20 @@ def tables_of(
     return {name: list(data.get(name, [])) for name in names}
 
 
+# By kind: the text of the error, and whether a value is valid.
+_RULES: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
+    "text": ("a string", lambda value: isinstance(value, str) and 1 <= len(value) <= 1_000),
+    "whole": ("a whole number, not {!r}", lambda value: type(value) is int and 0 <= value < 2**53),
+    "number": ("a number, not {!r}", lambda v: type(v) in (int, float) and v == v),
+    "flag": ("true or false, not {!r}", lambda value: isinstance(value, bool)),
+    "texts": (
+        "a list of names",
+        lambda value: isinstance(value, list) and all(isinstance(e, str) and e for e in value),
+    ),
+    "table": ("a table", lambda value: isinstance(value, dict)),
+}
+
+
 class TomlTable:
     """A TOML table. Methods remove the keys they read, so ``finish`` finds unknown keys."""
 
@@ -59,11 +73,16 @@ class TomlTable:
     def __contains__(self, name: str) -> bool:
         return name in self._table
 
-    def text(self, name: str, default: str | None = None) -> str:
+    def _take(self, kind: str, name: str, default: Any = None) -> Any:
+        wanted, is_valid = _RULES[kind]
         value = self._table.pop(name, default)
-        if not isinstance(value, str) or not 1 <= len(value) <= 1_000:
-            raise self.wrong(f"{name} is missing" if value is None else f"{name} must be a string")
+        if not is_valid(value):
+            text = "is missing" if value is None else f"must be {wanted.format(value)}"
+            raise self.wrong(f"{name} {text}")
         return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        return str(self._take("text", name, default))
 
     def choice(self, name: str, kind: Any, default: Any = None) -> Any:
         value = self._table.pop(name, default)
@@ -73,38 +92,19 @@ class TomlTable:
             raise self.wrong(f"{name} must be one of {', '.join(kind)}, not '{value}'") from None
 
     def whole(self, name: str, default: int | None = None) -> int:
-        value = self._table.pop(name, default)
-        if value is None:
-            raise self.wrong(f"{name} is missing")
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
-            raise self.wrong(f"{name} must be a whole number, not {value!r}")
-        return value
+        return int(self._take("whole", name, default))
 
     def number(self, name: str) -> float | None:
-        value = self._table.pop(name, None)
-        if value is None:
-            return None
-        if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
-            raise self.wrong(f"{name} must be a number, not {value!r}")
-        return float(value)
+        return float(self._take("number", name)) if name in self else None
 
     def flag(self, name: str, *, default: bool) -> bool:
-        value = self._table.pop(name, default)
-        if not isinstance(value, bool):
-            raise self.wrong(f"{name} must be true or false, not {value!r}")
-        return value
+        return bool(self._take("flag", name, default))
 
     def texts(self, name: str) -> tuple[str, ...]:
-        value = self._table.pop(name, [])
-        if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
-            raise self.wrong(f"{name} must be a list of names")
-        return tuple(value)
+        return tuple(self._take("texts", name, []))
 
     def table(self, name: str) -> dict[str, Any]:
-        value = self._table.pop(name, {})
-        if not isinstance(value, dict):
-            raise self.wrong(f"{name} must be a table")
-        return value
+        return dict(self._take("table", name, {}))
 
     def finish(self) -> None:
         if self._table:

@@ -39,8 +39,7 @@ def orders(server: Server) -> None:
 @pytest.fixture
 def elsewhere(classes: None, tmp_path: Path) -> dict[str, str]:
     """An environment whose ``python3`` is not ours: it has no packages at all."""
-    from penstock.pipeline.spark.class_archive import archive_options
-    from penstock.pipeline.spark.java import find_java
+    from penstock.pipeline.spark.java import archive_options, find_java
 
     java = find_java()
     other = tmp_path / "bin" / "python3"

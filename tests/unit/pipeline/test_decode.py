@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.harness.decoding import decode_batches
 
 from penstock.model.ports import Marker
-from penstock.pipeline.decoding.columns import TYPES
-from penstock.pipeline.decoding.decoder import CorruptBatch, Decoder, OnCorrupt
+from penstock.pipeline.decoding.decoder import TYPES, CorruptBatch, Decoder, OnCorrupt
 from penstock.record.batch import (
     ATTR_APPEND_TIME,
     ATTR_TRANSACTIONAL,

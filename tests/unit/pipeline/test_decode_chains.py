@@ -21,8 +21,7 @@ from penstock.pipeline.decoding.batches import (
     complete_batches,
     read_batch_headers,
 )
-from penstock.pipeline.decoding.columns import TYPES
-from penstock.pipeline.decoding.decoder import Decoder
+from penstock.pipeline.decoding.decoder import TYPES, Decoder
 from penstock.pipeline.decoding.records import Chains, cut
 from penstock.record.batch import HEADER_BYTES, encode_batch, parse_header
 from penstock.record.compression import Codec

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.pipeline.facts import health, rebalance
-from penstock.pipeline.facts.health import Point, State, lag_of
+from penstock.pipeline.facts import rebalance
+from penstock.pipeline.facts import telemetry_sums as health
 from penstock.pipeline.facts.rebalance import Action, Load, PartitionId, Placed, Plan, plan
+from penstock.pipeline.facts.telemetry_sums import Point, State, lag_of
 
 NODES = [f"n{number}" for number in range(4)]
 NOW_MS = 1_700_000_000_000

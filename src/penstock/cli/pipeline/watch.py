@@ -172,7 +172,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _java() -> Iterator[Finding]:
-    from penstock.pipeline.spark.java import JavaMissing, find_java
+    from penstock.pipeline.spark.java import JavaMissing, archive_file, find_java
 
     try:
         java = find_java()
@@ -182,8 +182,6 @@ def _java() -> Iterator[Finding]:
     shim = ", started through a shim" if java.is_shimmed else ""
     yield Finding("java", "ok", f"{java.version} of {java.origin}: {java.runtime}{shim}")
     try:
-        from penstock.pipeline.spark.class_archive import archive_file
-
         archive = archive_file(java)
     except metadata.PackageNotFoundError:
         return  # reported by _packages

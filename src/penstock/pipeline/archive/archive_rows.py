@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.net.kafka_client.client import Place
-from penstock.pipeline.decoding import columns as made
+from penstock.pipeline.decoding import decoder as made
 from penstock.pipeline.parts import Piece, Span
 
 COLUMNS: Final = ("key", "value", "headers", "topic", "partition", "offset", "timestamp")

@@ -3,8 +3,7 @@
 Offsets are planned as by ``format("penstock")``. Only ``read`` differs: records stay in the worker
 that decoded them, which writes part files. Spark gets one row for each record; the first row of
 each file has the file's description, the others are null. So the query's progress still counts
-records, and almost no bytes go to the JVM. The job commits the files; no commit names the files of
-failed or duplicate attempts of a task. A large batch is divided among all cores."""
+records, and almost no bytes go to the JVM. No commit names the files of failed attempts."""
 
 # ruff: noqa: N802 - Spark names these methods
 
@@ -76,13 +75,12 @@ class TopicRange(RangePartition):
 
 class ArchivingReader(StreamReader):
     def __init__(self, options: ReadOptions, folder: Path, *, tasks: int) -> None:
-        super().__init__(options)
+        super().__init__(options, tasks=tasks)
         self._folder = folder  # of all archive tables
-        self._tasks = tasks
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         ids = StreamOffset.from_json(end).ids
-        ranges = self.ranges(start, end, tasks=self._tasks, task_records_min=_TASK_RECORDS_MIN)
+        ranges = self.ranges(start, end, records_min=_TASK_RECORDS_MIN)
         return [TopicRange(each, known_id(ids.get(each.place.topic, ""))) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -5,15 +5,12 @@ standard queue. Each archived partition has its own producer, whose id is stored
 starts, and a **position**: the next archived offset, and its sequence number. A chunk is one batch
 with this sequence number; after the reply, the position advances. If a task is killed before that,
 the next task sends the same chunk with the same sequence number, and the broker drops it as a
-duplicate. Only count and size limit a chunk, so the next task forms the same chunks.
-
-Positions are committed offsets of consumer groups, one group for each archived partition: they are
-as durable as the sent records, and tools that show groups show the progress of a replay.
+duplicate. Only count and size limit a chunk, so the next task forms the same chunks. Positions are
+committed offsets of consumer groups: they are as durable as the sent records.
 
 FIFO queues do not accept records from Kafka producers; they get messages. A record's key becomes
-the message group, so that order is kept; its headers become attributes. The deduplication id
-consists of replay, partition and offset: the queue drops a message that is sent again within its
-deduplication window. A record that cannot be a message ends the replay with an error."""
+the message group, so that order is kept; its headers become attributes. A record that cannot be a
+message ends the replay with an error."""
 
 import base64
 import hashlib
@@ -26,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from penstock.model.limits import BATCH_ENTRIES_MAX, MESSAGE_BYTES_MAX
 from penstock.net.kafka_client.client import LATEST, KafkaClient, Place
@@ -53,8 +50,7 @@ class NotSendable(Exception):
     """Raised if a record cannot be a message of the queue, or the queue rejected it."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueAddress:
+class QueueAddress(NamedTuple):
     endpoint: str
     region: str
     key_id: str
@@ -72,13 +68,14 @@ class QueueSender:
         self._queue_url = ""
         self._pause = threading.Event()
 
-    def send(self, rows: Sequence[Any]) -> None:
+    def send(self, _partition: int, rows: Sequence[Any], _position: "Position") -> bool:
         if not self._queue_url:
             self._queue_url = self._call("GetQueueUrl", {"QueueName": self._queue})["QueueUrl"]
         entries = (entry_of(self._job, row) for row in rows)
         limits = {"count_max": BATCH_ENTRIES_MAX, "bytes_max": MESSAGE_BYTES_MAX}
         for some in _grouped(entries, lambda each: len(json.dumps(each).encode()), **limits):
             self._send_all([{"Id": str(number), **each} for number, each in enumerate(some)])
+        return False
 
     def _send_all(self, entries: list[dict[str, Any]]) -> None:
         for attempt in range(_TRIES):
@@ -234,7 +231,10 @@ def send_partitions(
     batches: "Iterable[pa.RecordBatch]", replay: Replay
 ) -> "Iterator[pa.RecordBatch]":
     client = client_for(replay.connection)
-    sender = _sender(client, replay)
+    if replay.queue is None:
+        sender = _topic_sender(client, replay)
+    else:
+        sender = QueueSender(replay.topic, replay.queue, replay.job).send
     done = [
         _send_partition(number, rows, client, sender, replay)
         for number, rows in groupby(_rows(batches), key=lambda row: row[0])
@@ -247,18 +247,6 @@ def _rows(batches: "Iterable[pa.RecordBatch]") -> Iterator[tuple[Any, ...]]:
         found = {name: batch.column(name) for name in COLUMNS}
         found["timestamp"] = found["timestamp"].cast("int64")  # microseconds
         yield from zip(*(column.to_pylist() for column in found.values()), strict=True)
-
-
-def _sender(client: KafkaClient, replay: Replay) -> Sender:
-    if replay.queue is None:
-        return _topic_sender(client, replay)
-    queue = QueueSender(replay.topic, replay.queue, replay.job)
-
-    def send(_partition: int, rows: Sequence[Any], _position: Position) -> bool:
-        queue.send(rows)
-        return False
-
-    return send
 
 
 def _send_partition(

@@ -1,18 +1,9 @@
-"""Decides which stretches of logs can be deleted, and why the others are kept.
-
-A stretch is kept if any of these is true:
-
-- its topic has no policy, or records cannot be deleted from it (a queue, a compacted topic);
-- a hold covers the stretch;
-- the stretch has records younger than its policy's age;
-- the policy requires the archive, which does not have the stretch yet;
-- a cursor still needs a record of the stretch; or the topic has no known reader, and the policy
-  does not state that it has none;
-- an earlier stretch is kept: a log has no holes.
+"""Decides which stretches of logs can be deleted, and why the others are kept
+(``_reason_to_keep``). A stretch after one that is kept is kept too: a log has no holes.
 
 A cursor needs all records from the first that it has not finished: for a consumer group this is its
-committed offset, for leases the first offset without an ack (``ack_ranges``). A group that has
-read one partition of a topic needs all others, which it may read later.
+committed offset, for leases the first offset without an ack (``ack_ranges``). A group that has read
+one partition of a topic needs all others, which it may read later.
 
 Facts come from the server (``gather``). Kafka's API has no segments, so a log is divided at the
 offsets where a decision can change: the first record that the policy keeps by age, and the offsets
@@ -25,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import groupby, pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.model.names import is_bookkeeping_group
 from penstock.net.kafka_client.client import (
@@ -48,8 +39,7 @@ class PoliciesInvalid(Exception):
     """Raised if a policy is invalid. The text is one line with the table and the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A stretch of a log that is deleted or kept as a whole: offsets from ``base`` to ``end``."""
 
     place: Place
@@ -59,8 +49,7 @@ class Segment:
     max_timestamp_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(NamedTuple):
     topics: str  # a name, or a pattern with * and ?
     keep_s: int
     groups: tuple[str, ...] | None = None  # None: any reader; empty: the topic has no readers
@@ -70,8 +59,7 @@ class Policy:
         return fnmatchcase(topic, self.topics)
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(NamedTuple):
     topics: str
     partition: int | None = None  # None: all
     from_offset: int = 0
@@ -92,8 +80,7 @@ class Facts:
     uncuttable: Mapping[str, str] = field(default_factory=dict)  # topic: reason to keep it
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     segment: Segment
     action: str
     reason: str
@@ -207,7 +194,7 @@ def gather(
 ) -> Facts:
     """Collect the input of a plan. ``acked`` has the offsets that outside readers need."""
     places = _places(client, policies)
-    needs = _joined(_committed(client, places), acked)
+    needs = _needs(client, places, acked)
     firsts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}
     ends = client.offsets(dict.fromkeys(places, LATEST), is_committed=True) if places else {}
     kept_ms = {
@@ -240,19 +227,10 @@ def _places(client: KafkaClient, policies: Sequence[Policy]) -> list[Place]:
     return sorted(found)
 
 
-def _joined(
-    one: Mapping[Place, Mapping[str, int]], other: Mapping[Place, Mapping[str, int]]
+def _needs(
+    client: KafkaClient, places: Sequence[Place], acked: Mapping[Place, Mapping[str, int]]
 ) -> dict[Place, dict[str, int]]:
-    found = {place: dict(needs) for place, needs in one.items()}
-    for place, needs in other.items():
-        into = found.setdefault(place, {})
-        for cursor, offset in needs.items():
-            into[cursor] = min(offset, into.get(cursor, offset))
-    return found
-
-
-def _committed(client: KafkaClient, places: Sequence[Place]) -> dict[Place, dict[str, int]]:
-    needs: dict[Place, dict[str, int]] = {}
+    needs = {place: dict(cursors) for place, cursors in acked.items()}
     for name, kind in _groups(client):
         if kind == _SHARE:
             offsets = {place: max(0, at) for place, at in share_starts(client, name).items()}
@@ -262,7 +240,8 @@ def _committed(client: KafkaClient, places: Sequence[Place]) -> dict[Place, dict
         topics = {place.topic for place in offsets}
         for place in places:
             if place.topic in topics:  # a partition without a committed offset is needed from 0
-                needs.setdefault(place, {})[name] = offsets.get(place, 0)
+                of_place, offset = needs.setdefault(place, {}), offsets.get(place, 0)
+                of_place[name] = min(offset, of_place.get(name, offset))
     return needs
 
 

@@ -14,10 +14,10 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.net.kafka_client.client import (
     EARLIEST,
@@ -30,7 +30,7 @@ from penstock.net.kafka_client.client import (
     security_from,
 )
 from penstock.pipeline.client.option_values import OptionInvalid, Options
-from penstock.pipeline.decoding import columns as made
+from penstock.pipeline.decoding import decoder as made
 from penstock.pipeline.decoding.decoder import OnCorrupt
 from penstock.record.compression import Codec
 
@@ -102,8 +102,7 @@ class Connection:
     timeout_s: float = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(NamedTuple):
     """The topics or partitions to read. Exactly one field is set."""
 
     topics: tuple[str, ...] = ()
@@ -130,7 +129,6 @@ class ReadOptions:
     ending: Position
     columns: tuple[str, ...] = made.PLAIN
     decode: str = ""
-    mode: Mode = Mode.LOG
     on_data_loss: OnDataLoss = OnDataLoss.FAIL
     on_corrupt: OnCorrupt = OnCorrupt.FAIL
     is_committed_only: bool = True
@@ -207,6 +205,7 @@ def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> Rea
     for name in ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"):
         given.number(name, least=0)
     given.number("kafkaConsumer.pollTimeoutMs")
+    given.choice("mode", Mode, Mode.LOG)
     found = ReadOptions(
         connection=parse_connection(given),
         subscription=_subscription(given),
@@ -214,7 +213,6 @@ def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> Rea
         ending=_ending(given, is_streaming=is_streaming),
         columns=_columns(given),
         decode=given.text("decode"),
-        mode=given.choice("mode", Mode, Mode.LOG),
         on_data_loss=given.choice("onDataLoss", OnDataLoss, on_data_loss),
         on_corrupt=given.choice("onCorrupt", OnCorrupt, OnCorrupt.FAIL),
         is_committed_only=isolation == "read_committed",
@@ -281,7 +279,7 @@ def _starting(given: Options, *, is_streaming: bool) -> Position:
         "startingOffsetsByTimestampStrategy", TimestampStrategy, TimestampStrategy.ERROR
     )
     default = "latest" if is_streaming else "earliest"
-    found = _position(given, "starting", default, timestamp_strategy=strategy)
+    found = replace(_position(given, "starting", default), timestamp_strategy=strategy)
     if not is_streaming and not found.is_time and _has(found, LATEST):
         raise OptionInvalid(f"option {found.option}: a batch read cannot begin at latest (-1)")
     return found
@@ -292,7 +290,7 @@ def _ending(given: Options, *, is_streaming: bool) -> Position:
         for name in _POSITIONS:
             if name.startswith("ending") and name in given:
                 raise OptionInvalid(f"option {name} is for batch reads; a stream has no end")
-    found = _position(given, "ending", "latest", timestamp_strategy=TimestampStrategy.LATEST)
+    found = _position(given, "ending", "latest")
     if not found.is_time and _has(found, EARLIEST):
         raise OptionInvalid(f"option {found.option}: a read cannot end at earliest (-2)")
     return found
@@ -302,17 +300,13 @@ def _has(position: Position, sentinel: int) -> bool:
     return position.everywhere == sentinel or sentinel in (position.by_place or {}).values()
 
 
-def _position(
-    given: Options, end: str, default: str, *, timestamp_strategy: TimestampStrategy
-) -> Position:
+def _position(given: Options, end: str, default: str) -> Position:
     """Parse a position: a time, else times by partition, else offsets, as in Kafka's connector."""
     one, several = f"{end}Timestamp", f"{end}OffsetsByTimestamp"
     if one in given:
-        at_ms = given.number(one, least=0)
-        return Position(at_ms, is_time=True, option=one, timestamp_strategy=timestamp_strategy)
+        return Position(given.number(one, least=0), is_time=True, option=one)
     if several in given:
-        times = given.by_place(several, least=0)
-        return Position(None, times, True, option=several, timestamp_strategy=timestamp_strategy)
+        return Position(None, given.by_place(several, least=0), is_time=True, option=several)
     name = f"{end}Offsets"
     text = given.text(name, default)
     if text.startswith("{"):
@@ -321,9 +315,6 @@ def _position(
     if text.lower() not in known:
         raise OptionInvalid(f"option {name} must be earliest, latest or JSON, not '{text}'")
     return Position(known[text.lower()], option=name)
-
-
-# ── Writing ──────────────────────────────────────────────────────────────────────────────────────
 
 
 class Delivery(StrEnum):

@@ -114,6 +114,19 @@ def complete_batches(buffer: bytes | memoryview) -> list[int]:
     return positions
 
 
+def whole_span(buffer: bytes | memoryview) -> tuple[int, int]:
+    """Return the offset after the last complete batch, and the size of all complete batches, or 0,
+    0 if there is none. Only lengths are read; ``Decoder`` validates the batches."""
+    at, last, limit = 0, -1, len(buffer)
+    while at + layout.HEADER_BYTES <= limit:
+        (length,) = _LENGTH.unpack_from(buffer, at + _LENGTH_AT)
+        stop = at + layout.LENGTH_FROM + length
+        if length <= 0 or stop > limit:
+            break
+        last, at = at, stop
+    return (layout.parse_header(buffer, last).next_offset, at) if last >= 0 else (0, 0)
+
+
 def read_batch_headers(
     buffer: bytes | memoryview, positions: Sequence[int]
 ) -> tuple[BatchHeaders, Flags]:

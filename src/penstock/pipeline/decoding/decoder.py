@@ -4,19 +4,20 @@ The decoder does the work of Kafka's consumer for a whole chunk: it drops contro
 of aborted transactions, and records outside the requested offsets. Gaps left by compaction are
 allowed, and an incomplete last batch is left to the next fetch. Compressed batches are decompressed
 a few at a time, so output is bounded. A read that only needs columns from batch headers does not
-parse records at all.
+parse records at all. Names and types of columns are those of Spark's Kafka connector, so a query
+migrates by changing the name of the format.
 
 ``OnCorrupt.SKIP`` counts and skips an unreadable batch, unless its length is invalid: the position
 of the next batch is then unknown."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import InitVar, dataclass
 from enum import StrEnum
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.pipeline.decoding import columns as made
 from penstock.pipeline.decoding.batches import (
     BatchHeaders,
     Flags,
@@ -29,6 +30,7 @@ from penstock.pipeline.decoding.records import (
     RECORD_BYTES_MIN,
     Bytes,
     Fields,
+    HeaderFields,
     Longs,
     Unreadable,
     read_fields,
@@ -43,6 +45,18 @@ from penstock.record.record import iter_records
 ROWS_MAX: Final = 100_000  # of one Arrow batch: more is not faster, and Spark holds two batches
 OFFSET_MAX: Final = 2**63 - 1
 _HEADER_COLUMNS: Final = frozenset(("topic", "partition", "offset", "timestampType"))
+HEADER_TYPE: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
+TYPES: Final[dict[str, pa.DataType]] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestampType": pa.int32(),
+    "headers": pa.list_(HEADER_TYPE),
+}
+PLAIN: Final = tuple(name for name in TYPES if name != "headers")
 
 Buffer = bytes | memoryview
 Aborted = tuple[int, int]  # aborted transaction: producer id, first offset
@@ -66,30 +80,24 @@ class CorruptBatch(Exception):
         )
 
 
+@dataclass(kw_only=True, eq=False)
 class Decoder:
     """Decodes batches of one partition. ``next_offset``, the offset to fetch next, advances when a
     chunk has been decoded completely."""
 
-    def __init__(
-        self,
-        *,
-        topic: str,
-        partition: int,
-        columns: Sequence[str] = made.PLAIN,
-        begin: int = 0,
-        end: int = OFFSET_MAX,
-        on_corrupt: OnCorrupt = OnCorrupt.FAIL,
-    ) -> None:
-        self._topic = topic
-        self._partition = partition
-        self._columns = tuple(columns)
-        self._schema = made.arrow_schema(self._columns)
-        self._needs_headers_only = not set(self._columns) - _HEADER_COLUMNS
-        self._end = end
-        self._on_corrupt = on_corrupt
+    topic: str
+    partition: int
+    columns: Sequence[str] = PLAIN
+    begin: InitVar[int] = 0
+    end: int = OFFSET_MAX
+    on_corrupt: OnCorrupt = OnCorrupt.FAIL
+    corrupt_count: int = 0
+
+    def __post_init__(self, begin: int) -> None:
+        self._schema = arrow_schema(self.columns)
+        self._needs_headers_only = not set(self.columns) - _HEADER_COLUMNS
         self._unpacker = Unpacker()
         self.next_offset = begin
-        self.corrupt_count = 0
 
     def decode(
         self, buffers: Sequence[Buffer], aborted: Iterable[Aborted] = ()
@@ -134,7 +142,7 @@ class Decoder:
         is_wanted: Flags = (
             ~batches.has(layout.ATTR_CONTROL)
             & (batches.next_offset > begin)
-            & (batches.base_offset < self._end)
+            & (batches.base_offset < self.end)
             & (batches.counts > 0)
         )
         if aborted:
@@ -161,16 +169,16 @@ class Decoder:
             aborted.discard(min(mine))
 
     def _advance(self, next_offset: int) -> None:
-        self.next_offset = max(self.next_offset, min(next_offset, self._end))
+        self.next_offset = max(self.next_offset, min(next_offset, self.end))
 
     def _skip(self, offset: int, next_offset: int, error: MalformedBatch) -> None:
-        if self._on_corrupt is OnCorrupt.FAIL:
+        if self.on_corrupt is OnCorrupt.FAIL:
             raise self._corrupt(offset, str(error)) from None
         self.corrupt_count += 1
         self._advance(next_offset)
 
     def _corrupt(self, offset: int, reason: str) -> CorruptBatch:
-        return CorruptBatch(self._topic, self._partition, offset, reason)
+        return CorruptBatch(self.topic, self.partition, offset, reason)
 
     def _decoded(
         self, buffer: Buffer, batches: BatchHeaders, begin: int
@@ -213,8 +221,8 @@ class Decoder:
         fields = read_fields(octets, starts, stops, batches.counts, batches.last_delta)
         offset = np.repeat(batches.base_offset, batches.counts) + fields.offset_delta
         batch_of = np.repeat(np.arange(taken), batches.counts)
-        if begin > batches.base_offset.min() or self._end < batches.next_offset.max():
-            keep = (offset >= begin) & (offset < self._end)
+        if begin > batches.base_offset.min() or self.end < batches.next_offset.max():
+            keep = (offset >= begin) & (offset < self.end)
             fields, offset, batch_of = fields.kept(keep), offset[keep], batch_of[keep]
         rows = [
             self._arrays(octets, batches, fields.kept(each), offset[each], batch_of[each])
@@ -227,19 +235,19 @@ class Decoder:
     ) -> pa.RecordBatch:
         buffer = pa.py_buffer(octets)
         arrays: list[pa.Array] = []
-        for name in self._columns:
+        for name in self.columns:
             match name:
                 case "key":
-                    array = made.binary_column(buffer, fields.key_at, fields.key_size)
+                    array = binary_column(buffer, fields.key_at, fields.key_size)
                 case "value":
-                    array = made.binary_column(buffer, fields.value_at, fields.value_size)
+                    array = binary_column(buffer, fields.value_at, fields.value_size)
                 case "timestamp":
-                    array = made.timestamp_column(_times(batches, fields, batch_of))
+                    array = timestamp_column(_times(batches, fields, batch_of))
                 case "headers":
                     # Only batches of the server keep the system header: a producer could forge it.
                     shown = without_system_header(octets, fields, ~batches.is_server[batch_of])
                     headers = read_headers(octets, shown)
-                    array = made.headers_column(buffer, shown, headers)
+                    array = headers_column(buffer, shown, headers)
                 case _:
                     array = self._header_column(name, batches, offset, batch_of)
             arrays.append(array)
@@ -248,15 +256,13 @@ class Decoder:
     def _counted(self, batches: BatchHeaders, begin: int) -> Iterator[pa.RecordBatch]:
         """Yield rows whose columns all come from batch headers, without parsing records."""
         first = np.maximum(batches.base_offset, begin)
-        counts = np.minimum(batches.next_offset, self._end) - first
+        counts = np.minimum(batches.next_offset, self.end) - first
         ends = np.cumsum(counts)
         for at in range(0, int(ends[-1]), ROWS_MAX):
             number = np.arange(at, min(at + ROWS_MAX, int(ends[-1])))
             batch_of = np.searchsorted(ends, number, side="right")
             offset = (first - ends + counts)[batch_of] + number
-            arrays = [
-                self._header_column(name, batches, offset, batch_of) for name in self._columns
-            ]
+            arrays = [self._header_column(name, batches, offset, batch_of) for name in self.columns]
             yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _header_column(
@@ -264,9 +270,9 @@ class Decoder:
     ) -> pa.Array:
         match name:
             case "topic":
-                return made.repeated_text(self._topic, len(offset))
+                return repeated_text(self.topic, len(offset))
             case "partition":
-                return made.repeated_number(self._partition, len(offset))
+                return repeated_number(self.partition, len(offset))
             case "offset":
                 return pa.array(offset)
             case _:
@@ -293,3 +299,69 @@ def _times(batches: BatchHeaders, fields: Fields, batch_of: Longs) -> Longs:
     if not is_append_time.any():
         return times + fields.time_delta
     return times + fields.time_delta * ~is_append_time[batch_of]
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([(name, TYPES[name]) for name in columns])
+
+
+def binary_column(buffer: pa.Buffer, at: Longs, size: Longs) -> pa.Array:
+    """Return slices of the buffer as a column, without a loop: the buffer becomes the data of a
+    binary array whose offsets are begin, end, begin, end…, and every second element is dropped.
+    Slices must be ascending; a size of −1 is null."""
+    count = len(at)
+    if not count:
+        return pa.array([], pa.binary())
+    is_null = size < 0
+    edges = np.empty(2 * count, np.int32)
+    edges[0::2] = at
+    np.add(at, np.maximum(size, 0), out=edges[1::2], casting="unsafe")
+    slices = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(edges), buffer])
+    every_other = np.arange(0, 2 * count, 2, dtype=np.int32)
+    mask = is_null if is_null.any() else None
+    return slices.take(pa.array(every_other, mask=mask))
+
+
+def text_column(buffer: pa.Buffer, at: Longs, size: Longs) -> pa.Array:
+    """Return slices as text, with Java's replacement character for bytes that are not UTF-8."""
+    raw = binary_column(buffer, at, size)
+    try:
+        return raw.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [
+            None if each is None else each.decode("utf-8", "replace") for each in raw.to_pylist()
+        ]
+        return pa.array(texts, pa.string())
+
+
+def repeated_text(text: str, count: int) -> pa.Array:
+    raw = text.encode()
+    edges = np.arange(count + 1, dtype=np.int32) * len(raw)
+    return pa.Array.from_buffers(
+        pa.string(), count, [None, pa.py_buffer(edges), pa.py_buffer(raw * count)]
+    )
+
+
+def repeated_number(number: int, count: int) -> pa.Array:
+    return pa.array(np.full(count, number, np.int32))
+
+
+def timestamp_column(at_ms: Longs) -> pa.Array:
+    return pa.array(at_ms * 1_000).view(TYPES["timestamp"])
+
+
+def headers_column(buffer: pa.Buffer, fields: Fields, headers: HeaderFields) -> pa.Array:
+    """Return the headers of each record, or null if it has none, as in the Kafka connector."""
+    counts = fields.headers_count
+    edges = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=edges[1:])
+    pairs = pa.StructArray.from_arrays(
+        [
+            text_column(buffer, headers.name_at, headers.name_size),
+            binary_column(buffer, headers.value_at, headers.value_size),
+        ],
+        fields=list(HEADER_TYPE),
+    )
+    has_none: Flags = counts == 0
+    mask = pa.array(has_none) if has_none.any() else None
+    return pa.ListArray.from_arrays(pa.array(edges), pairs, type=TYPES["headers"], mask=mask)

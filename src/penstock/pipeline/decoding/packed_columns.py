@@ -8,16 +8,15 @@ This module only decodes values that our writers write: whole numbers from 0 on,
 ``signed`` columns, and texts of less than 256 bytes. ``UnusualRecords`` names the records with
 other values, which may be valid; callers decode these one by one with ``wire/facts``."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.pipeline.decoding.columns import binary_column
+from penstock.pipeline.decoding.decoder import binary_column
 from penstock.pipeline.decoding.records import Bytes, Longs, plan_steps
 
 _ARRAY: Final = b"\x90"  # an empty array
@@ -57,8 +56,7 @@ class UnusualRecords(Exception):
         self.numbers = numbers  # indices of the records
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(NamedTuple):
     counts: Longs  # rows of each record
     texts: Mapping[str, pa.Array]
     numbers: Mapping[str, Longs]
@@ -96,43 +94,47 @@ def read_columns(
     return Columns(chains.rows, found_texts, found_numbers)
 
 
-Record = TypeVar("Record")
+READ_BYTES: Final = 8 * 1_048_576  # of records that are decoded together: enough to be fast
+Record = TypeVar("Record", bound=tuple[Any, ...])
 
 
-class RecordBuffer(Generic[Record]):
-    """A buffer of records, which ``read_many`` decodes together when there are enough. Records that
-    it rejects with UnusualRecords, before it changes any state, are passed to ``read_one``."""
+def values_in(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, bytes]]:
+    """Yield partition, offset and value of each record."""
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "value")]
+        for partition, offset, value in zip(*columns, strict=True):
+            yield partition, offset, value or b""
 
-    def __init__(
-        self,
-        read_many: Callable[[Sequence[Record]], None],
-        read_one: Callable[[Record], None],
-        *,
-        bytes_max: int,
-    ) -> None:
-        self._read_many = read_many
-        self._read_one = read_one
-        self._bytes_max = bytes_max
-        self._waiting: list[Record] = []
-        self._waiting_bytes = 0
 
-    def add(self, record: Record, size_bytes: int) -> None:
-        self._waiting.append(record)
-        self._waiting_bytes += size_bytes
-        if self._waiting_bytes >= self._bytes_max:
-            self.read()
+def read_together(
+    records: Iterable[Record],
+    read_many: Callable[[Sequence[Record]], None],
+    read_one: Callable[[Record], None],
+) -> None:
+    """Pass records, whose last element is the value, to ``read_many``, about ``READ_BYTES`` at a
+    time. Records that it rejects with UnusualRecords, before it changes any state, are passed to
+    ``read_one``."""
 
-    def read(self) -> None:
-        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+    def read(waiting: list[Record]) -> None:
         while waiting:
             try:
-                self._read_many(waiting)
+                read_many(waiting)
                 return
             except UnusualRecords as odd:
                 named = set(odd.numbers)
             for number in sorted(named):
-                self._read_one(waiting[number])
+                read_one(waiting[number])
             waiting = [each for number, each in enumerate(waiting) if number not in named]
+
+    together: list[Record] = []
+    size = 0
+    for record in records:
+        together.append(record)
+        size += len(record[-1])
+        if size >= READ_BYTES:
+            read(together)
+            together, size = [], 0
+    read(together)
 
 
 class _Chains:

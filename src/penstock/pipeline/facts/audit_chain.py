@@ -6,7 +6,6 @@ records in order. ``wire/facts/audit.py`` describes the chain."""
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,7 +16,7 @@ from penstock.pipeline.merkle import Merkle
 from penstock.pipeline.reading.expand import AUDIT_SCHEMA, expand_audit
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 TOPIC: Final = "__audit"
 # Kinds of broken links.
@@ -34,7 +33,14 @@ LINK_COLUMNS: Final = (
 
 Chain = tuple[int, str]  # partition and node: each node writes a separate chain
 
-_AT_MS_MAX: Final = 253_402_300_799_999  # the last moment that a date can hold
+# Until the last moment that a date can hold.
+_AT: Final = "if(at_ms BETWEEN 0 AND 253402300799999, timestamp_millis(at_ms), NULL)"
+_BEFORE: Final = "if(prev_hash RLIKE '^[0-9a-f]{64}$', unhex(prev_hash), NULL)"
+_DERIVED: Final = {
+    "hash": f"sha2(concat({_BEFORE}, value), 256)",  # null if the previous hash is invalid
+    "at": _AT,
+    "date": f"to_date({_AT})",
+}
 _DIFFERENCE: Final = schema_of("partition int, offset long, column string")
 _ROOT: Final = schema_of(
     "date date, node string, partition int, first_seq long, last_seq long,"
@@ -45,26 +51,26 @@ _TAIL: Final = schema_of("partition int, node string, tail_seq long, tail_hash s
 
 
 # A record without an earlier record is not checked: retention may have removed records.
-_GAPS: Final = """
+_GAPS: Final = f"""
     WITH linked AS (
         SELECT /*+ BROADCAST(tails) */ topic, partition, offset, node, seq, prev_hash, hash, error,
             coalesce(last(if(hash IS NULL, NULL, seq), true) OVER earlier, tail_seq) AS seq_before,
             coalesce(last(hash, true) OVER earlier, tail_hash) AS hash_before
-        FROM {rows} LEFT JOIN {ends} AS tails USING (partition, node)
+        FROM {{rows}} LEFT JOIN {{ends}} AS tails USING (partition, node)
         WINDOW earlier AS (PARTITION BY partition, node ORDER BY offset
             ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
     ), judged AS (
-        SELECT *, CASE WHEN hash IS NULL THEN {UNREADABLE}
+        SELECT *, CASE WHEN hash IS NULL THEN '{UNREADABLE}'
             WHEN seq_before IS NULL THEN NULL
-            WHEN seq > seq_before + 1 THEN {MISSING}
-            WHEN seq = 1 AND seq_before > 0 THEN {RESTARTED}
-            WHEN seq <= seq_before THEN {REPEATED}
-            WHEN prev_hash <> hash_before THEN {CHANGED} END AS kind
+            WHEN seq > seq_before + 1 THEN '{MISSING}'
+            WHEN seq = 1 AND seq_before > 0 THEN '{RESTARTED}'
+            WHEN seq <= seq_before THEN '{REPEATED}'
+            WHEN prev_hash <> hash_before THEN '{CHANGED}' END AS kind
         FROM linked
     )
     SELECT topic, partition, offset, node, kind, seq, seq_before,
-        if(kind = {MISSING}, seq - seq_before - 1, 0L) AS missing, coalesce(error, '') AS error
-    FROM judged WHERE kind IS NOT NULL"""
+        if(kind = '{MISSING}', seq - seq_before - 1, 0L) AS missing, coalesce(error, '') AS error
+    FROM judged WHERE kind IS NOT NULL"""  # noqa: S608
 
 
 class Tail(NamedTuple):
@@ -75,8 +81,7 @@ class Tail(NamedTuple):
     day: datetime.date | None = None  # the newest day up to this record
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     date: Any
     node: str
     partition: int
@@ -87,32 +92,15 @@ class Statement:
 
 
 def transform(records: "DataFrame") -> "DataFrame":
-    from pyspark.sql import functions as f
-
     names = [name for name in AUDIT_SCHEMA.names if name not in ("value", "error")]
-    return records.select(
-        f.lit(TOPIC).alias("topic"),
-        *names,
-        hash_of().alias("hash"),
-        moment_of().alias("at"),
-        "value",
-        "error",
-        f.to_date(moment_of()).alias("date"),
-    )
+    derived, at, date = (f"{made} AS {name}" for name, made in _DERIVED.items())
+    return records.selectExpr(f"'{TOPIC}' AS topic", *names, derived, at, "value", "error", date)
 
 
-def hash_of() -> "Column":
-    """Return a column with each record's hash, which is null if the previous hash is invalid."""
+def rehashed(rows: "DataFrame") -> "DataFrame":
     from pyspark.sql import functions as f
 
-    before = f.when(f.col("prev_hash").rlike("^[0-9a-f]{64}$"), f.unhex("prev_hash"))
-    return f.sha2(f.concat(before, f.col("value")), 256)
-
-
-def moment_of() -> "Column":
-    from pyspark.sql import functions as f
-
-    return f.when(f.col("at_ms").between(0, _AT_MS_MAX), f.timestamp_millis(f.col("at_ms")))
+    return rows.withColumn("hash", f.expr(_DERIVED["hash"]))
 
 
 def gaps(rows: "DataFrame", tails: Mapping[Chain, Tail]) -> "DataFrame":
@@ -120,16 +108,7 @@ def gaps(rows: "DataFrame", tails: Mapping[Chain, Tail]) -> "DataFrame":
     tail_rows = [(*chain, tail.seq, tail.hash) for chain, tail in tails.items()]
     tail_table = pa.Table.from_batches([batch_of(tail_rows, _TAIL)])
     ends = rows.sparkSession.createDataFrame(tail_table)
-    return rows.sparkSession.sql(
-        _GAPS,
-        rows=rows,
-        ends=ends,
-        UNREADABLE=UNREADABLE,
-        MISSING=MISSING,
-        RESTARTED=RESTARTED,
-        REPEATED=REPEATED,
-        CHANGED=CHANGED,
-    )
+    return rows.sparkSession.sql(_GAPS, rows=rows, ends=ends)
 
 
 def tails_of(rows: "DataFrame") -> dict[Chain, Tail]:
@@ -177,8 +156,7 @@ def confirmed(rows: "DataFrame", statements: Sequence[Statement]) -> set[Stateme
             found += _borne_out(days_rows, by_day.get(key, []))
         yield batch_of([(number,) for number in found], _NUMBER)
 
-    fresh = rows.withColumn("hash", hash_of())
-    numbers = map_in_arrow(_in_order(fresh), check, _NUMBER).collect()
+    numbers = map_in_arrow(_in_order(rehashed(rows)), check, _NUMBER).collect()
     return {statements[row.number] for row in numbers}
 
 
@@ -222,13 +200,9 @@ def _days(
 
 def differences(rows: "DataFrame") -> "DataFrame":
     """Return the fields of stored rows that differ from the bytes stored in the same row."""
-    from pyspark.sql import functions as f
-
-    stored = list(AUDIT_SCHEMA.names)
-    by_bytes = map_in_arrow(rows.select(*stored), _differing, _DIFFERENCE)
-    derived = {"hash": hash_of(), "at": moment_of(), "date": f.to_date(moment_of())}
-    checks = [f.when(~f.col(name).eqNullSafe(made), f.lit(name)) for name, made in derived.items()]
-    by_fields = rows.select("partition", "offset", f.explode(f.array(*checks)).alias("column"))
+    by_bytes = map_in_arrow(rows.select(*AUDIT_SCHEMA.names), _differing, _DIFFERENCE)
+    checks = ", ".join(f"if({n} <=> {made}, NULL, '{n}')" for n, made in _DERIVED.items())
+    by_fields = rows.selectExpr("partition", "offset", f"explode(array({checks})) AS column")
     return by_bytes.unionByName(by_fields.where("column IS NOT NULL"))
 
 

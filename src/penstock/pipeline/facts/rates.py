@@ -1,27 +1,9 @@
-"""Parses rate cards and computes the lines of invoices.
+"""Parses rate cards, which ``docs/pipeline.md`` describes, and computes the lines of invoices.
 
-A rate card is a TOML file. Prices are whole millionths of the currency, so no sum depends on
-floating-point rounding; a line is rounded once, half up. A card has versions, each valid from a day
-on (UTC): usage is priced by the version that was valid in its hour.
-
-    currency = "EUR"
-
-    [[version]]
-    valid_from = 2026-01-01
-    requests_by = "units64k"        # or "requests": the unit that is counted
-    bills_refused = false           # whether throttled, denied and failed requests cost
-    free_requests = 1_000_000       # per month and tenant, for all classes together
-    free_bytes_out = 1_000_000_000
-    bytes_out_micros = 90_000       # for 10^9 bytes
-    storage_micros = 23_000         # for 10^9 bytes over one month
-    [version.request_micros]        # for a million, by class; "other" is for all the rest
-    send = 400_000
-    other = 100_000
-    [version.classes]               # the operations of each class
-    send = ["sqs:SendMessage", "kafka:Write"]
-
-The free amount is assigned to earlier versions first, and to classes in alphabetical order: any
-order is correct, but it must always be the same."""
+Prices are whole millionths of the currency, so no sum depends on floating-point rounding; a line is
+rounded once, half up. Usage is priced by the version of the card that was valid in its hour. The
+free amount is assigned to earlier versions first, and to classes in alphabetical order: any order
+is correct, but it must always be the same."""
 
 import datetime
 import itertools
@@ -29,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.pipeline.toml_tables import TomlTable, parse_toml
 
@@ -52,8 +34,7 @@ class RequestsBy(StrEnum):
     UNITS_64K = "units64k"
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """The usage of one operation by one tenant while one version of the rate card was valid."""
 
     tenant: str
@@ -68,8 +49,7 @@ class Use:
     byte_minutes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One line of an invoice. ``quantity`` is the total usage, of which ``free`` costs nothing."""
 
     item: str  # requests:<class>, bytes_out, storage
@@ -95,8 +75,7 @@ class Version:
     storage_micros: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RateCard:
+class RateCard(NamedTuple):
     currency: str
     versions: Sequence[Version]  # sorted by ``valid_from``
 
@@ -109,44 +88,36 @@ def lines_of(uses: Iterable[Use], card: RateCard, *, days: int) -> list[Line]:
     lines: list[Line] = []
     spent = {"requests": 0, "bytes_out": 0, "storage": 0}  # free amounts used so far
     ordered = sorted(uses, key=lambda use: use.version)
-    for number, own in itertools.groupby(ordered, key=lambda use: use.version):
-        lines += _lines_of_version(list(own), card.versions[number], number, spent, days)
-    return lines
+    minutes = days * MINUTES_PER_DAY
 
-
-def _lines_of_version(
-    uses: Sequence[Use], version: Version, number: int, spent: dict[str, int], days: int
-) -> list[Line]:
-    lines: list[Line] = []
-
-    def add(
-        item: str, kind: str, quantity: int, refused: int, price: int, per: int, free: int
-    ) -> None:
+    def add(item: str, quantity: int, refused: int, price: int, per: int, free: int) -> None:
         if not quantity:
             return
-        billable = quantity - refused
+        kind, billable = item.partition(":")[0], quantity - refused
         given = min(billable, max(0, free - spent[kind]))
         spent[kind] += given
         amount = (2 * (billable - given) * price + per) // (2 * per)  # rounded half up
         lines.append(Line(item, number, quantity, refused, given, price, amount))
 
-    requests, refused = Counter[str](), Counter[str]()
-    for use in uses:
-        name = version.classes.get(use.op, OTHER)
-        count = use.units64k if version.requests_by is RequestsBy.UNITS_64K else use.requests
-        requests[name] += count
-        # A refused request is one unit: its body was not accepted.
-        refused[name] += 0 if version.bills_refused else min(use.refused, count)
-    for name in sorted(requests):
-        price = version.request_micros.get(name, version.request_micros[OTHER])
-        free, count = version.free_requests, requests[name]
-        add(f"requests:{name}", "requests", count, refused[name], price, MILLION, free)
-    out = sum(use.bytes_out for use in uses)
-    add("bytes_out", "bytes_out", out, 0, version.bytes_out_micros, GB, version.free_bytes_out)
-    minutes = days * MINUTES_PER_DAY
-    stored = sum(use.byte_minutes for use in uses)
-    free_stored = version.free_storage_bytes * minutes
-    add("storage", "storage", stored, 0, version.storage_micros, GB * minutes, free_stored)
+    for number, own in itertools.groupby(ordered, key=lambda use: use.version):
+        version = card.versions[number]
+        requests, refused = Counter[str](), Counter[str]()
+        out = stored = 0
+        for use in own:
+            name = version.classes.get(use.op, OTHER)
+            count = use.units64k if version.requests_by is RequestsBy.UNITS_64K else use.requests
+            requests[name] += count
+            # A refused request is one unit: its body was not accepted.
+            refused[name] += 0 if version.bills_refused else min(use.refused, count)
+            out += use.bytes_out
+            stored += use.byte_minutes
+        for name in sorted(requests):
+            price = version.request_micros.get(name, version.request_micros[OTHER])
+            free, count = version.free_requests, requests[name]
+            add(f"requests:{name}", count, refused[name], price, MILLION, free)
+        add("bytes_out", out, 0, version.bytes_out_micros, GB, version.free_bytes_out)
+        free_stored = version.free_storage_bytes * minutes
+        add("storage", stored, 0, version.storage_micros, GB * minutes, free_stored)
     return lines
 
 

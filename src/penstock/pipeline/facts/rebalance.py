@@ -2,28 +2,20 @@
 and deterministic: the same loads give the same plan, including its id.
 
 Load is a vector (bytes in, bytes out, requests). A partition's score is the mean of its shares of
-the three totals, so that no unit outweighs another.
+the three totals, so that no unit outweighs another. A node must be overloaded in *each* of the last
+windows: a single burst, or load that moves between nodes, causes no plan. After a plan there is a
+pause, to measure the new placement.
 
-**When.** A node is overloaded if its load was more than ``OVER`` times the mean in *each* of the
-last windows: a single burst, or load that moves between nodes, causes no plan. After a plan there
-is a pause, to measure the new placement.
-
-**What.** While an overloaded node (the giver) is above ``GOAL`` times the mean, the plan moves the
-largest partition with which the node with the least load (the receiver) stays below this goal. A
-partition that alone has more load than the goal is split. If no partition fits, one with more than
-half of the mean is split, or else the partition is moved after which the busier of both nodes has
-the least load. The moves and bytes of a plan are limited; the next plan continues.
-
-A plan is advice: placement checks that it is still valid before it moves a partition. Plans are
-published in the compacted topic ``__plans``, which the first plan creates. The key of a record is
-the kind of the plan, so a newer plan replaces the older one of its kind."""
+A plan is advice: placement checks that it is still valid before it moves a partition. The key of a
+record of ``__plans`` is the kind of the plan, so a newer plan replaces the older one of its
+kind."""
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.net.kafka_client.client import KafkaClient, KafkaRefused, Place
 from penstock.record.batch import encode_batch
@@ -51,23 +43,20 @@ MOVES_MAX: Final = 20
 MOVE_BYTES_MAX: Final = 50 * 1_073_741_824
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PartitionId:
+class PartitionId(NamedTuple):
     account: str
     region: str
     resource: str
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     bytes_in: float = 0.0
     bytes_out: float = 0.0
     requests: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     id: PartitionId
     node: str
     load: Load
@@ -154,7 +143,7 @@ Scores = list[tuple[PartitionId, float]]
 
 
 def _scores(window: Sequence[Placed]) -> Scores:
-    names = Load.__dataclass_fields__
+    names = Load._fields
     totals = {name: sum(getattr(placed.load, name) for placed in window) for name in names}
     used = {name: total for name, total in totals.items() if total > 0}
     return [
@@ -214,11 +203,13 @@ class _Draft:
             giver = max(over, key=lambda node: (self.loads[node], node))
             if self.loads[giver] <= GOAL * self._mean:
                 break
+            others = [node for node in self.loads if node != giver]
+            receiver = min(others, key=lambda node: (self.loads[node], node))
             if not (
-                self._split(giver, above=GOAL)
-                or self._move(giver)
-                or self._split(giver, above=SPLIT_SHARE)
-                or self._improve(giver)
+                self._split(giver, receiver, above=GOAL)
+                or self._move(giver, receiver)
+                or self._split(giver, receiver, above=SPLIT_SHARE)
+                or self._improve(giver, receiver)
             ):
                 break
         return self._steps
@@ -232,49 +223,39 @@ class _Draft:
         ]
         return sorted(found, key=lambda partition: (-self._scores[partition], partition))
 
-    def _receiver(self, giver: str) -> str:
-        others = [node for node in self.loads if node != giver]
-        return min(others, key=lambda node: (self.loads[node], node))
+    def _movable(self, giver: str) -> list[PartitionId]:
+        return [each for each in self._of(giver) if self._sizes[each] <= self._bytes_left]
 
-    def _move(self, giver: str) -> bool:
+    def _move(self, giver: str, receiver: str) -> bool:
         """Move the node's largest partition that does not overload the receiving node."""
-        receiver = self._receiver(giver)
         room = GOAL * self._mean - self.loads[receiver]
-        for partition in self._of(giver):
-            if self._scores[partition] <= room and self._sizes[partition] <= self._bytes_left:
-                self._add(Action.MOVE, partition, giver, receiver, self._scores[partition])
-                return True
-        return False
+        fitting = [each for each in self._movable(giver) if self._scores[each] <= room]
+        return bool(fitting) and self._add(Action.MOVE, fitting[0], giver, receiver)
 
-    def _improve(self, giver: str) -> bool:
+    def _improve(self, giver: str, receiver: str) -> bool:
         """Move the partition that balances both nodes best, if any improves the balance."""
-        receiver = self._receiver(giver)
-        best, least = None, (1 - WORTH) * self.loads[giver]
-        for partition in self._of(giver):
-            score = self._scores[partition]
-            most = max(self.loads[giver] - score, self.loads[receiver] + score)
-            if most < least and self._sizes[partition] <= self._bytes_left:
-                best, least = partition, most
-        if best is None:
-            return False
-        self._add(Action.MOVE, best, giver, receiver, self._scores[best])
-        return True
 
-    def _split(self, giver: str, *, above: float) -> bool:
+        def most(each: PartitionId) -> float:
+            score = self._scores[each]
+            return max(self.loads[giver] - score, self.loads[receiver] + score)
+
+        best = min(self._movable(giver), key=most, default=None)
+        if best is None or most(best) >= (1 - WORTH) * self.loads[giver]:
+            return False
+        return self._add(Action.MOVE, best, giver, receiver)
+
+    def _split(self, giver: str, receiver: str, *, above: float) -> bool:
         """Split the largest partition, if its load is more than ``above`` times the mean load."""
-        receiver = self._receiver(giver)
         for partition in self._of(giver)[:1]:
-            half = self._scores[partition] / 2
-            if 2 * half > above * self._mean and self.loads[receiver] + half < self.loads[giver]:
-                self._add(Action.SPLIT, partition, giver, receiver, half)
-                return True
+            score = self._scores[partition]
+            if score > above * self._mean and self.loads[receiver] + score / 2 < self.loads[giver]:
+                return self._add(Action.SPLIT, partition, giver, receiver)
         return False
 
-    def _add(
-        self, action: Action, partition: PartitionId, giver: str, receiver: str, score: float
-    ) -> None:
+    def _add(self, action: Action, partition: PartitionId, giver: str, receiver: str) -> bool:
         is_move = action is Action.MOVE
         size = self._sizes[partition] if is_move else 0
+        score = self._scores[partition] / (1 if is_move else 2)
         self._bytes_left -= size
         if is_move:
             self._homes[partition] = receiver
@@ -288,7 +269,7 @@ class _Draft:
             Step(
                 seq=len(self._steps) + 1,
                 action=action,
-                **asdict(partition),
+                **partition._asdict(),
                 source=giver,
                 target=receiver,
                 gain=round(before - self.skew, 4),
@@ -296,6 +277,7 @@ class _Draft:
                 reason=reason,
             )
         )
+        return True
 
 
 def publish(client: KafkaClient, plan: Plan) -> int:

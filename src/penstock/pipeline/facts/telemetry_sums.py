@@ -4,11 +4,23 @@ counters, the maxima or minima of levels, and merged histograms. So a rollup of 
 order, equals one rollup of all rows.
 
 Two kinds of rows do not come from nodes: a ``source`` row has the end offset of a batch in one
-partition; a ``reject`` row has the number of records that could not be read, and the reason."""
+partition; a ``reject`` row has the number of records that could not be read, and the reason.
 
+A group's lag on a partition is computed from committed offsets and log ends of the last minutes:
+``seconds`` is how long ago the log ended at the group's committed offset, interpolated between two
+moments. If the log was already longer at the first moment, the rate of appends gives an estimate.
+
+A queue, partition or node is hot if it has a large *share* of the total, or if it is an *outlier*,
+measured by the median and the median absolute deviation, which a few hot names hardly change. If
+most rates are equal, any difference would be an outlier, so an outlier's rate must also be several
+times the median."""
+
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from itertools import chain
-from typing import Any, Final
+from statistics import median
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,10 +29,11 @@ import pyarrow as pa
 from penstock.pipeline.arrow_map import Folding
 from penstock.pipeline.decoding.packed_columns import (
     Columns,
-    RecordBuffer,
     UnusualRecords,
     listed,
     read_columns,
+    read_together,
+    values_in,
 )
 from penstock.pipeline.decoding.records import Longs
 from penstock.pipeline.sketch import merge_groups
@@ -28,7 +41,6 @@ from penstock.wire.facts import telemetry as wire
 
 MINUTE_MS: Final = 60_000
 SOURCE, REJECT = "source", "reject"
-READ_BYTES: Final = 8 * 1_048_576  # of records that are decoded together: enough to be fast
 FOLD_ROWS: Final = 200_000  # collected by a task before it merges them
 REASONS_MAX: Final = 100  # for unreadable records; the rest is "others"
 _MS_MAX: Final = 253_402_300_800_000  # the year 10000; later times are invalid
@@ -70,16 +82,6 @@ OUT: Final = pa.schema(
 )
 
 
-def by_minute(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Convert records (partition, offset, value) to sums by minute, in the schema ``OUT``."""
-    task = _Task()
-    for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "value")]
-        for partition, offset, value in zip(*columns, strict=True):
-            task.take(partition, offset, value or b"")
-    yield from task.result()
-
-
 def folded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Merge rows with equal ``KEYS``, which must all be in one task."""
     folding = Folding(fold, FOLD_ROWS)
@@ -119,65 +121,61 @@ def _merged(hists: pa.ChunkedArray, rows: pa.ChunkedArray) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), pa.array(merged))
 
 
-_Record = tuple[wire.TelemetryBlock, bytes]  # with its encoded value
-
-
-class _Task:
-    def __init__(self) -> None:
-        self._gathering = RecordBuffer(self._read, self._read_slowly, bytes_max=READ_BYTES)
-        self._folding = Folding(fold, FOLD_ROWS)
-        self._ends: dict[int, int] = {}
-        self._rejects: dict[str, int] = {}
-        self._newest_ms = 0
-
-    def take(self, partition: int, offset: int, value: bytes) -> None:
-        self._ends[partition] = max(self._ends.get(partition, 0), offset + 1)
-        try:
-            block = wire.FORM.block(value)
-        except wire.TelemetryUnreadable as error:
-            self._reject(str(error))
-            return
-        if not 0 <= block.from_ms <= block.written_at_ms < _MS_MAX:
-            self._reject("the record has an invalid time")
-            return
-        self._newest_ms = max(self._newest_ms, block.written_at_ms)
-        self._gathering.add((block, value), len(value))
-
-    def _reject(self, reason: str) -> None:
-        reason = reason[:200] if len(self._rejects) < REASONS_MAX else "others"
-        self._rejects[reason] = self._rejects.get(reason, 0) + 1
-
-    def _read(self, records: Sequence[_Record]) -> None:
-        self._folding.add(_rows_of([block for block, _ in records]))
-
-    def _read_slowly(self, record: _Record) -> None:
-        try:
-            self._folding.add(_rows_of_lists(wire.decode(record[1])))
-        except wire.TelemetryUnreadable as error:
-            self._reject(str(error))
-
-    def result(self) -> Iterator[pa.RecordBatch]:
-        self._gathering.read()
-        folded = self._folding.result(OUT)
-        minute_us = self._newest_ms // MINUTE_MS * MINUTE_MS * 1_000
-        rows = [
-            {**_EMPTY_ROW, "at": minute_us, "kind": SOURCE, "partition": place, "log_end_max": end}
-            for place, end in self._ends.items()
-        ]
-        rows += [
-            {**_EMPTY_ROW, "at": minute_us, "kind": REJECT, "op": reason, "samples": count}
-            for reason, count in self._rejects.items()
-        ]
-        table = pa.concat_tables([folded, pa.Table.from_pylist(rows, OUT)])
-        yield from table.combine_chunks().to_batches()
-
-
 _EMPTY_ROW: Final[dict[str, Any]] = {
     **dict.fromkeys(_TEXTS, ""),
     **dict.fromkeys(_NUMBERS, 0),
     "partition": wire.NO_PARTITION,
     "hist": [],
 }
+
+
+_Record = tuple[wire.TelemetryBlock, bytes]  # with its encoded value
+
+
+def by_minute(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Convert records (partition, offset, value) to sums by minute, in the schema ``OUT``."""
+    sums = Folding(fold, FOLD_ROWS)
+    ends, rejects = Counter[int](), Counter[str]()
+    newest_ms = 0
+
+    def reject(reason: str) -> None:
+        rejects[reason[:200] if len(rejects) < REASONS_MAX else "others"] += 1
+
+    def accepted() -> Iterator[_Record]:
+        nonlocal newest_ms
+        for partition, offset, value in values_in(batches):
+            ends[partition] = max(ends[partition], offset + 1)
+            try:
+                block = wire.FORM.block(value)
+            except wire.TelemetryUnreadable as error:
+                reject(str(error))
+                continue
+            if 0 <= block.from_ms <= block.written_at_ms < _MS_MAX:
+                newest_ms = max(newest_ms, block.written_at_ms)
+                yield block, value
+            else:
+                reject("the record has an invalid time")
+
+    def sum_one(record: _Record) -> None:
+        try:
+            sums.add(_rows_of_lists(wire.decode(record[1])))
+        except wire.TelemetryUnreadable as error:
+            reject(str(error))
+
+    read_together(
+        accepted(), lambda many: sums.add(_rows_of([block for block, _ in many])), sum_one
+    )
+    head = {**_EMPTY_ROW, "at": newest_ms // MINUTE_MS * MINUTE_MS * 1_000}
+    rows = [
+        {**head, "kind": SOURCE, "partition": place, "log_end_max": end}
+        for place, end in ends.items()
+    ]
+    rows += [
+        {**head, "kind": REJECT, "op": reason, "samples": count}
+        for reason, count in rejects.items()
+    ]
+    table = pa.concat_tables([sums.result(OUT), pa.Table.from_pylist(rows, OUT)])
+    yield from table.combine_chunks().to_batches()
 
 
 def _rows_of(blocks: Sequence[wire.TelemetryBlock]) -> pa.Table:
@@ -276,3 +274,102 @@ def _rows_of_lists(facts: wire.TelemetryFacts) -> pa.Table:
 def names_of(columns: Sequence[str]) -> list[str]:
     """Quote names for Spark, because some (``group``) are keywords of SQL."""
     return [f"`{name}`" for name in columns]
+
+
+STALLED_MS: Final = 60_000  # time without a commit; most groups commit every few seconds
+SLOW_RECORDS_MIN: Final = 100  # a smaller lag is normal: one fetch returns as many records
+SHARE_MIN: Final = 0.25
+Z_MIN: Final = 3.5
+TIMES_MEDIAN_MIN: Final = 3.0
+HOT_MAX: Final = 50  # rows; a reader would not look at more
+_TO_SIGMA: Final = 1.4826  # standard deviation per median absolute deviation, normal distribution
+
+
+class State(StrEnum):
+    OK = "OK"
+    SLOW = "SLOW"  # the group commits, but its lag grows
+    STALLED = "STALLED"  # the group lags and commits nothing
+
+
+class Point(NamedTuple):
+    at_ms: int
+    committed: int
+    log_end: int
+
+
+class Lag(NamedTuple):
+    records: int
+    seconds: float | None  # None: not known yet
+    trend_per_s: float  # growth of the lag, negative if it shrinks
+    eta_s: float | None  # until the group has caught up at this trend; None if it will not
+    state: State
+
+
+def lag_of(points: Sequence[Point]) -> Lag:
+    first, last = points[0], points[-1]
+    records = max(0, last.log_end - last.committed)
+    span_s = (last.at_ms - first.at_ms) / 1_000
+    if not records or span_s <= 0:
+        seconds = None if records else 0.0
+        return Lag(records, seconds, 0.0, None if records else 0.0, State.OK)
+    before = max(0, first.log_end - first.committed)
+    trend = (records - before) / span_s
+    state = State.SLOW if trend > 0 and records >= SLOW_RECORDS_MIN else State.OK
+    if last.committed <= first.committed and last.at_ms - first.at_ms >= STALLED_MS:
+        state = State.STALLED
+    return Lag(records, _seconds(points), trend, records / -trend if trend < 0 else None, state)
+
+
+def _seconds(points: Sequence[Point]) -> float | None:
+    last = points[-1]
+    later = last
+    for point in reversed(points):
+        if point.log_end <= last.committed:
+            # The log end passed the group's offset between this moment and the next.
+            grown = max(later.log_end - point.log_end, 1)
+            share = (last.committed - point.log_end) / grown
+            at_ms = point.at_ms + share * (later.at_ms - point.at_ms)
+            return (last.at_ms - at_ms) / 1_000
+        later = point
+    first = points[0]
+    rate = (last.log_end - first.log_end) / ((last.at_ms - first.at_ms) / 1_000)
+    if rate <= 0:
+        return None  # no record was appended in this time, so the lag is older than the points
+    return (last.at_ms - first.at_ms) / 1_000 + (first.log_end - last.committed) / rate
+
+
+class Hot(NamedTuple):
+    name: str
+    rate: float
+    share: float
+    z: float
+    reason: str
+
+
+def hot(rates: Mapping[str, float], *, rate_min: float = 1.0, hot_max: int = HOT_MAX) -> list[Hot]:
+    """Return names with far more load than others, and at least ``rate_min``, highest first."""
+    total = sum(rates.values())
+    if total <= 0:
+        return []
+    values = list(rates.values())
+    middle = median(values)
+    spread = _TO_SIGMA * median(abs(value - middle) for value in values)
+    found = []
+    for name, rate in rates.items():
+        share = rate / total
+        z = (rate - middle) / max(spread, middle * 0.05, 1e-9)
+        reason = _reason(rate, share, z, middle, count=len(values))
+        if reason and rate >= rate_min:
+            found.append(Hot(name, rate, share, round(min(z, 1e6), 2), reason))
+    found.sort(key=lambda each: (-each.rate, each.name))
+    return found[:hot_max]
+
+
+def _reason(rate: float, share: float, z: float, middle: float, *, count: int) -> str:
+    if count < 2:
+        return ""  # a single name always has the whole load
+    if z >= Z_MIN and rate >= TIMES_MEDIAN_MIN * middle and count >= 3:
+        return f"{rate / middle:.0f} times the median" if middle else "the others have no load"
+    if share >= max(SHARE_MIN, 2 / count):
+        return f"{share:.0%} of the total"
+    return ""

@@ -6,18 +6,11 @@
 
 A batch is written to ``audit_gap`` first: when ``audit_log`` has a batch, its gaps are recorded as
 well. Both are tracked tables, so neither has a record twice. Each node of a cluster has a separate
-chain; its link between two batches is read from the table.
-
-A **root** covers the records of a day up to a given record. Roots are recorded when a day is over,
-and at the end of each run that is not continuous. A later root of the same day does not replace
+chain; its link between two batches is read from the table. A later root of a day does not replace
 earlier ones, so any copy of a root can be checked later.
 
-``verify audit`` compares, in this order: each row with the bytes stored in it; each node's chain
-over these bytes; each recorded root with the rows of its day; the end of the table with the offsets
-that its commits name. A link that was already broken in the log is marked as known.
-
-``audit-search`` finds entries, newest first, without Spark: days are folders of ``audit_log``, and
-Arrow reads only the shown columns and the row groups that may match."""
+``audit-search`` finds entries without Spark: days are folders of ``audit_log``, and Arrow reads
+only the shown columns and the row groups that may match."""
 
 import datetime
 import operator
@@ -53,33 +46,35 @@ LIMIT: Final = 100
 _LIMITS: Final = click.IntRange(1, 100_000)
 
 
+@dataclass
 class AuditTables:
     """A writer of this job's tables, which keeps all its state in the tables."""
 
-    def __init__(self, spark: "SparkSession", lake: Lake) -> None:
-        self._spark = spark
-        self._lake = lake
+    spark: "SparkSession"
+    lake: Lake
+    records: int = 0
+    gaps: int = 0
+    _day: datetime.date | None = None  # the newest day of any record
+
+    def __post_init__(self) -> None:
         self._tails = self._read_tails()
-        self._day: datetime.date | None = None  # the newest day of any record
-        self.records = 0
-        self.gaps = 0
 
     def _read_tails(self) -> dict[chain.Chain, chain.Tail]:
-        if not self._lake.end_offsets(LOG, NAME):
+        if not self.lake.end_offsets(LOG, NAME):
             return {}
-        last = chain.last_offsets(self._lake.read(self._spark, LOG))
+        last = chain.last_offsets(self.lake.read(self.spark, LOG))
         if not last:
             return {}
         # Do not read records before the last record of every chain.
-        found = chain.tails_of(self._lake.read(self._spark, LOG, f"offset >= {min(last.values())}"))
+        found = chain.tails_of(self.lake.read(self.spark, LOG, f"offset >= {min(last.values())}"))
         if set(found) >= set(last):
             return found
         # A chain's last record is unreadable: find the last readable one, to which the next links.
-        return chain.tails_of(self._lake.read(self._spark, LOG))
+        return chain.tails_of(self.lake.read(self.spark, LOG))
 
     def add(self, records: "DataFrame", *, app: str, batch_id: int) -> bool:
         """Add one micro-batch. Return False if the tables have it already."""
-        if self._lake.table(LOG).has(app, batch_id):
+        if self.lake.table(LOG).has(app, batch_id):
             return False
         rows = chain.transform(records)
         # Reading the records' bytes twice is faster than caching them, and takes no memory.
@@ -87,14 +82,14 @@ class AuditTables:
         try:
             broken = chain.gaps(links, self._tails)
             if not broken.isEmpty():
-                found = self._lake.append(
+                found = self.lake.append(
                     broken.coalesce(1), GAP, app=app, batch_id=batch_id, is_tracked=True
                 )
                 self.gaps += found.rows
             tails = chain.tails_of(links)
         finally:
             links.unpersist()
-        commit = self._lake.append(
+        commit = self.lake.append(
             rows, LOG, app=app, batch_id=batch_id, partition_by=("date",), is_tracked=True
         )
         self.records += commit.rows
@@ -110,23 +105,23 @@ class AuditTables:
         days = [day for day in self._unstated() if before is None or day < before]
         if not days:
             return 0
-        table = self._lake.table(LOG).open()
+        table = self.lake.table(LOG).open()
         among = ", ".join(f"DATE'{day.isoformat()}'" for day in days)
-        made = chain.roots(self._lake.read(self._spark, LOG, f"date IN ({among})"))
+        made = chain.roots(self.lake.read(self.spark, LOG, f"date IN ({among})"))
         # The batch id is the version of the log table, so no version gets its roots twice.
         app = f"audit-root:{table.metadata().id}:{'closed' if before else 'all'}"
-        commit = self._lake.append(made.coalesce(1), ROOT, app=app, batch_id=table.version())
+        commit = self.lake.append(made.coalesce(1), ROOT, app=app, batch_id=table.version())
         return commit.rows
 
     def _unstated(self) -> Sequence[datetime.date]:
-        if not self._lake.exists(LOG):
+        if not self.lake.exists(LOG):
             return []
         held = self._last(LOG, "offset")
-        stated = self._last(ROOT, "last_offset") if self._lake.exists(ROOT) else {}
+        stated = self._last(ROOT, "last_offset") if self.lake.exists(ROOT) else {}
         return sorted({key[0] for key, last in held.items() if last > stated.get(key, -1)})
 
     def _last(self, table: str, column: str) -> dict[tuple[datetime.date, int], int]:
-        rows = self._lake.read(self._spark, table, "date IS NOT NULL AND node IS NOT NULL")
+        rows = self.lake.read(self.spark, table, "date IS NOT NULL AND node IS NOT NULL")
         found = rows.groupBy("date", "partition").agg({column: "max"}).collect()
         return {(row[0], row[1]): row[2] for row in found}
 
@@ -146,9 +141,6 @@ def run(context: JobContext) -> None:
     context.progress.note(f"{tables.records} records copied, {tables.gaps} broken links found")
     if tables.gaps:
         raise Unsound(f"{tables.gaps} links of the audit trail are broken: see table {GAP}")
-
-
-# ── Verification ─────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(slots=True)
@@ -211,7 +203,7 @@ def _check_rows(rows: "DataFrame", verdict: Verdict) -> None:
 
 
 def _check_links(spark: "SparkSession", lake: Lake, rows: "DataFrame", verdict: Verdict) -> None:
-    broken = chain.gaps(rows.withColumn("hash", chain.hash_of()), {})
+    broken = chain.gaps(chain.rehashed(rows), {})
     shown, count = _some(broken.orderBy("partition", "offset"))
     if not count:
         return
@@ -232,7 +224,7 @@ def _check_links(spark: "SparkSession", lake: Lake, rows: "DataFrame", verdict: 
 def _check_roots(spark: "SparkSession", lake: Lake, rows: "DataFrame", verdict: Verdict) -> None:
     if not lake.exists(ROOT):
         return
-    rows_of_roots = lake.read(spark, ROOT).select(*chain.Statement.__slots__).collect()
+    rows_of_roots = lake.read(spark, ROOT).select(*chain.Statement._fields).collect()
     statements = [chain.Statement(*row) for row in rows_of_roots]
     verdict.roots = len(statements)
     kept = chain.confirmed(rows, statements) if statements else set()
@@ -261,9 +253,6 @@ def run_verify(context: JobContext) -> None:
     context.progress.note(
         f"the chain is intact: {verdict.records} records, {verdict.roots} roots confirmed"
     )
-
-
-# ── Search ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def search(

@@ -2,17 +2,13 @@
 
     usage_hourly + usage_adjustment + partials of hours still open ─► invoice, invoice_line
 
-An invoice is for one tenant and one month. It is **final** when every hour of the month is sealed,
-and a **draft** before. An invoice equal to the last one is not written again. Late records or
-another rate card make a new revision; old revisions are kept. Amounts are whole millionths
-(``rates.py``); totals of requests and messages are exactly those of the frontends.
-
-Usage that cannot be charged (the tenant is unknown, or beyond the maximum number of tenants) also
-has an invoice, with totals and without an amount, so that the sum of all invoices is complete."""
+Amounts are whole millionths (``rates.py``); totals of requests and messages are exactly those of
+the frontends. Usage that cannot be charged (the tenant is unknown, or beyond the maximum number of
+tenants) also has an invoice, without an amount, so that the sum of all invoices is complete."""
 
 import datetime
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -45,8 +41,7 @@ _LINE: Final = schema_of(
 
 @dataclass(frozen=True, slots=True)
 class Month:
-    year: int
-    month: int
+    first: datetime.date
 
     @classmethod
     def parse(cls, text: str) -> "Month":
@@ -54,11 +49,7 @@ class Month:
             day = datetime.datetime.strptime(text, "%Y-%m").replace(tzinfo=datetime.UTC)
         except ValueError:
             raise JobMisused(f"'{text}' is not a month: write it like 2026-01") from None
-        return cls(day.year, day.month)
-
-    @property
-    def first(self) -> datetime.date:
-        return datetime.date(self.year, self.month, 1)
+        return cls(day.date())
 
     @property
     def end(self) -> datetime.date:
@@ -69,25 +60,7 @@ class Month:
         return (self.end - self.first).days
 
     def __str__(self) -> str:
-        return f"{self.year:04d}-{self.month:02d}"
-
-
-def used(
-    hourly: DataFrame | None,
-    adjustment: DataFrame | None,
-    partial: DataFrame,
-    sealed: DataFrame | None,
-) -> DataFrame:
-    """Return all usage once: sealed hours, late additions to them, and hours still open."""
-    columns = [*KEYS, *SUMS]
-    rows = partial.where(f.col("kind").isin(CALLS, STORAGE))
-    if sealed is not None:
-        rows = rows.join(f.broadcast(sealed.select("hour")), "hour", "left_anti")
-    rows = rows.select(*columns)
-    for part in (hourly, adjustment):
-        if part is not None:
-            rows = rows.unionByName(part.select(*columns))
-    return rows
+        return self.first.isoformat()[:7]
 
 
 def transform(usage: DataFrame, starts: Sequence[datetime.date]) -> DataFrame:
@@ -96,6 +69,7 @@ def transform(usage: DataFrame, starts: Sequence[datetime.date]) -> DataFrame:
     for number, day in enumerate(starts):
         version = f.when(f.to_date("hour") >= f.lit(day), number).otherwise(version)
     sums = [f.sum(name).alias(name) for name in SUMS]
+    sums.append(f.expr("sum(throttled + denied + failed)").alias("refused"))
     grouped = usage.withColumn("version", version).groupBy("tenant", "op", "version").agg(*sums)
     return grouped.orderBy("tenant", "version", "op")
 
@@ -105,17 +79,7 @@ def invoices(
 ) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Yield each tenant's invoice with its lines, from the rows of ``transform``."""
     for tenant, of_tenant in groupby(rows, key=lambda row: row.tenant):
-        uses = [
-            Use(
-                *(tenant, row.op, row.version, row.requests, row.units64k),
-                refused=row.throttled + row.denied + row.failed,
-                messages=row.messages,
-                bytes_in=row.bytes_in,
-                bytes_out=row.bytes_out,
-                byte_minutes=row.byte_minutes,
-            )
-            for row in of_tenant
-        ]
+        uses = [Use(*(row[name] for name in Use._fields)) for row in of_tenant]
         if any(use.version < 0 for use in uses):
             raise RatesInvalid(
                 f"no version of the rate card is valid at the first usage in {month}"
@@ -129,31 +93,30 @@ def invoices(
         valid_from = card.starts()
         yield (
             head,
-            [{**asdict(line), **place, "valid_from": valid_from[line.version]} for line in lines],
+            [{**line._asdict(), **place, "valid_from": valid_from[line.version]} for line in lines],
         )
 
 
 def usage_of(spark: SparkSession, lake: Lake, month: Month) -> tuple[DataFrame, bool]:
-    """Return the usage of a month, and whether all of its hours are sealed."""
+    """Return all usage of a month once: of sealed hours, late additions to them, and of hours still
+    open; and whether all hours are sealed."""
     where = f"hour >= timestamp'{month.first} 00:00:00' AND hour < timestamp'{month.end} 00:00:00'"
     files = f"date >= '{month.first}' AND date < '{month.end}'"
-
-    def part(table: str, files: str | None) -> DataFrame | None:
-        return lake.read(spark, table, where, files=files) if lake.exists(table) else None
-
+    columns = [*KEYS, *SUMS]
     require_table(lake, PARTIAL, job="usage")
+    rows = lake.read(spark, PARTIAL, f"{where} AND kind IN ('{CALLS}', '{STORAGE}')", files=files)
     # An hour counts as sealed if usage_hourly has it: a run that was killed between its two commits
     # leaves hours that are closed in the other table, but have no sums yet.
     through = lake.version_of(HOURLY, "seal")
-    hours = None
     if through is not None:
-        hours = lake.read(spark, HOUR).where(f"unix_seconds(hour) div 3600 <= {through}")
-    partial = lake.read(
-        spark, PARTIAL, f"{where} AND kind IN ('{CALLS}', '{STORAGE}')", files=files
-    )
+        sealed = lake.read(spark, HOUR).where(f"unix_seconds(hour) div 3600 <= {through}")
+        rows = rows.join(f.broadcast(sealed.select("hour")), "hour", "left_anti")
+    rows = rows.select(*columns)
+    for table in (HOURLY, ADJUSTMENT):
+        if lake.exists(table):
+            rows = rows.unionByName(lake.read(spark, table, where, files=files).select(*columns))
     end = datetime.datetime.combine(month.end, datetime.time(), datetime.UTC)
-    is_sealed = through is not None and through >= int(end.timestamp()) // 3_600 - 1
-    return used(part(HOURLY, files), part(ADJUSTMENT, files), partial, hours), is_sealed
+    return rows, through is not None and through >= int(end.timestamp()) // 3_600 - 1
 
 
 def bill(spark: SparkSession, lake: Lake, card: RateCard, month: Month) -> int:

@@ -1,6 +1,4 @@
-"""Runs a Spark cluster of several processes on this machine: ``penstock pipeline cluster up``.
-
-The cluster has one master and several workers of the installed PySpark, on the loopback address. It
+"""Runs a Spark cluster of several processes on this machine: ``penstock pipeline cluster up``. It
 is for tests, and for machines with more cores than one JVM uses well.
 
 Any local user can run code in the cluster as the user that started it, because Spark does not
@@ -62,8 +60,10 @@ class Cluster:
         cores: int = 1,
         memory: str = "1g",
         port: int = 0,
+        stopping: threading.Event | None = None,
     ) -> None:
         self._folder = folder
+        self._stopping = stopping or threading.Event()
         self._worker_count = workers
         self._cores = cores
         self._memory = memory
@@ -85,7 +85,7 @@ class Cluster:
 
     def __enter__(self) -> Self:
         try:
-            self.start(threading.Event())
+            self._start()
         except BaseException:
             self.stop()
             raise
@@ -94,7 +94,7 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self, stopping: threading.Event) -> None:
+    def _start(self) -> None:
         """Start the cluster, and wait until its workers have registered or ``stopping`` is set."""
         self._folder.mkdir(parents=True, exist_ok=True)
         properties = self._folder / "spark.properties"
@@ -103,7 +103,7 @@ class Cluster:
         master = ("--port", str(self._port), "--webui-port", str(self._page_port))
         self._launch("master", _MASTER, *shared, *master)
         deadline = time.monotonic() + START_SECONDS_MAX
-        if not self._until(self._listens, deadline, stopping, "the master does not listen"):
+        if not self._until(self._listens, deadline, "the master does not listen"):
             return
         for number in range(1, self._worker_count + 1):
             name = f"worker-{number}"
@@ -114,7 +114,7 @@ class Cluster:
         def is_whole() -> bool:
             return self.alive_workers() >= self._worker_count
 
-        self._until(is_whole, deadline, stopping, "not all workers have registered")
+        self._until(is_whole, deadline, "not all workers have registered")
 
     def check(self) -> None:
         for name, process in self._processes.items():
@@ -147,18 +147,12 @@ class Cluster:
                 end=signal.SIGTERM,
             )
 
-    def _until(
-        self,
-        condition: Callable[[], bool],
-        deadline: float,
-        stopping: threading.Event,
-        trouble: str,
-    ) -> bool:
+    def _until(self, condition: Callable[[], bool], deadline: float, trouble: str) -> bool:
         while not condition():
             self.check()
             if time.monotonic() > deadline:
                 raise ClusterFailed(f"{trouble} after {START_SECONDS_MAX:.0f} s")
-            if stopping.wait(_LOOK_S):
+            if self._stopping.wait(_LOOK_S):
                 return False
         return True
 
@@ -211,16 +205,14 @@ def up(context: JobContext) -> None:
         cores=int(cores),
         memory=str(options.get("memory") or "1g"),
         port=int(options.get("port") or PORT_DEFAULT),
+        stopping=context.stopping,
     )
-    try:
-        cluster.start(context.stopping)
+    with cluster:
         if not context.stopping.is_set():
             context.progress.note(f"{workers} workers at {cluster.url}; stop them with Ctrl-C")
             context.progress.note(f"penstock pipeline run usage --master {cluster.url}")
         while not context.stopping.wait(1.0):
             cluster.check()
-    finally:
-        cluster.stop()
     raise Stopped
 
 

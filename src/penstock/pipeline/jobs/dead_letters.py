@@ -4,12 +4,9 @@
                                      ├► dlq_group    causes, the most frequent first
                                      └► dlq_hourly   messages by cause and hour
 
-``dead_letter`` is a tracked table: it has each record of the queue's log once. Bodies are not
-copied, only their shape and a fingerprint. The other two tables are computed from it again by each
-run, in one commit for each queue, so the next run corrects a run that was killed.
-
-A redrive sends a message again with a new id. If the same content from the same queue, sent after
-its first move to the dead-letter queue, is moved again, it **came back** and counts as poison."""
+``dead_letter`` is a tracked table: it has each record of the queue's log once, with a fingerprint
+and not the body. The other two tables are computed from it again by each run, in one commit for
+each queue, so the next run corrects a run that was killed."""
 
 import csv
 import re

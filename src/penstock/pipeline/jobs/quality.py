@@ -3,18 +3,15 @@
     a topic ─► dq_quarantine   unchanged rows that failed a quarantine rule, with the failed rules
             └► dq_result       result of each rule: checked, failed, first failure
 
-Each run checks the records since the last run, with one query for each topic. A batch is counted
-once, even if it is retried. Rows are checked in one pass (``quality/rules.py``); after that, the
-server is queried for freshness and volume of the topic.
-
-A failed ``alert`` rule makes the run fail after all rules were checked. A failed ``quarantine``
-rule copies its rows and does not fail the run. A failed ``stop`` rule ends the run before the batch
-is committed, so the next run checks the batch again."""
+Each run checks the records since the last run, with one query for each topic, in one pass
+(``quality/rules.py``); after that, the server is queried for freshness and volume of the topic. A
+batch is counted once, even if it is retried."""
 
 import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -47,33 +44,32 @@ _RESULT: Final = schema_of(
 )
 
 
+@dataclass
 class QualityRun:
-    def __init__(self, context: JobContext, rules: Sequence[checks.Rule]) -> None:
-        self._context = context
-        self._lake = context.lake
-        self._rules = rules
-        self.run_id = uuid.uuid4().hex[:12]
-        self.results: list[checks.Result] = []
-        self.stopped = ""
+    context: JobContext
+    rules: Sequence[checks.Rule]
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    results: list[checks.Result] = field(default_factory=list)
+    stopped: str = ""
 
     def of_topic(self, topic: str) -> None:
-        rules = [rule for rule in self._rules if rule.topic == topic]
+        rules = [rule for rule in self.rules if rule.topic == topic]
         ends = self._known_ends(topic)
-        with client_of(self._context) as client:
+        with client_of(self.context) as client:
             places = client.places(topic)
             begins = starting_offsets(client, [topic], {topic: ends})
 
         def take(rows: "DataFrame", app: str, batch_id: int) -> None:
             self._batch(rows, rules, ends, places, app=app, batch_id=batch_id)
 
-        reader = self._reader(self._context.spark.readStream, topic)
-        since_ms = self._context.since_ms
+        reader = self._reader(self.context.spark.readStream, topic)
+        since_ms = self.context.since_ms
         if since_ms is not None and begins == "earliest":
             reader = reader.option("startingTimestamp", str(since_ms))
         else:
             reader = reader.option("startingOffsets", begins)
         try:
-            process(self._context, NAME, reader, take, batch_bytes=BATCH_BYTES, query=topic)
+            process(self.context, NAME, reader, take, batch_bytes=BATCH_BYTES, query=topic)
         except Exception:
             if self.stopped:
                 raise Unsound(self.stopped) from None  # Spark wraps the exception of the batch
@@ -81,14 +77,13 @@ class QualityRun:
         self._check_topic(rules, places)
 
     def _reader(self, reader: Any, topic: str) -> Any:
-        return (
-            reader.format("penstock")
-            .options(**self._context.read_options)
-            .option("subscribe", topic)
-            .option("columns", checks.COLUMNS)
-            .option("onDataLoss", "skip")  # the check offset_gap reports the loss
-            .option("startingOffsetsByTimestampStrategy", "latest")
-        )
+        given = {
+            "subscribe": topic,
+            "columns": checks.COLUMNS,
+            "onDataLoss": "skip",  # the check offset_gap reports the loss
+            "startingOffsetsByTimestampStrategy": "latest",
+        }
+        return reader.format("penstock").options(**self.context.read_options, **given)
 
     def _batch(
         self,
@@ -100,33 +95,23 @@ class QualityRun:
         app: str,
         batch_id: int,
     ) -> None:
-        if self._lake.table(RESULT).has(app, batch_id):
+        if self.context.lake.table(RESULT).has(app, batch_id):
             return
         marked = checks.mark(rows, rules, self._history(rows, rules, places)).persist()
         try:
             results = checks.count(marked, rules, ends)
             reached = checks.ends_of(marked)
-            stopping = [
-                each
-                for each in results
-                if each.rule.on_fail is checks.OnFail.STOP and not each.is_ok
-            ]
-            if stopping:
-                # A different app, because the batch is not done: the next run checks it again.
-                self._write(results, {}, app=f"{NAME}-stop:{self.run_id}", batch_id=batch_id)
-                self.stopped = f"stopped by {_summary(stopping[0])}"
-                raise Unsound(self.stopped)
-            if any(
-                each.failed and each.rule.on_fail is checks.OnFail.QUARANTINE for each in results
-            ):
-                self._lake.append(
-                    checks.quarantined(marked, rules),
-                    QUARANTINE,
-                    app=app,
-                    batch_id=batch_id,
-                    partition_by=("date",),
-                    is_tracked=True,
-                )
+            for each in results:
+                if each.rule.on_fail is checks.OnFail.STOP and not each.is_ok:
+                    # A different app, because the batch is not done: the next run checks it again.
+                    self._write(results, {}, app=f"{NAME}-stop:{self.run_id}", batch_id=batch_id)
+                    self.stopped = f"stopped by {_summary(each)}"
+                    raise Unsound(self.stopped)
+            failed = {each.rule.on_fail for each in results if each.failed}
+            if checks.OnFail.QUARANTINE in failed:
+                aside = checks.quarantined(marked, rules)
+                where: dict[str, Any] = {"partition_by": ("date",), "is_tracked": True}
+                self.context.lake.append(aside, QUARANTINE, app=app, batch_id=batch_id, **where)
         finally:
             marked.unpersist()
         ends |= reached
@@ -146,7 +131,7 @@ class QualityRun:
         since = min(row["min(timestamp)"] for row in found).timestamp() - max(windows)
         topic = places[0].topic
         ending = {str(each.partition): begins.get(each.partition, LATEST) for each in places}
-        reader = self._reader(self._context.spark.read, topic)
+        reader = self._reader(self.context.spark.read, topic)
         history: DataFrame = (
             reader.option("startingTimestamp", str(max(0, int(since * 1_000))))
             .option("endingOffsets", json.dumps({topic: ending}))
@@ -155,25 +140,25 @@ class QualityRun:
         return history
 
     def _check_topic(self, rules: Sequence[checks.Rule], places: Sequence[Place]) -> None:
-        of_topics = [
-            rule for rule in rules if rule.check in (checks.Check.FRESHNESS, checks.Check.VOLUME)
-        ]
-        if not of_topics:
-            return
+        results = []
         now_ms = time.time_ns() // 1_000_000
-        with client_of(self._context) as client:
-            results = [
-                judge_age(rule, newest_ms(client, places), now_ms=now_ms)
-                if rule.check is checks.Check.FRESHNESS
-                else judge_volume(rule, _volume(client, places, now_ms - rule.window_s * 1_000))
-                for rule in of_topics
-            ]
-        self._write(results, {}, app=f"{NAME}-topic:{self.run_id}:{places[0].topic}", batch_id=0)
+        with client_of(self.context) as client:
+            for rule in rules:
+                if rule.check is checks.Check.FRESHNESS:
+                    newest = newest_ms(client, places)
+                    age_s = None if newest is None else (now_ms - newest) / 1_000
+                    results.append(judge(rule, age_s))
+                elif rule.check is checks.Check.VOLUME:
+                    since_ms = now_ms - rule.window_s * 1_000
+                    results.append(judge(rule, float(_volume(client, places, since_ms))))
+        if results:
+            app = f"{NAME}-topic:{self.run_id}:{places[0].topic}"
+            self._write(results, {}, app=app, batch_id=0)
 
     def _known_ends(self, topic: str) -> dict[int, int]:
-        if not self._lake.exists(RESULT):
+        if not self.context.lake.exists(RESULT):
             return {}
-        rows = self._lake.read(self._context.spark, RESULT, f"topic = '{topic}'")
+        rows = self.context.lake.read(self.context.spark, RESULT, f"topic = '{topic}'")
         ends: dict[int, int] = {}
         for row in rows.select("ends").distinct().toLocalIterator():
             for partition, end in json.loads(row.ends).items():
@@ -198,7 +183,7 @@ class QualityRun:
             for each in results
         ]
         table = pa.Table.from_pylist(rows, schema=_RESULT)
-        self._lake.append(table, RESULT, app=app, batch_id=batch_id, partition_by=("topic",))
+        self.context.lake.append(table, RESULT, app=app, batch_id=batch_id, partition_by=("topic",))
         self.results += results
 
 
@@ -208,18 +193,11 @@ def _summary(result: checks.Result) -> str:
     return f"rule '{rule.name}' of {rule.topic}: {result.failed} failed{where}"
 
 
-def judge_age(rule: checks.Rule, newest: int | None, *, now_ms: int) -> checks.Result:
-    assert rule.maximum is not None
-    age_s = None if newest is None else (now_ms - newest) / 1_000
-    return checks.Result(
-        rule, checked=1, failed=int(age_s is None or age_s > rule.maximum), value=age_s
-    )
-
-
-def judge_volume(rule: checks.Rule, records: int) -> checks.Result:
-    is_low = rule.minimum is not None and records < rule.minimum
-    is_high = rule.maximum is not None and records > rule.maximum
-    return checks.Result(rule, checked=1, failed=int(is_low or is_high), value=float(records))
+def judge(rule: checks.Rule, value: float | None) -> checks.Result:
+    """Compare the age or the volume of a topic with a rule. An empty topic has no age and fails."""
+    is_low = value is None or (rule.minimum is not None and value < rule.minimum)
+    is_high = value is not None and rule.maximum is not None and value > rule.maximum
+    return checks.Result(rule, checked=1, failed=int(is_low or is_high), value=value)
 
 
 def newest_ms(client: KafkaClient, places: Sequence[Place]) -> int | None:

@@ -126,9 +126,6 @@ class FactTopic:
         self.connection = parsed.connection
         self.reading = records_in(parsed)  # from batches of the query to records
 
-    def check(self) -> None:
-        check_topics(self._context, [self.name])
-
     def process(
         self, job: str, take: "Callable[[DataFrame, str, int], None]", *, ends: Mapping[int, int]
     ) -> None:

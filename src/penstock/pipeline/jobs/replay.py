@@ -5,20 +5,16 @@
 
 The start of a replay fixes its records: the table ``replay_job`` has a row for each archived
 partition, with the end offset. A second run with the same name and options continues at the last
-position. A run with another name is another replay.
-
-Topics and standard queues get each record once, even if the job is killed. FIFO queues deduplicate
-for five minutes: if a killed job is started again later than that, up to one chunk may be sent
-twice."""
+position."""
 
 import hashlib
 import json
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 import pyarrow as pa
@@ -51,8 +47,7 @@ _TABLE: Final = schema_of("job string, choice string, partition int, end long")
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     source: str  # the archived topic, or the name of a table that was moved aside
     target: str
     since_ms: int | None
@@ -68,19 +63,14 @@ class Choice:
 
 def transform(rows: "DataFrame", choice: Choice, ends: Mapping[int, int]) -> "DataFrame":
     """Return the records before ``ends`` that the options choose, by partition and offset."""
-    from pyspark.sql import functions as f
-
-    if choice.since_ms is not None:
-        rows = rows.where(f.col("timestamp") >= f.timestamp_millis(f.lit(choice.since_ms)))
-    if choice.until_ms is not None:
-        rows = rows.where(f.col("timestamp") < f.timestamp_millis(f.lit(choice.until_ms)))
+    for at_ms, sign in ((choice.since_ms, ">="), (choice.until_ms, "<")):
+        if at_ms is not None:
+            rows = rows.where(f"timestamp {sign} timestamp_millis({at_ms})")
     if choice.condition:
         rows = rows.where(choice.condition)
-    is_within = f.lit(False)
-    for partition, end in ends.items():
-        is_within = is_within | ((f.col("partition") == partition) & (f.col("offset") < end))
+    within = (f"partition = {partition} AND offset < {end}" for partition, end in ends.items())
     # Two tasks with the same partition would overwrite each other's position.
-    divided = rows.where(is_within).repartition(max(1, len(ends)), "partition")
+    divided = rows.where(" OR ".join(within) or "false").repartition(max(1, len(ends)), "partition")
     return divided.select(*COLUMNS).sortWithinPartitions("partition", "offset")
 
 

@@ -4,18 +4,13 @@
     archive/*  ─┼─► a plan ─► retention_plan ─► DeleteRecords, with --apply
     policies   ─┘
 
-The server deletes records by age and size. This job can delete records earlier: those that all
-readers have read and the archive has. ``--acks`` names a table with acks of readers that the server
-does not know (``ack_ranges.py``).
-
-Without ``--apply`` the job only writes the plan. With it, the job makes a second plan, and deletes
-only the records that both plans delete; the server rejects deletions that it does not allow. The
-plan is in its table before any request, and its outcome is added later. So no record is deleted
+With ``--apply`` the job makes a second plan, and deletes only the records that both plans delete.
+The plan is in its table before any request, and its outcome is added later. So no record is deleted
 without a plan, and a run that is killed leaves the outcome ``asked``."""
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -40,65 +35,46 @@ _PLAN: Final = schema_of(
 )
 
 
-class Planner:
-    def __init__(
-        self, context: JobContext, policies: Sequence[plans.Policy], holds: Sequence[plans.Hold]
-    ) -> None:
-        self._context = context
-        self._policies = policies
-        self._holds = holds
-        self._acks: str | None = context.arguments.get("acks")
-        self._remade: set[str] = set()  # topics that were reported as created again
+def _archived(context: JobContext, client: KafkaClient, remade: set[str]) -> dict[Place, int]:
+    """Return the end offsets of archives, except of topics that were created again. These are added
+    to ``remade``, and reported if they were not in it."""
+    found: dict[Place, int] = {}
+    ids = {
+        topic.name: known_id(bytes(topic.topic_id).hex())
+        for topic in client.retried(client.metadata).topics
+    }
+    for topic, ends in archived_ends(context.lake).items():
+        try:
+            check_ids(context.lake, {topic: ids.get(topic, "")})
+        except TopicRemade as trouble:
+            if topic not in remade:
+                remade.add(topic)
+                context.progress.note(f"an archive is ignored: {trouble}")
+            continue
+        found |= {Place(topic, partition): end for partition, end in ends.items()}
+    return found
 
-    def decide(self, client: KafkaClient) -> list[plans.Decision]:
-        now_ms = time.time_ns() // 1_000_000
-        facts = plans.gather(
-            client,
-            self._policies,
-            self._holds,
-            now_ms=now_ms,
-            archived=self._archived(client),
-            acked={} if self._acks is None else self._acked(client, self._acks),
-        )
-        return plans.plan(facts, self._policies, self._holds, now_ms=now_ms)
 
-    def _archived(self, client: KafkaClient) -> dict[Place, int]:
-        """Return the end offsets of archives, except of topics that were created again."""
-        lake, found = self._context.lake, dict[Place, int]()
-        ids = {
-            topic.name: known_id(bytes(topic.topic_id).hex())
-            for topic in client.retried(client.metadata).topics
-        }
-        for topic, ends in archived_ends(lake).items():
-            try:
-                check_ids(lake, {topic: ids.get(topic, "")})
-            except TopicRemade as remade:
-                if topic not in self._remade:
-                    self._remade.add(topic)
-                    self._context.progress.note(f"an archive is ignored: {remade}")
-                continue
-            found |= {Place(topic, partition): end for partition, end in ends.items()}
-        return found
-
-    def _acked(self, client: KafkaClient, name: str) -> dict[Place, dict[str, int]]:
-        spark, table = self._context.spark, self._context.lake.table(name)
-        if not table.exists():
-            raise JobMisused(f"the lake has no table {name}")
-        found = read_ack_files(spark, table.files(), tasks=spark.sparkContext.defaultParallelism)
-        existing = {topic.name: topic for topic in client.retried(client.metadata).topics}
-        cursors: dict[str, set[str]] = {}
-        for topic, _, cursor in found:
-            if topic in existing:
-                cursors.setdefault(topic, set()).add(cursor)
-        places = [place for topic in cursors for place in client.places(topic)]
-        starts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}
-        needs = floors(
-            {key: each for key, each in found.items() if Place(*key[:2]) in starts}, starts
-        )
-        for place, start in starts.items():
-            for cursor in cursors[place.topic]:  # a cursor without acks needs all records
-                needs.setdefault(place, {}).setdefault(cursor, start)
-        return needs
+def _acked(context: JobContext, client: KafkaClient) -> dict[Place, dict[str, int]]:
+    name = context.arguments.get("acks")
+    if name is None:
+        return {}
+    spark, table = context.spark, context.lake.table(name)
+    if not table.exists():
+        raise JobMisused(f"the lake has no table {name}")
+    found = read_ack_files(spark, table.files(), tasks=spark.sparkContext.defaultParallelism)
+    existing = {topic.name for topic in client.retried(client.metadata).topics}
+    cursors: dict[str, set[str]] = {}
+    for topic, _, cursor in found:
+        if topic in existing:
+            cursors.setdefault(topic, set()).add(cursor)
+    places = [place for topic in cursors for place in client.places(topic)]
+    starts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}
+    needs = floors({key: each for key, each in found.items() if Place(*key[:2]) in starts}, starts)
+    for place, start in starts.items():
+        for cursor in cursors[place.topic]:  # a cursor without acks needs all records
+            needs.setdefault(place, {}).setdefault(cursor, start)
+    return needs
 
 
 def _policies(context: JobContext) -> tuple[list[plans.Policy], list[plans.Hold]]:
@@ -112,19 +88,39 @@ def check(context: JobContext) -> None:
 
 def run(context: JobContext) -> None:
     policies, holds = _policies(context)
-    planner = Planner(context, policies, holds)
+    remade: set[str] = set()  # topics that were reported as created again
     outcomes: dict[Place, str] = {}
     plan_id = uuid.uuid4().hex
+
+    def decide() -> list[plans.Decision]:
+        now_ms = time.time_ns() // 1_000_000
+        archived, acked = _archived(context, client, remade), _acked(context, client)
+        facts = plans.gather(client, policies, holds, now_ms=now_ms, archived=archived, acked=acked)
+        return plans.plan(facts, policies, holds, now_ms=now_ms)
+
+    def write(outcomes: Mapping[Place, str], *, batch_id: int) -> None:
+        head = {"plan_id": plan_id, "made_at": time.time_ns() // 1_000}
+        rows = [{**head, **_row(each, outcomes)} for each in decisions]
+        if rows:
+            context.lake.append(
+                pa.Table.from_pylist(rows, schema=_PLAN),
+                PLAN,
+                app=f"{NAME}:{plan_id}",
+                batch_id=batch_id,
+                partition_by=PLAN_BY,
+                replace_where=f"plan_id = '{plan_id}'" if batch_id else None,
+            )
+
     with client_of(context) as client:
-        decisions = planner.decide(client)
+        decisions = decide()
         planned = plans.cuts(decisions)
         if context.arguments.get("apply") and planned:
-            _write(context, plan_id, decisions, dict.fromkeys(planned, REQUESTED), batch_id=0)
+            write(dict.fromkeys(planned, REQUESTED), batch_id=0)
             # Delete only what both plans delete: a new reader may have started between them.
-            still = plans.cuts(planner.decide(client))
+            still = plans.cuts(decide())
             agreed = {at: min(end, still[at]) for at, end in planned.items() if at in still}
             outcomes = plans.delete_records(client, agreed)
-    _write(context, plan_id, decisions, outcomes, batch_id=1)
+    write(outcomes, batch_id=1)
     shown = {"base": "from", "end": "to"}
     rows = [_row(each, outcomes) for each in decisions]
     context.show({shown.get(name, name): row[name] for name in row} for row in rows)
@@ -134,30 +130,6 @@ def run(context: JobContext) -> None:
     if refused:
         place, why = next(iter(refused.items()))
         raise Unsound(f"{len(refused)} partitions were not truncated; {place}: {why}")
-
-
-def _write(
-    context: JobContext,
-    plan_id: str,
-    decisions: Sequence[plans.Decision],
-    outcomes: Mapping[Place, str],
-    *,
-    batch_id: int,
-) -> None:
-    made_at_us = time.time_ns() // 1_000
-    rows = [
-        {"plan_id": plan_id, "made_at": made_at_us, **_row(each, outcomes)} for each in decisions
-    ]
-    if rows:
-        table = pa.Table.from_pylist(rows, schema=_PLAN)
-        context.lake.append(
-            table,
-            PLAN,
-            app=f"{NAME}:{plan_id}",
-            batch_id=batch_id,
-            partition_by=PLAN_BY,
-            replace_where=f"plan_id = '{plan_id}'" if batch_id else None,
-        )
 
 
 def _row(decision: plans.Decision, outcomes: Mapping[Place, str]) -> dict[str, Any]:

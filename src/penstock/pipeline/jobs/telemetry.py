@@ -7,16 +7,13 @@ derives lags, hot spots and rebalancing plans.
                         └──────► rebalance_plan ─► topic __plans
 
 Rows of ``metrics_1m`` are **partial**: each micro-batch adds rows in one commit, and readers sum
-the rows with equal keys (``telemetry_sums.fold``); late records add further rows. The other tables
-are computed once from complete minutes, hours or days. All times are those that nodes report, so a
-later run gives the same result.
-
-Plans go to a topic, because the server's placement cannot be reached from a pipeline in another
-way. This job does not move partitions."""
+the rows with equal keys (``telemetry_sums.fold``). The other tables are computed once from complete
+minutes, hours or days. All times are those that nodes report, so a later run gives the same result.
+Plans go to a topic, because a pipeline cannot reach the server's placement in another way."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -26,9 +23,9 @@ from pyspark.sql import functions as f
 from penstock.pipeline.arrow_map import map_in_arrow, schema_of
 from penstock.pipeline.client.options import client_for
 from penstock.pipeline.facts import rebalance, telemetry_sums
-from penstock.pipeline.facts.health import Point, hot, lag_of
+from penstock.pipeline.facts.telemetry_sums import Point, hot, lag_of
 from penstock.pipeline.job import Job, JobContext, Mode, utc
-from penstock.pipeline.jobs.queries import FactTopic, fact_options, grace_ms_of
+from penstock.pipeline.jobs.queries import FactTopic, check_topics, fact_options, grace_ms_of
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.parts import PART_SCHEMA, part_batches, read_parts
 from penstock.pipeline.reading.stream_source import RecordReader, as_they_are
@@ -99,24 +96,20 @@ def _lag_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             if points and points[-1].at_ms == at_ms:
                 points.pop()
             points = [*points[-LAG_MINUTES:], point]
-            found.append({**row, **asdict(lag_of(points))})
+            found.append({**row, **lag_of(points)._asdict()})
         yield pa.RecordBatch.from_pylist(found, _LAG)
 
 
 def by_window(rows: DataFrame) -> DataFrame:
     """Return the load of each partition, topic and node in each window, from rows by minute."""
-    kinds = ", ".join(f"'{kind}'" for kind in (facts.CALLS, facts.PARTITION, facts.NODE))
-    sums = ("requests", "messages", "bytes_in", "bytes_out", "cpu_ms")
-    grouped = (
-        rows.where(f"kind IN ({kinds})")
-        .withColumn("window", f.expr(f"unix_millis(at) div {WINDOW_MS}"))
-        .groupBy("window", "kind", "node", "account", "region", "resource", "partition")
-    )
-    return grouped.agg(
-        *(f.expr(f"sum({name})").alias(name) for name in sums),
-        f.expr("max(size_bytes_max)").alias("size_bytes"),
-        f.expr("max(unix_millis(at))").alias("at_ms"),
-    )
+    query = f"""
+        SELECT unix_millis(at) div {WINDOW_MS} AS window, kind, node, account, region, resource,
+            partition, sum(requests) AS requests, sum(messages) AS messages,
+            sum(bytes_in) AS bytes_in, sum(bytes_out) AS bytes_out, sum(cpu_ms) AS cpu_ms,
+            max(size_bytes_max) AS size_bytes, max(unix_millis(at)) AS at_ms
+        FROM {{rows}} WHERE kind IN ('{facts.CALLS}', '{facts.PARTITION}', '{facts.NODE}')
+        GROUP BY ALL"""  # noqa: S608
+    return rows.sparkSession.sql(query, rows=rows)
 
 
 def hot_rows(rows: Sequence[Any], *, seconds: float) -> list[dict[str, Any]]:
@@ -132,7 +125,7 @@ def hot_rows(rows: Sequence[Any], *, seconds: float) -> list[dict[str, Any]]:
         else:
             continue
         scope[name] = scope.get(name, 0.0) + amount / seconds
-    return [{"scope": scope, **asdict(each)} for scope, of in rates.items() for each in hot(of)]
+    return [{"scope": scope, **each._asdict()} for scope, of in rates.items() for each in hot(of)]
 
 
 def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:
@@ -161,42 +154,32 @@ def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:
     return found
 
 
+@dataclass
 class TelemetryTables:
-    """A writer of this job's tables, which keeps all its state in the tables. ``reading`` converts
-    batches of the source to records."""
+    """A writer of this job's tables, which keeps all its state in the tables."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        lake: Lake,
-        *,
-        app: str = "",
-        grace_ms: int = GRACE_MS,
-        publish_plan: Callable[[rebalance.Plan], None] | None = None,
-        reading: RecordReader = as_they_are,
-    ) -> None:
-        self._spark = spark
-        self._lake = lake
-        self._reading = reading
-        self._grace_ms = grace_ms
-        self._publish = publish_plan
-        self._since_ms = 0
-        self.app = app
+    spark: SparkSession
+    lake: Lake
+    app: str = ""
+    grace_ms: int = GRACE_MS
+    publish_plan: Callable[[rebalance.Plan], None] | None = None
+    reading: RecordReader = as_they_are  # from batches of the source to records
+    _since_ms: int = 0
 
     def ends(self) -> dict[int, int]:
         """Return the offset of each partition at which to continue without a checkpoint."""
-        if not self._lake.exists(MINUTES):
+        if not self.lake.exists(MINUTES):
             return {}
-        rows = self._lake.read(self._spark, MINUTES, f"kind = '{telemetry_sums.SOURCE}'")
+        rows = self.lake.read(self.spark, MINUTES, f"kind = '{telemetry_sums.SOURCE}'")
         ends = rows.groupBy("partition").agg(f.expr("max(log_end_max)").alias("end"))
         return {row.partition: row.end for row in ends.collect()}
 
     def add(self, batch: DataFrame, batch_id: int) -> None:
         """Add one micro-batch. Each task fetches and sums its records, and writes the sums."""
-        table = self._lake.table(MINUTES)
+        table = self.lake.table(MINUTES)
         if table.has(self.app, batch_id):
             return
-        reading, root = self._reading, table.path
+        reading, root = self.reading, table.path
 
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             rows = dated(telemetry_sums.by_minute(reading(batches)))
@@ -207,16 +190,16 @@ class TelemetryTables:
         table.commit(parts, app=self.app, batch_id=batch_id)
 
     def derive(self) -> None:
-        if not self._lake.exists(MINUTES):
+        if not self.lake.exists(MINUTES):
             return
-        rows = self._lake.read(self._spark, MINUTES, f"kind = '{telemetry_sums.SOURCE}'")
+        rows = self.lake.read(self.spark, MINUTES, f"kind = '{telemetry_sums.SOURCE}'")
         span = rows.selectExpr("unix_millis(min(at)) AS a", "unix_millis(max(at)) AS b").first()
         if span is None or span.a is None:
             return
         self._since_ms = span.a
         # Records written in the newest minute are about this minute or earlier ones, so the
         # earlier minutes are complete and the newest is not.
-        through_ms = span.b - self._grace_ms
+        through_ms = span.b - self.grace_ms
         self._add_lags(through_ms)
         self._add_window(through_ms)
         self._roll(MINUTES, HOURS, "hour", HOUR_MS, through_ms)
@@ -224,32 +207,27 @@ class TelemetryTables:
 
     def _roll(self, source: str, target: str, unit: str, unit_ms: int, through_ms: int) -> None:
         """Append all complete hours or days that the target does not have yet, in one commit."""
-        last = through_ms // unit_ms - 1
-        done = self._lake.version_of(target, "roll")
-        if not self._lake.exists(source) or (done is not None and done >= last):
-            return
-        if done is None and (last + 1) * unit_ms <= self._since_ms:
-            return  # the first unit is not complete yet
-        since_ms = 0 if done is None else (done + 1) * unit_ms
-        rows = self._between(source, since_ms, (last + 1) * unit_ms)
-        self._append_dated(rolled_up(rows, unit), target, "roll", last)
+        last, since_ms = self._pending(target, "roll", unit_ms, through_ms)
+        # Before the end of the first unit there is nothing to append.
+        if self.lake.exists(source) and max(since_ms, self._since_ms) < (last + 1) * unit_ms:
+            rows = self._between(source, since_ms, (last + 1) * unit_ms)
+            self._append_dated(rolled_up(rows, unit), target, "roll", last)
+
+    def _pending(self, table: str, app: str, unit_ms: int, through_ms: int) -> tuple[int, int]:
+        """Return the number of the last complete unit, and the end of those that a table has."""
+        done = self.lake.version_of(table, app)
+        return through_ms // unit_ms - 1, 0 if done is None else (done + 1) * unit_ms
 
     def _append_dated(self, rows: DataFrame, table: str, app: str, batch_id: int) -> None:
         dated = rows.withColumn("date", f.expr("to_date(at)"))
-        self._lake.append(dated, table, app=app, batch_id=batch_id, partition_by=("date",))
+        self.lake.append(dated, table, app=app, batch_id=batch_id, partition_by=("date",))
 
     def _add_lags(self, through_ms: int) -> None:
-        last = through_ms // MINUTE_MS - 1
-        done = self._lake.version_of(LAG, "lag")
-        if done is not None and done >= last:
+        last, since_ms = self._pending(LAG, "lag", MINUTE_MS, through_ms)
+        if since_ms >= (last + 1) * MINUTE_MS:
             return
-        since_ms = 0 if done is None else (done + 1) * MINUTE_MS
-        rows = self._between(
-            MINUTES,
-            since_ms - LAG_MINUTES * MINUTE_MS,
-            (last + 1) * MINUTE_MS,
-            kind=facts.LAG,
-        )
+        before_ms = since_ms - LAG_MINUTES * MINUTE_MS
+        rows = self._between(MINUTES, before_ms, (last + 1) * MINUTE_MS, kind=facts.LAG)
         # Merges rows of one minute that came in several batches.
         found = lags(rolled_up(rows, "minute")).where(f"unix_millis(at) >= {since_ms}")
         self._append_dated(found, LAG, "lag", last)
@@ -257,7 +235,7 @@ class TelemetryTables:
     def _add_window(self, through_ms: int) -> None:
         """Append the hot spots and the plan of the last complete window; skip earlier windows."""
         window = through_ms // WINDOW_MS - 1
-        if self._lake.table(HOT).has("hot", window):
+        if self.lake.table(HOT).has("hot", window):
             return
         since_ms = (window + 1 - rebalance.WINDOWS_MIN) * WINDOW_MS
         rows = self._between(MINUTES, since_ms, (window + 1) * WINDOW_MS)
@@ -274,22 +252,22 @@ class TelemetryTables:
             )
         at_us = window * WINDOW_MS * 1_000
         found = [{"at": at_us, **row} for row in hot_rows(latest, seconds=WINDOW_MS / 1_000)]
-        self._lake.append(pa.Table.from_pylist(found, _HOT), HOT, app="hot", batch_id=window)
+        self.lake.append(pa.Table.from_pylist(found, _HOT), HOT, app="hot", batch_id=window)
 
     def _plan(
         self, windows: Sequence[Sequence[rebalance.Placed]], nodes: Iterable[str], now_ms: int
     ) -> None:
         made = rebalance.plan(
-            windows, nodes, now_ms=now_ms, last_plan_at_ms=self._lake.version_of(PLAN, "plan")
+            windows, nodes, now_ms=now_ms, last_plan_at_ms=self.lake.version_of(PLAN, "plan")
         )
         if made is None:
             return
         rows = [{**asdict(made), **asdict(step)} for step in made.steps]
         # The batch id of a plan's commit is its time, from which the pause after it is computed.
         # Published before the commit, so that a run after a kill publishes the same plan again.
-        if self._publish is not None:
-            self._publish(made)
-        self._lake.append(
+        if self.publish_plan is not None:
+            self.publish_plan(made)
+        self.lake.append(
             pa.Table.from_pylist(rows, _PLAN), PLAN, app="plan", batch_id=made.created_at_ms
         )
 
@@ -301,7 +279,7 @@ class TelemetryTables:
         files = f"date >= '{utc(since_ms).date()}' AND date <= '{utc(until_ms - 1).date()}'"
         if kind is not None:
             where, files = f"{where} AND kind = '{kind}'", f"{files} AND kind = '{kind}'"
-        return self._lake.read(self._spark, table, where, files=files)
+        return self.lake.read(self.spark, table, where, files=files)
 
 
 def run(context: JobContext) -> None:
@@ -333,6 +311,6 @@ JOB: Final = Job(
     name="telemetry",
     summary="Aggregate rates, durations and lags; find hot spots and plan moves of partitions.",
     run=run,
-    check=lambda context: FactTopic(context, TOPIC).check(),
+    check=lambda context: check_topics(context, [FactTopic(context, TOPIC).name]),
     options=fact_options(TOPIC, "a minute", GRACE_MS),
 )

@@ -5,22 +5,15 @@
                      ├────────► usage_adjustment  sums that came for an hour after it was sealed
                      └─ unreadable records and copies ─► usage_reject
 
-**Partial sums.** A micro-batch becomes sums by hour, tenant, region, resource and operation, in
-one commit. The total of an hour is the sum of its partials, so the job has no state to lose, and
-late facts are always counted. Nodes number the records that they write (flushes). The same commit
-records these numbers, in rows of the kind ``flush``: a flush with a known number is a copy and is
-not counted again; a missing number is reported. Each commit has the next *turn* of the table, and
-its rows carry this number, so a comparison shows which partials an hour was sealed with.
-
-**Sealing.** An hour is complete when each live node has written all its facts up to the end of the
-hour plus a grace period. Tables are written in an order in which each can be computed from earlier
-ones, and each table records its progress, so a killed job continues from its tables.
-
-Each task fetches its records, sums them (``usage_sums.py``) and writes files (``usage_files.py``);
-the driver gets the lists of files and flushes, and commits."""
+The total of an hour is the sum of its partials, so the job has no state to lose, and late facts are
+always counted. The commit of a micro-batch also has rows of the kind ``flush``, with the numbers
+that nodes give to the records that they write (flushes): a flush with a known number is a copy.
+Each commit has the next *turn* of the table, and its rows carry this number, so a comparison shows
+which partials an hour was sealed with. Tables are written in an order in which each can be computed
+from earlier ones, and each records its progress, so a killed job continues from its tables."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
@@ -30,25 +23,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from penstock.pipeline.facts import usage_sums
-from penstock.pipeline.facts.usage_files import (
-    FLUSH,
-    HOURLY,
-    HOURLY_BY,
-    HOURLY_SCHEMA,
-    PARTIAL,
-    PARTIAL_BY,
-    PARTIAL_SCHEMA,
-    REJECT,
-    REJECT_SCHEMA,
-    Written,
-    files_of,
-    first_hour,
-    seal,
-    shares_of,
-    write,
-)
+from penstock.pipeline.facts.usage_sums import FLUSH, HOURLY, PARTIAL, REJECT
 from penstock.pipeline.job import Job, JobContext, Mode, utc
-from penstock.pipeline.jobs.queries import FactTopic, fact_options, grace_ms_of
+from penstock.pipeline.jobs.queries import FactTopic, check_topics, fact_options, grace_ms_of
 from penstock.pipeline.lake import Lake, Table
 from penstock.pipeline.reading.stream_source import RecordReader, as_they_are
 from penstock.wire.facts.usage import CALLS, STORAGE
@@ -86,34 +63,24 @@ def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> in
     return max(-1, (written - grace_ms) // HOUR_MS - 1)
 
 
+@dataclass
 class UsageTables:
-    """A writer of this job's tables, which keeps all its state in the tables. ``reading`` converts
-    batches of the source to records."""
+    """A writer of this job's tables, which keeps all its state in the tables."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        lake: Lake,
-        *,
-        app: str = "",
-        grace_ms: int = GRACE_MS,
-        reading: RecordReader = as_they_are,
-    ) -> None:
-        self._spark = spark
-        self._lake = lake
-        self._reading = reading
-        self._grace_ms = grace_ms
-        self.app = app
-        self.flushes = usage_sums.Flushes()
-        self._written_at_ms: dict[str, int] = {}
-        self.ends: dict[int, int] = {}  # by partition: where to continue without a checkpoint
-        self.rejected = 0
-        self._remember()
+    spark: SparkSession
+    lake: Lake
+    app: str = ""
+    grace_ms: int = GRACE_MS
+    reading: RecordReader = as_they_are  # from batches of the source to records
+    flushes: usage_sums.Flushes = field(default_factory=usage_sums.Flushes)
+    ends: dict[int, int] = field(default_factory=dict)  # where to continue without a checkpoint
+    rejected: int = 0
+    _written_at_ms: dict[str, int] = field(default_factory=dict)
 
-    def _remember(self) -> None:
-        if not self._lake.exists(PARTIAL):
+    def __post_init__(self) -> None:
+        if not self.lake.exists(PARTIAL):
             return
-        flushes = self._lake.read(self._spark, PARTIAL, f"kind = '{FLUSH}'")
+        flushes = self.lake.read(self.spark, PARTIAL, f"kind = '{FLUSH}'")
         newest = flushes.selectExpr("max(written_at_ms)").first()
         if newest is None or newest[0] is None:
             return
@@ -129,14 +96,14 @@ class UsageTables:
 
     def add(self, batch: DataFrame, batch_id: int) -> bool:
         """Add one micro-batch. Return False if the tables have it already."""
-        if self._lake.table(PARTIAL).has(self.app, batch_id):
+        if self.lake.table(PARTIAL).has(self.app, batch_id):
             return False
-        turn = self._lake.table(PARTIAL).turn_of("usage") + 1
-        how: dict[str, Any] = {"seen": self.flushes, "turn": turn, "lake": self._lake.path}
-        found = write(batch, self._reading, **how)
+        turn = self.lake.table(PARTIAL).turn_of("usage") + 1
+        how: dict[str, Any] = {"seen": self.flushes, "turn": turn, "lake": self.lake.path}
+        found = usage_sums.write(batch, self.reading, **how)
         if _overlap(found.flushes):  # two tasks had copies of a flush; a single task finds them
-            found.drop(self._lake.path)
-            found = write(batch.coalesce(1), self._reading, **how)
+            found.drop(self.lake.path)
+            found = usage_sums.write(batch.coalesce(1), self.reading, **how)
         self._commit(found, batch_id, turn)
         for each in found.flushes:
             self._note(each)
@@ -145,29 +112,29 @@ class UsageTables:
             self.adjust()
         return True
 
-    def _commit(self, found: Written, batch_id: int, turn: int) -> None:
+    def _commit(self, found: usage_sums.Written, batch_id: int, turn: int) -> None:
         if found.reject:
             # Committed before the sums, after which a second run would take all flushes for copies.
-            table = self._lake.table(REJECT)
-            table.ensure(REJECT_SCHEMA, ())
+            table = self.lake.table(REJECT)
+            table.ensure(usage_sums.REJECT_SCHEMA, ())
             table.commit(found.reject, app=self.app, batch_id=batch_id)
             self.rejected += sum(part.rows for part in found.reject)
-        table = self._lake.table(PARTIAL)
-        table.ensure(PARTIAL_SCHEMA, PARTIAL_BY)
+        table = self.lake.table(PARTIAL)
+        table.ensure(usage_sums.PARTIAL_SCHEMA, usage_sums.PARTIAL_BY)
         table.commit(found.partial, app=self.app, batch_id=batch_id, turn=turn)
 
     def sealed_through(self) -> int | None:
-        return self._lake.version_of(HOUR, "seal")
+        return self.lake.version_of(HOUR, "seal")
 
     def adjust(self) -> int:
         """Append usage that came after its hour was sealed, and return the number of rows."""
-        turn = self._lake.table(PARTIAL).turn_of("usage")
-        before = self._lake.version_of(ADJUSTMENT, "adjust") or 0
-        if turn <= before or not self._lake.exists(HOUR):
+        turn = self.lake.table(PARTIAL).turn_of("usage")
+        before = self.lake.version_of(ADJUSTMENT, "adjust") or 0
+        if turn <= before or not self.lake.exists(HOUR):
             return 0
-        partial = self._lake.read(self._spark, PARTIAL, f"turn > {before} AND turn <= {turn}")
-        late = adjustments(partial, self._lake.read(self._spark, HOUR))
-        commit = self._lake.append(
+        partial = self.lake.read(self.spark, PARTIAL, f"turn > {before} AND turn <= {turn}")
+        late = adjustments(partial, self.lake.read(self.spark, HOUR))
+        commit = self.lake.append(
             late.coalesce(1), ADJUSTMENT, app="adjust", batch_id=turn, partition_by=("date",)
         )
         return commit.rows
@@ -175,47 +142,44 @@ class UsageTables:
     def seal(self) -> int:
         count = self._close_hours()
         last = self.sealed_through()
-        done = self._lake.version_of(HOURLY, "seal")
+        done = self.lake.version_of(HOURLY, "seal")
         if last is None or (done is not None and done >= last):
             return count
-        through = _through(self._lake.table(HOUR), done)
-        shares = shares_of(through, files_of(self._lake.table(PARTIAL)))
-        parts = seal(self._spark, shares, self._lake.path)
-        table = self._lake.table(HOURLY)
-        table.ensure(HOURLY_SCHEMA, HOURLY_BY)
+        through = _through(self.lake.table(HOUR), done)
+        shares = usage_sums.shares_of(through, usage_sums.files_of(self.lake.table(PARTIAL)))
+        parts = usage_sums.seal(self.spark, shares, self.lake.path)
+        table = self.lake.table(HOURLY)
+        table.ensure(usage_sums.HOURLY_SCHEMA, usage_sums.HOURLY_BY)
         table.commit(parts, app="seal", batch_id=last)
         return count
 
     def _close_hours(self) -> int:
-        last = last_complete_hour(self._written_at_ms, grace_ms=self._grace_ms)
+        last = last_complete_hour(self._written_at_ms, grace_ms=self.grace_ms)
         sealed = self.sealed_through()
         if last is None or (sealed is not None and last <= sealed):
             return 0
         if sealed is None:
-            first = first_hour(files_of(self._lake.table(PARTIAL)))
+            first = usage_sums.first_hour(usage_sums.files_of(self.lake.table(PARTIAL)))
             sealed = last if first is None else first - 1
         numbers = range(sealed + 1, last + 1)
         if not numbers:
             return 0
         # Partials after this turn are late for these hours, so earlier adjustments come first.
         self.adjust()
-        turn = self._lake.table(PARTIAL).turn_of("usage")
+        turn = self.lake.table(PARTIAL).turn_of("usage")
         schema = pa.schema([usage_sums.SUMS_SCHEMA.field("hour"), ("through", pa.int64())])
         closed = [{"hour": n * HOUR_MS * 1_000, "through": turn} for n in numbers]
         rows = pa.Table.from_pylist(closed, schema)
-        self._lake.append(rows, HOUR, app="seal", batch_id=last)
+        self.lake.append(rows, HOUR, app="seal", batch_id=last)
         return len(numbers)
 
 
 def _overlap(flushes: Sequence[usage_sums.FlushRange]) -> bool:
-    found: dict[usage_sums.Name, list[tuple[int, int]]] = {}
-    for row in flushes:
-        found.setdefault((row.node, row.incarnation), []).append((row.first_flush, row.last_flush))
-    return any(
-        after[0] <= before[1]
-        for ranges in map(sorted, found.values())
-        for before, after in pairwise(ranges)
-    )
+    merged = usage_sums.Flushes()
+    for each in flushes:
+        merged.add((each.node, each.incarnation), each.first_flush, each.last_flush)
+    count = sum(last + 1 - first for of in merged.ranges.values() for first, last in of)
+    return count < sum(each.last_flush + 1 - each.first_flush for each in flushes)
 
 
 def _islands(flushes: DataFrame) -> DataFrame:
@@ -265,6 +229,6 @@ JOB: Final = Job(
     name="usage",
     summary="Sum the usage in the topic __usage by hour, exactly once.",
     run=run,
-    check=lambda context: FactTopic(context, TOPIC).check(),
+    check=lambda context: check_topics(context, [FactTopic(context, TOPIC).name]),
     options=fact_options(TOPIC, "an hour", GRACE_MS),
 )

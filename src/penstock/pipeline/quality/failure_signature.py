@@ -4,23 +4,16 @@ parts are hashed together:
 
     source queue │ error, masked │ names of attributes │ kind of message │ shape of the body
 
-- **Error**: the first line of the attribute in which consumers and frameworks store the reason.
-  Times, mail and IP addresses become ``<time>``, ``<mail>`` and ``<ip>``; UUIDs, numbers, hex and
-  words with digits become ``<id>``. A number after *status*, *code* and similar words is kept,
-  because 404 and 503 are different causes.
-- **Shape**: the keys of a JSON body and the types of their values; for any other body only its
-  format. Keys that are ids are masked as well.
-
-``content`` is a fingerprint of a message's bytes. A redrive changes the id but not the content, so
-the content identifies a message that comes back. All input is truncated before it is parsed,
+A number after *status*, *code* and similar words is kept, because 404 and 503 are different causes.
+Keys of a JSON body that are ids are masked as well. ``content`` is a fingerprint of a message's
+bytes: a redrive changes the id but not the content. All input is truncated before it is parsed,
 because dead letters are messages that consumers could not process."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -47,7 +40,6 @@ KIND_ATTRIBUTES: Final = (
 )  # fmt: skip
 
 _KINDS: Final = frozenset(KIND_ATTRIBUTES)
-_ERRORS: Final = frozenset(ERROR_ATTRIBUTES)
 # Names of attributes and keys of bodies, which repeat from message to message.
 _NAMES_CACHED: Final = 4_096
 
@@ -68,8 +60,7 @@ _TEXTUAL: Final = re.compile(rb"[\x09\x0a\x0d\x20-\x7e\x80-\xff]*")
 _XML_ROOT: Final = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<([A-Za-z_][\w.:-]{0,80})[\s/>]")
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(NamedTuple):
     digest: str  # 16 hexadecimal digits
     error: str  # masked, for display
     shape: str
@@ -119,13 +110,9 @@ def _mask(match: re.Match[str]) -> str:
 
 
 def _error_text(by_name: Mapping[str, bytes], error_name: str | None) -> str:
-    names: Sequence[str] = ERROR_ATTRIBUTES if error_name is None else (error_name.lower(),)
-    if error_name is None and _ERRORS.isdisjoint(by_name):
-        return ""
-    for name in names:
-        if by_name.get(name):
-            return by_name[name][: 4 * ERROR_CHARS_MAX].decode("utf-8", "replace")
-    return ""
+    names = ERROR_ATTRIBUTES if error_name is None else (error_name.lower(),)
+    raw = next((by_name[name] for name in names if by_name.get(name)), b"")
+    return raw[: 4 * ERROR_CHARS_MAX].decode("utf-8", "replace")
 
 
 _NAMES: Final[Mapping[type, str]] = {

@@ -1,35 +1,32 @@
-"""Parses data quality rules, and makes the columns that check rows against them.
-
-    [[rule]]
-    topic = "orders"
-    check = "range"              # one of Check, below
-    field = "amount"             # key, value, header:NAME, or a path into a JSON body: customer.id
-    min = 0
-    on_fail = "quarantine"       # alert (default), quarantine, stop
-    allowed = 0                  # number of failures that are accepted
-
-A mistake in any rule of a file is reported with the number of the rule, before any rule runs.
+"""Parses data quality rules, which ``docs/pipeline.md`` describes, and makes the conditions that
+check rows against them. A mistake in any rule of a file is reported before any rule runs.
 
 Each rule of a topic becomes one column that is true where a row fails, so that all rules are
 checked in one pass and counted in one aggregation; ``unique`` rules add a sort. A missing value
 only fails ``not_null``, so that each fault is counted once. JSON is parsed once for each row, as a
 variant. A body that is not JSON has no fields."""
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.pipeline.toml_tables import TomlTable, tables_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 RULES_MAX: Final = 200
 FIELDS_MAX: Final = 100  # of one JSON rule
-TYPES: Final = ("string", "number", "integer", "boolean", "object", "array")
+# Types of JSON values, with patterns of the types that Spark gives them.
+TYPES: Final[Mapping[str, str]] = {
+    "string": "^STRING$",
+    "number": "^(BIGINT|DOUBLE|FLOAT)$|^DECIMAL",
+    "integer": r"^BIGINT$|^DECIMAL\(\d+,\s*0\)$",
+    "boolean": "^BOOLEAN$",
+    "object": "^OBJECT",
+    "array": "^ARRAY",
+}
 DAY_S: Final = 86_400
 
 
@@ -62,8 +59,7 @@ class OnFail(StrEnum):
     STOP = "stop"  # the run ends before the batch is committed
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """The location of a value: the whole key or value, a header, or a path in a JSON body."""
 
     column: str = "value"
@@ -76,8 +72,7 @@ class Field:
         return ".".join(self.path) or self.column
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     name: str
     topic: str
     check: Check
@@ -88,7 +83,7 @@ class Rule:
     maximum: float | None = None
     window_s: int = DAY_S
     pattern: str = ""
-    fields: Mapping[tuple[str, ...], str] = dataclasses.field(default_factory=dict)  # path: type
+    fields: Mapping[tuple[str, ...], str] = {}  # path: type
 
 
 def parse_rules(text: str) -> tuple[Rule, ...]:
@@ -201,8 +196,7 @@ _HISTORY: Final = "__history"
 _JSON: Final = "__json"
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     rule: Rule
     checked: int
     failed: int
@@ -218,33 +212,27 @@ def mark(
     rows: "DataFrame", rules: Sequence[Rule], history: "DataFrame | None" = None
 ) -> "DataFrame":
     """Add a column ``fail_N`` for each rule that checks rows. ``history`` has earlier rows."""
-    from pyspark.sql import functions as f
-
-    marked = rows.withColumn(_HISTORY, f.lit(False))
+    marked = rows.selectExpr("*", f"false AS {_HISTORY}")
     if history is not None:
-        marked = marked.unionByName(history.withColumn(_HISTORY, f.lit(True)))
+        marked = marked.unionByName(history.selectExpr("*", f"true AS {_HISTORY}"))
     if any(rule.field.path or rule.check is Check.JSON for rule in rules):
-        text = f.try_validate_utf8(f.col("value").cast("string"))
-        marked = marked.withColumn(_JSON, f.try_parse_json(text))
-    for number, rule in enumerate(rules):
-        if rule.check in OF_ROWS:
-            fails = f.coalesce(_fails(rule), f.lit(False))
-            marked = marked.withColumn(_name(number), fails)
-    return marked.where(~f.col(_HISTORY)).drop(_HISTORY, _JSON)
+        text = "try_validate_utf8(cast(value AS string))"
+        marked = marked.selectExpr("*", f"try_parse_json({text}) AS {_JSON}")
+    fails = [f"coalesce({_fails(rule)}, false) AS fail_{n}" for n, rule in _of_rows(rules)]
+    return marked.selectExpr("*", *fails).where(f"NOT {_HISTORY}").drop(_HISTORY, _JSON)
 
 
 def count(marked: "DataFrame", rules: Sequence[Rule], ends: Mapping[int, int]) -> list[Result]:
     """Return the results of rules. ``ends`` are the end offsets of earlier batches."""
-    from pyspark.sql import functions as f
-
-    sums = [f.count("*").alias("rows")]
-    for number, rule in enumerate(rules):
-        if rule.check in OF_ROWS:
-            fails = f.col(_name(number))
-            place = f.when(fails, f.struct("partition", "offset"))
-            sums += [f.count_if(fails).alias(f"n{number}"), f.min(place).alias(f"s{number}")]
-    spans = [f.min("offset").alias("first"), f.max("offset").alias("last")]
-    parts = marked.groupBy("partition").agg(*sums, *spans).collect()
+    place = "struct(partition, offset)"
+    sums = [
+        f", count_if(fail_{n}) AS n{n}, min(CASE WHEN fail_{n} THEN {place} END) AS s{n}"
+        for n, _ in _of_rows(rules)
+    ]
+    query = f"""
+        SELECT partition, count(*) AS rows, min(offset) AS first, max(offset) AS last
+            {"".join(sums)} FROM {{marked}} GROUP BY partition"""  # noqa: S608
+    parts = marked.sparkSession.sql(query, marked=marked).collect()
     return [
         _gaps(rule, parts, ends) if rule.check is Check.OFFSET_GAP else _summed(rule, n, parts)
         for n, rule in enumerate(rules)
@@ -253,26 +241,24 @@ def count(marked: "DataFrame", rules: Sequence[Rule], ends: Mapping[int, int]) -
 
 
 def quarantined(marked: "DataFrame", rules: Sequence[Rule]) -> "DataFrame":
-    from pyspark.sql import functions as f
-
-    of_rows = [(n, rule) for n, rule in enumerate(rules) if rule.check in OF_ROWS]
-    aside = [_name(n) for n, rule in of_rows if rule.on_fail is OnFail.QUARANTINE]
-    names = [f.when(f.col(_name(n)), f.lit(rule.name)) for n, rule in of_rows]
+    of_rows = _of_rows(rules)
+    aside = [f"fail_{n}" for n, rule in of_rows if rule.on_fail is OnFail.QUARANTINE]
+    names = [f"if(fail_{n}, {_quoted(rule.name)}, NULL)" for n, rule in of_rows]
     failing = marked.where(" OR ".join(aside) if aside else "false")
-    return failing.select(
+    return failing.selectExpr(
         *COLUMNS.split(","),
-        f.array_compact(f.array(*names)).alias("rules"),
-        f.to_date("timestamp").alias("date"),
+        f"array_compact(array({', '.join(names)})) AS rules",
+        "to_date(timestamp) AS date",
     )
+
+
+def _of_rows(rules: Sequence[Rule]) -> list[tuple[int, Rule]]:
+    return [(number, rule) for number, rule in enumerate(rules) if rule.check in OF_ROWS]
 
 
 def ends_of(marked: "DataFrame") -> dict[int, int]:
     found = marked.groupBy("partition").agg({"offset": "max"}).collect()
     return {row[0]: row[1] + 1 for row in found}
-
-
-def _name(number: int) -> str:
-    return f"fail_{number}"
 
 
 def _summed(rule: Rule, number: int, parts: Sequence[Any]) -> Result:
@@ -297,99 +283,67 @@ def _gaps(rule: Rule, parts: Sequence[Any], ends: Mapping[int, int]) -> Result:
     return Result(rule, checked=sum(part["rows"] for part in parts), failed=failed, sample=sample)
 
 
-def _fails(rule: Rule) -> "Column":
-    """Return a column that is true where a row fails, and null where the value is missing."""
-    from pyspark.sql import functions as f
-
+def _fails(rule: Rule) -> str:
+    """Return a condition that is true where a row fails, and null where the value is missing."""
+    raw = _value(rule.field)
+    text = f"cast({raw} AS string)"
+    number = f"try_cast({text} AS double)"
     match rule.check:
         case Check.NOT_NULL:
-            return _text(rule.field).isNull()
+            return f"{text} IS NULL"
         case Check.REGEX:
-            return ~_text(rule.field).rlike(f"^(?:{rule.pattern})$")
+            return f"NOT {text} RLIKE {_quoted(f'^(?:{rule.pattern})$')}"
         case Check.RANGE:
-            number = _text(rule.field).try_cast("double")
             # A value that is not a number is out of range; this includes NaN.
-            bad = number.isNull() | f.isnan(number) | _outside(number, rule)
-            return _text(rule.field).isNotNull() & bad
+            bad = f"{number} IS NULL OR isnan({number}) OR {_outside(number, rule)}"
+            return f"{text} IS NOT NULL AND ({bad})"
         case Check.SIZE:
-            return _outside(f.octet_length(_bytes(rule.field)), rule)
+            return _outside(f"octet_length({raw})", rule)
         case Check.JSON:
-            return _json_fails(rule)
+            fails = [f"{_JSON} IS NULL", f"NOT schema_of_variant({_JSON}) LIKE 'OBJECT%'"]
+            return " OR ".join([*fails, *(_wrong(*field) for field in rule.fields.items())])
         case Check.SKEW:
-            return _skewed(rule)
+            # The time in the field, in milliseconds or as text, against the record's timestamp. A
+            # value that is not a time counts as skewed.
+            by_text = f"cast(unix_millis(try_to_timestamp({text})) AS double)"
+            apart_ms = f"abs(coalesce({number}, {by_text}) - unix_millis(timestamp))"
+            assert rule.maximum is not None
+            is_far = f"{apart_ms} > double('{rule.maximum * 1_000}')"
+            return f"{text} IS NOT NULL AND coalesce({is_far}, true)"
         case Check.UNIQUE:
-            return _repeats(rule)
+            same = f"PARTITION BY topic, {text} ORDER BY timestamp, partition, offset"
+            before = f"unix_micros(lag(timestamp) OVER ({same}))"
+            apart_us = f"unix_micros(timestamp) - {before}"
+            return f"{text} IS NOT NULL AND {apart_us} <= {rule.window_s * 1_000_000}"
     raise AssertionError(f"{rule.check} does not check rows")
 
 
-def _outside(number: "Column", rule: Rule) -> "Column":
-    from pyspark.sql import functions as f
-
-    below = f.lit(False) if rule.minimum is None else number < rule.minimum
-    above = f.lit(False) if rule.maximum is None else number > rule.maximum
-    return below | above
-
-
-def _bytes(at: Field) -> "Column":
-    from pyspark.sql import functions as f
-
+def _value(at: Field) -> str:
     if at.path:
-        return f.try_variant_get(f.col(_JSON), _json_path(at.path), "string")
+        return f"try_variant_get({_JSON}, {_json_path(at.path)}, 'string')"
     if at.header:
-        named = f.filter("headers", lambda header: header["key"] == at.header)
-        return f.try_element_at(named, f.lit(1))["value"]
-    return f.col(at.column)
+        named = f"filter(headers, header -> header.key = {_quoted(at.header)})"
+        return f"try_element_at({named}, 1).value"
+    return at.column
 
 
-def _text(at: Field) -> "Column":
-    return _bytes(at).cast("string")
+def _outside(number: str, rule: Rule) -> str:
+    edges = (("<", rule.minimum), (">", rule.maximum))
+    return " OR ".join(f"{number} {sign} double('{at}')" for sign, at in edges if at is not None)
+
+
+def _wrong(path: tuple[str, ...], kind: str) -> str:
+    found = f"schema_of_variant(try_variant_get({_JSON}, {_json_path(path)}, 'variant'))"
+    is_absent = f"coalesce({found} = 'VOID', true)"
+    is_wrong = f"NOT {found} RLIKE {_quoted(TYPES[kind.removesuffix('?')])}"
+    return f"if({is_absent}, {str(not kind.endswith('?')).lower()}, {is_wrong})"
 
 
 def _json_path(parts: tuple[str, ...]) -> str:
-    return "$" + "".join(f"['{part}']" for part in parts)
+    return _quoted("$" + "".join(f"['{part}']" for part in parts))
 
 
-def _json_fails(rule: Rule) -> "Column":
-    from pyspark.sql import functions as f
-
-    fails = f.col(_JSON).isNull() | ~f.schema_of_variant(_JSON).startswith("OBJECT")
-    for path, kind in rule.fields.items():
-        part = f.try_variant_get(f.col(_JSON), _json_path(path), "variant")
-        found = f.schema_of_variant(part)
-        is_absent = found.isNull() | (found == "VOID")
-        is_wrong = ~is_absent & ~_is_kind(found, kind.removesuffix("?"))
-        fails = fails | is_wrong | (f.lit(False) if kind.endswith("?") else is_absent)
-    return fails
-
-
-def _is_kind(found: "Column", kind: str) -> "Column":
-    if kind in ("object", "array"):
-        return found.startswith(kind.upper())
-    if kind == "number":
-        return found.isin("BIGINT", "DOUBLE", "FLOAT") | found.startswith("DECIMAL")
-    if kind == "integer":
-        return (found == "BIGINT") | found.rlike(r"^DECIMAL\(\d+,\s*0\)$")
-    return found == kind.upper()
-
-
-def _skewed(rule: Rule) -> "Column":
-    """Compare the time in a record's field, in milliseconds or as text, with its timestamp in the
-    log. A value that is not a time counts as skewed."""
-    from pyspark.sql import functions as f
-
-    text = _text(rule.field)
-    by_number = text.try_cast("double")
-    by_text = f.unix_millis(f.try_to_timestamp(text)).cast("double")
-    apart_ms = f.abs(f.coalesce(by_number, by_text) - f.unix_millis(f.col("timestamp")))
-    assert rule.maximum is not None
-    return text.isNotNull() & f.coalesce(apart_ms > rule.maximum * 1_000, f.lit(True))
-
-
-def _repeats(rule: Rule) -> "Column":
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    text = _text(rule.field)
-    same = Window.partitionBy("topic", text).orderBy("timestamp", "partition", "offset")
-    apart_us = f.unix_micros(f.col("timestamp")) - f.unix_micros(f.lag("timestamp").over(same))
-    return text.isNotNull() & (apart_us <= rule.window_s * 1_000_000)
+def _quoted(text: str) -> str:
+    """Return a literal of Spark's SQL, in which a backslash escapes the next character."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

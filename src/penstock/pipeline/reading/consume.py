@@ -13,12 +13,12 @@ repeats the old batch without messages; a sink that wrote the batch keeps its ro
 import os
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -54,8 +54,7 @@ SCHEMA: Final = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumeOptions:
+class ConsumeOptions(NamedTuple):
     endpoint: Endpoint
     queue: str
     lease_s: int = _LEASE_S
@@ -110,73 +109,70 @@ class MessagePartition(InputPartition):
         self.messages = list(messages)
 
 
-class Leases:
-    """The leased messages, by batch. A thread extends the leases until the messages are deleted."""
+class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A reader of a queue. A thread extends the leases of messages until these are deleted."""
 
     def __init__(self, options: ConsumeOptions) -> None:
         self._options = options
-        self._lock = threading.Lock()
-        self._batches: dict[int, list[dict[str, Any]]] = {}
+        self._run = uuid.uuid4().hex
+        self._batch = 0
+        self._left: int | None = None  # messages to read before an availableNow query ends
+        # The leased messages, by batch. Replaced and never changed, because two threads read it.
+        self._leased: dict[int, list[dict[str, Any]]] = {}
         self._ended = threading.Event()
         self._extender: threading.Thread | None = None
         self._sqs = Sqs(options.endpoint)
-        self._queue_url = ""
 
-    @property
-    def queue_url(self) -> str:
-        if not self._queue_url:
-            self._queue_url = self._sqs.queue_url(self._options.queue)
-        return self._queue_url
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConsumingReader, (self._options,)  # only the planner has leases, a task has none
 
-    def waiting_count(self) -> int:
-        return self._sqs.waiting_count(self.queue_url)
+    @cached_property
+    def _queue_url(self) -> str:
+        return self._sqs.queue_url(self._options.queue)
 
-    def take(self, batch: int, count: int) -> int:
+    def initialOffset(self) -> dict[str, Any]:
+        _ = self._queue_url  # raises at once if the queue does not exist
+        return self._offset(0)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Delete the messages up to ``start``, whose batches have finished, and lease new ones."""
+        self.commit(start)
+        count = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.messages_max
+        count = min(count, _MESSAGES_MAX)
+        if self._left is not None:
+            count = min(count, self._left)
+        taken = self._take(count) if count else []
+        if self._left is not None:
+            self._left = self._left - len(taken) if taken else 0
+        if not taken:
+            return start
+        self._batch += 1
+        self._leased = {**self._leased, self._batch: taken}
+        if self._extender is None:
+            self._extender = threading.Thread(target=self._extend, name="extend", daemon=True)
+            self._extender.start()
+        return self._offset(self._batch)
+
+    def _take(self, count: int) -> list[dict[str, Any]]:
         lease_s = self._options.lease_s
-        found = self._sqs.receive(self.queue_url, count=count, lease_s=lease_s, wait_s=_WAIT_S)
+        found = self._sqs.receive(self._queue_url, count=count, lease_s=lease_s, wait_s=_WAIT_S)
         if found and len(found) < count:
             with ThreadPoolExecutor(_THREADS, thread_name_prefix="lease") as pool:
                 share = -(-(count - len(found)) // _THREADS)
                 for more in pool.map(self._drain, [share] * _THREADS):
                     found += more
-        if found:
-            with self._lock:
-                self._batches[batch] = found
-            if self._extender is None:
-                self._extender = threading.Thread(target=self._extend, name="extend", daemon=True)
-                self._extender.start()
-        return len(found)
+        return found
 
     def _drain(self, count: int) -> list[dict[str, Any]]:
         lease_s = self._options.lease_s
         found: list[dict[str, Any]] = []
         with closing(Sqs(self._options.endpoint)) as sqs:
             while (left := count - len(found)) > 0:
-                some = sqs.receive(self.queue_url, count=left, lease_s=lease_s, wait_s=0)
+                some = sqs.receive(self._queue_url, count=left, lease_s=lease_s, wait_s=0)
                 if not some:
                     break
                 found += some
         return found
-
-    def messages(self, batch: int) -> list[dict[str, Any]]:
-        with self._lock:
-            return list(self._batches.get(batch, ()))
-
-    def ack(self, batch: int) -> None:
-        """Delete the messages up to this batch; those with an expired lease are delivered again."""
-        with self._lock:
-            done = [number for number in self._batches if number <= batch]
-        if not done:
-            return
-        self._sqs.delete(self.queue_url, self._receipts(done))
-        with self._lock:
-            for number in done:
-                self._batches.pop(number, None)
-
-    def _receipts(self, batches: Iterable[int] | None = None) -> list[str]:
-        with self._lock:
-            chosen = self._batches if batches is None else batches
-            return [str(each["ReceiptHandle"]) for n in chosen for each in self._batches[n]]
 
     def _extend(self) -> None:
         """Extend all leases three times per lease duration, so that two attempts may fail."""
@@ -184,57 +180,15 @@ class Leases:
         with closing(Sqs(self._options.endpoint)) as sqs:
             while not self._ended.wait(lease_s / 3):
                 try:
-                    sqs.extend(self.queue_url, self._receipts(), lease_s=lease_s)
+                    sqs.extend(self._queue_url, _receipts(self._leased), lease_s=lease_s)
                 except (SqsRefused, SqsUnreachable):
                     continue  # the next call of the planner reports the error
-
-    def close(self) -> None:
-        self._ended.set()
-        self._sqs.close()
-
-
-class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: ConsumeOptions) -> None:
-        self._options = options
-        self._run = uuid.uuid4().hex
-        self._batch = 0
-        self._leases: Leases | None = None
-        self._left: int | None = None  # messages to read before an availableNow query ends
-
-    @property
-    def _held(self) -> Leases:
-        if self._leases is None:  # only the planner has leases, a task's copy has none
-            self._leases = Leases(self._options)
-        return self._leases
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_leases": None}
-
-    def initialOffset(self) -> dict[str, Any]:
-        _ = self._held.queue_url  # raises at once if the queue does not exist
-        return self._offset(0)
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Delete the messages up to ``start``, whose batches have finished, and lease new ones."""
-        if start.get("run") == self._run:
-            self._held.ack(int(start["batch"]))
-        count = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.messages_max
-        count = min(count, _MESSAGES_MAX)
-        if self._left is not None:
-            count = min(count, self._left)
-        taken = self._held.take(self._batch + 1, count) if count else 0
-        if self._left is not None:
-            self._left = self._left - taken if taken else 0
-        if not taken:
-            return start
-        self._batch += 1
-        return self._offset(self._batch)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.messages_max)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._left = self._held.waiting_count()
+        self._left = self._sqs.waiting_count(self._queue_url)
 
     def partitions(
         self,
@@ -246,7 +200,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise OptionInvalid(f"the checkpoint belongs to another source: {end!s:.200}")
         if end.get("run") != self._run:
             return []
-        messages = self._held.messages(int(end["batch"]))
+        messages = self._leased.get(int(end["batch"]), [])
         count = max(self._options.partitions_min, min(_THREADS, len(messages) // _ROWS), 1)
         size = max(1, -(-len(messages) // count))
         return [MessagePartition(messages[at : at + size]) for at in range(0, len(messages), size)]
@@ -256,15 +210,22 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield rows_of(partition.messages)
 
     def commit(self, end: dict[str, Any]) -> None:
+        """Delete the messages up to this batch; those with an expired lease are delivered again."""
         if end.get("run") == self._run:
-            self._held.ack(int(end["batch"]))
+            last, leased = int(end["batch"]), self._leased.items()
+            self._sqs.delete(self._queue_url, _receipts({n: m for n, m in leased if n <= last}))
+            self._leased = {number: messages for number, messages in leased if number > last}
 
     def stop(self) -> None:
-        if self._leases is not None:
-            self._leases.close()
+        self._ended.set()
+        self._sqs.close()
 
     def _offset(self, batch: int) -> dict[str, Any]:
         return {"v": VERSION, "run": self._run, "batch": batch}
+
+
+def _receipts(leased: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[str]:
+    return [str(each["ReceiptHandle"]) for messages in leased.values() for each in messages]
 
 
 def rows_of(messages: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:

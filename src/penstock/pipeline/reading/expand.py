@@ -9,8 +9,8 @@ in ``error``. A usage record without rows becomes one row of the kind ``none``, 
 flush number are needed too."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ import pyarrow as pa
 from penstock.pipeline.arrow_map import batch_of
 from penstock.pipeline.client.option_values import OptionInvalid
 from penstock.pipeline.client.options import ReadOptions
-from penstock.pipeline.decoding import columns as made
+from penstock.pipeline.decoding import decoder as made
 from penstock.pipeline.decoding.packed_columns import Columns, UnusualRecords, listed, read_columns
 from penstock.wire.facts import audit, usage
 
@@ -56,8 +56,7 @@ AUDIT_SCHEMA: Final = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Expansion:
+class Expansion(NamedTuple):
     schema: pa.Schema  # of the output
     reading: ReadOptions  # with the columns of the input
     expand: Callable[[pa.RecordBatch], pa.RecordBatch]

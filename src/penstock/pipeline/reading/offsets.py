@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, KafkaRefused, Place
 from penstock.pipeline.client.option_values import OptionInvalid
@@ -24,20 +24,12 @@ VERSION: Final = 1
 _GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
-# ── Partitions and positions ─────────────────────────────────────────────────────────────────────
-
-
 class TopicsMissing(Exception):
-    def __init__(self, topics: Iterable[str]) -> None:
-        self.topics = sorted(topics)
-        super().__init__(self.topics)
-
     def __str__(self) -> str:
-        return f"there is no topic {', '.join(self.topics)}"
+        return f"there is no topic {', '.join(sorted(self.args[0]))}"
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """The partitions of a subscription, and topic ids, which change when a topic is re-created."""
 
     places: tuple[Place, ...]
@@ -104,9 +96,6 @@ def _requested(position: Position, place: Place) -> int:
             + ("" if position.is_time else f", {EARLIEST} for earliest, {LATEST} for latest")
         )
     return position.by_place[place]
-
-
-# ── Ranges ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +198,6 @@ def narrowed(
         for one in left
         if first[one.place] >= 0
     ]
-
-
-# ── The checkpoint of a stream ───────────────────────────────────────────────────────────────────
 
 
 class OffsetUnreadable(ValueError):

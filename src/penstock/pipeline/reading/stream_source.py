@@ -5,10 +5,6 @@ Spark calls, for each batch in this order: ``latestOffset`` (where the batch end
 The argument of ``latestOffset`` is the end of the last batch, which has finished, so a group may
 commit this offset (option ``commitGroup``); ``commit`` is never called for the last batch.
 
-New partitions are read from their first record. A topic that was deleted, or deleted and created
-again, is data loss. Depending on the option, the query fails, or skips a deleted topic and reads a
-new one from its start.
-
 Micro-batches of ``penstock_ranges`` contain ranges of offsets instead of records: one row for each
 record, of which the first has the range to read and the others are null. A job with much input and
 little output fetches the records where it processes them (``records_in``). Records then stay in one
@@ -41,8 +37,8 @@ from pyspark.sql.types import StructType
 from penstock.net.kafka_client.client import EARLIEST, LATEST, KafkaClient, KafkaTrouble, Place
 from penstock.net.kafka_client.group_offsets import Committed, commit_offsets
 from penstock.pipeline.client.options import OnDataLoss, ReadOptions, client_for, parse_read_options
-from penstock.pipeline.reading.expand import expansion_for
-from penstock.pipeline.reading.fetching import DataLoss, RangePartition, read_range, whole_span
+from penstock.pipeline.decoding.batches import whole_span
+from penstock.pipeline.reading.fetching import DataLoss, RangePartition, read_range, read_rows
 from penstock.pipeline.reading.offsets import (
     Found,
     Range,
@@ -67,8 +63,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         schema: pa.Schema | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        tasks: int | None = None,
     ) -> None:
         self._options = options
+        self._tasks = tasks
         self._clock = clock
         self._schema = schema
         self._latest: StreamOffset | None = None  # at the last call of ``latestOffset``
@@ -141,23 +139,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[Place, int]:
         if isinstance(limit, ReadAllAvailable):
             return dict(ends)
-        if self._is_too_little(begins, ends):
-            return {place: begins[place] for place in ends}
+        least = self._options.offsets_per_trigger_min
+        if least is not None and self._target is None:  # an availableNow query does not wait
+            waited_ms = (self._clock() - self._batch_at_s) * 1_000
+            has = sum(max(0, ends[place] - begins[place]) for place in ends)
+            if has < least and waited_ms < self._options.trigger_delay_ms_max:
+                return {place: begins[place] for place in ends}  # wait for more records
         if isinstance(limit, ReadMaxRows):
             return limited_ends(begins, ends, limit.max_rows)
         if isinstance(limit, ReadMaxBytes):
             return self._within_bytes(begins, ends, limit.max_bytes)
         return dict(ends)
-
-    def _is_too_little(self, begins: Mapping[Place, int], ends: Mapping[Place, int]) -> bool:
-        """Return whether to wait for more records. Waits are limited by ``maxTriggerDelay``, and an
-        availableNow query does not wait."""
-        least = self._options.offsets_per_trigger_min
-        if least is None or self._target is not None:
-            return False
-        waited_ms = (self._clock() - self._batch_at_s) * 1_000
-        has = sum(max(0, ends[place] - begins[place]) for place in ends)
-        return has < least and waited_ms < self._options.trigger_delay_ms_max
 
     def _within_bytes(
         self, begins: Mapping[Place, int], ends: Mapping[Place, int], bytes_max: int
@@ -231,15 +223,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begins
 
     def ranges(
-        self,
-        start: dict[str, Any],
-        end: dict[str, Any],
-        *,
-        tasks: int | None = None,
-        task_records_min: int = 0,
+        self, start: dict[str, Any], end: dict[str, Any], *, records_min: int = 0
     ) -> list[Range]:
-        """Return the ranges of a batch, divided as the options require, and into ``tasks`` ranges
-        if each of these has at least ``task_records_min`` records."""
+        """Return the ranges of a batch, divided as the options require, and among all tasks if each
+        of these gets at least ``records_min`` records."""
         reached = StreamOffset.from_json(end)
         begins = self._begins(StreamOffset.from_json(start), reached)
         found = split(
@@ -247,8 +234,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             partitions_min=self._options.partitions_min,
             records_max=self._options.records_per_partition_max,
         )
-        if tasks and sum(each.count for each in found) >= tasks * task_records_min:
-            return split(found, partitions_min=tasks, records_max=None)
+        if self._tasks and sum(each.count for each in found) >= self._tasks * records_min:
+            return split(found, partitions_min=self._tasks, records_max=None)
         return found
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -260,11 +247,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [RangePartition(*ranges) for ranges in packs]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, RangePartition)
-        expansion = expansion_for(self._options, self._schema)
-        for wanted in partition.ranges:
-            for batch in read_range(wanted, expansion.reading):
-                yield expansion.expand(batch)
+        return read_rows(partition, self._options, self._schema)
 
 
 NAME: Final = "penstock_ranges"
@@ -314,11 +297,10 @@ class RangeSource(DataSource):
 
 class RangeReader(StreamReader):
     def __init__(self, options: ReadOptions) -> None:
-        super().__init__(replace(options, partitions_min=None))
-        self._tasks = options.partitions_min
+        super().__init__(replace(options, partitions_min=None), tasks=options.partitions_min)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        ranges = self.ranges(start, end, tasks=self._tasks, task_records_min=_TASK_RECORDS_MIN)
+        ranges = self.ranges(start, end, records_min=_TASK_RECORDS_MIN)
         return [RangePartition(each) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

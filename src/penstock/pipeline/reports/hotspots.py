@@ -3,11 +3,10 @@ tables of the job ``telemetry``. Without ``--from`` the report covers the last d
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.model.names import is_bookkeeping_group
-from penstock.pipeline.facts.health import State
+from penstock.pipeline.facts.telemetry_sums import State
 from penstock.pipeline.job import Job, JobContext, require_table, utc
 from penstock.pipeline.jobs.telemetry import HOT, LAG, MINUTES, PLAN
 from penstock.pipeline.lake import Lake
@@ -63,8 +62,7 @@ _LAG_KEYS: Final = ("account", "region", "resource", "partition", "group")
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     calls: Sequence[Row]
     partitions: Sequence[Row]
     hot: Sequence[Row]

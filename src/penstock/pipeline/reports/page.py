@@ -8,8 +8,7 @@ All text, especially names of queues, which users choose, is escaped by ``html.e
 import datetime
 import html
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from penstock import __version__
@@ -19,8 +18,7 @@ TILE_MAX: Final = 11  # characters of a tile in large type: half the width of a 
 ROWS_MAX: Final = 200  # of a table; its last row counts the others, and the CSV has all
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     name: str
     title: str
     format: Callable[[Any], str] = str
@@ -31,8 +29,7 @@ def number(name: str, title: str, format: Callable[[Any], str] = str) -> Column:
     return Column(name, title, format, is_number=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """A table of values by column name. Only the first ``ROWS_MAX`` rows are shown."""
 
     columns: Sequence[Column]
@@ -40,20 +37,17 @@ class Table:
     totals: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
+class Plot(NamedTuple):
     title: str
     svg: str
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     text: str
     file: str
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     title: str
     plots: Sequence[Plot] = ()
     table: Table | None = None
@@ -61,8 +55,7 @@ class Section:
     links: Sequence[tuple[Link, str]] = ()  # with a description
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     title: str
     period: str
     tiles: Sequence[tuple[str, str]]  # name, value

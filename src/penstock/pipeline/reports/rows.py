@@ -6,8 +6,7 @@ of the largest names and one for all others."""
 import datetime
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -86,8 +85,7 @@ _UNITS: Final[Mapping[int, str]] = {MINUTE_S: "a minute", HOUR_S: "an hour", DAY
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     times: Sequence[datetime.datetime]
     values: Mapping[str, Sequence[float]]  # by name
     step_s: int

@@ -10,8 +10,8 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 _TASKS_LOOK_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressUpdate:
+class ProgressUpdate(NamedTuple):
     label: str
     done: int = 0
     total: int | None = None
@@ -55,26 +54,20 @@ class RunCounts:
     lag: int | None = None
 
 
+@dataclass(eq=False)
 class JobProgress:
     """The ``Progress`` of a running job. Every method may be called from any thread."""
 
-    def __init__(
-        self,
-        display: Display,
-        *,
-        log: Callable[[str], None],
-        on_counts: Callable[[RunCounts], None],
-    ) -> None:
-        self._display = display
-        self._log = log
-        self._on_counts = on_counts
-        self._moved = threading.Condition()  # its lock guards all fields
-        self.counts = RunCounts()
-        self._lags: dict[str, int] = {}
-        self._starts: dict[str, int] = {}
-        self._batches_of: dict[str, int] = {}  # run of a query → number of finished batches
-        self._running: set[str] = set()  # runs of queries that have started and not ended
-        self._spark: SparkSession | None = None
+    display: Display
+    log: Callable[[str], None]
+    on_counts: Callable[[RunCounts], None]
+    counts: RunCounts = RunCounts()
+    _moved: threading.Condition = field(default_factory=threading.Condition)  # guards all fields
+    _lags: dict[str, int] = field(default_factory=dict)
+    _starts: dict[str, int] = field(default_factory=dict)
+    _batches_of: dict[str, int] = field(default_factory=dict)  # finished batches of a query's run
+    _running: set[str] = field(default_factory=set)  # runs that have started and not ended
+    _spark: SparkSession | None = None
 
     def attach(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -84,14 +77,14 @@ class JobProgress:
         spark.streams.addListener(_Listener(self))
 
     def note(self, text: str) -> None:
-        self._log(text)
-        self._display.note(text)
+        self.log(text)
+        self.display.note(text)
 
     @contextlib.contextmanager
     def tasks(self, label: str) -> Iterator[None]:
         assert self._spark is not None, "no session is open"
         done = threading.Event()
-        watching = (self._spark, label, self._display, done)
+        watching = (self._spark, label, self.display, done)
         watcher = threading.Thread(
             target=_watch_tasks, args=watching, name=f"progress {label}", daemon=True
         )
@@ -119,8 +112,8 @@ class JobProgress:
                 lag=sum(self._lags.values()) if self._lags else None,
             )
             self._moved.notify_all()
-        self._on_counts(counts)
-        self._display.show(
+        self.on_counts(counts)
+        self.display.show(
             ProgressUpdate(
                 label,
                 done=end - began,

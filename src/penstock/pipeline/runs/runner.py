@@ -5,14 +5,12 @@
                        └── pause ─┤    transient    retried from the same checkpoint, with a limit
                                   └──► failed       any other error
 
-After a restart of the server, the death of a Python worker or planner, or a JVM without memory, the
-checkpoint is intact. Spark reports errors as text, so the text is searched for known transient
-errors; all others count as permanent.
+Spark reports errors as text, so the text is searched for known transient errors, after which the
+checkpoint is intact; all others count as permanent.
 
-A stream is stopped between two batches, because Spark's ``stop`` would discard the current one. The
-first signal requests this, the second ends the process at once. Signals are read from a pipe
-(``set_wakeup_fd``): a Python handler runs in the main thread, which usually waits for Spark, and it
-could interrupt any line, even one that holds a lock."""
+A stream is stopped between two batches, because Spark's ``stop`` would discard the current one.
+Signals are read from a pipe (``set_wakeup_fd``): a Python handler runs in the main thread, which
+usually waits for Spark, and it could interrupt any line, even one that holds a lock."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.net.kafka_client.errors import KafkaRefused, KafkaTrouble
 from penstock.pipeline.job import (
@@ -155,8 +153,7 @@ class RunRequest:
         return self.checkpoints / self.name
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     state: State
     counts: RunCounts
     signal: int | None = None  # the signal that stopped the job
@@ -180,7 +177,7 @@ def run_job(
     try:
         with JobLog(request.folder) as log:
             run = _Run(request, display, log, show)
-            with run.stopper.listening(), contextlib.redirect_stderr(log.text()):
+            with run.listening(), contextlib.redirect_stderr(log.text()):
                 return run.to_the_end()
     finally:
         claim.close()
@@ -202,27 +199,25 @@ def _context(request: RunRequest, **rest: Any) -> JobContext:
     )
 
 
+@dataclass(eq=False)
 class _Run:
-    def __init__(
-        self,
-        request: RunRequest,
-        display: Display,
-        log: JobLog,
-        show: Callable[[Iterable[Mapping[str, Any]]], None],
-    ) -> None:
-        self._request = request
-        self._display = display
-        self._log = log
-        self._show = show
-        self._restarts = 0
-        self._started_at_ms = _now_ms()
-        self._written_at = 0.0
-        self._state = State.STARTING
-        self._error = ""
-        self._status_lock = threading.Lock()
-        self._spark: SparkSession | None = None
-        self.progress = JobProgress(display, log=log.line, on_counts=self._on_counts)
-        self.stopper = Stopper(self)
+    _request: RunRequest
+    _display: Display
+    _log: JobLog
+    _show: Callable[[Iterable[Mapping[str, Any]]], None]
+    _restarts: int = 0
+    _started_at_ms: int = field(default_factory=lambda: _now_ms())
+    _written_at: float = 0.0
+    _state: State = State.STARTING
+    _error: str = ""
+    _status_lock: threading.Lock = field(default_factory=threading.Lock)
+    _spark: SparkSession | None = None
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _signal: int | None = None
+    _is_over: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.progress = JobProgress(self._display, self._log.line, self._on_counts)
 
     def to_the_end(self) -> Outcome:
         self._log.line(f"job {self._request.job.name} starts, mode {self._request.mode.value}")
@@ -256,7 +251,7 @@ class _Run:
             except (Unsound, JobMisused) as error:
                 return self._outcome(State.FAILED, error, str(error))
             except Exception as error:
-                if self.stopper.signal is not None:
+                if self._signal is not None:
                     return self._outcome(State.STOPPED)
                 if self._spark is None and self._request.job.needs_spark and not self._restarts:
                     raise  # no session: the job has not started
@@ -267,12 +262,12 @@ class _Run:
                     return self._outcome(State.FAILED, error, reason, is_passing=is_passing)
                 self._pause(in_a_row, reason)
             else:
-                is_stopped = self.stopper.signal is not None
+                is_stopped = self._signal is not None
                 return self._outcome(State.STOPPED if is_stopped else State.DONE)
 
     def _run_once(self) -> None:
         spark = self._session() if self._request.job.needs_spark else None
-        if self.stopper.stopping.is_set():
+        if self._stopping.is_set():
             raise Stopped
         self._enter(State.RUNNING)
         self._request.job.run(
@@ -280,7 +275,7 @@ class _Run:
                 self._request,
                 spark=spark,
                 progress=self.progress,
-                stopping=self.stopper.stopping,
+                stopping=self._stopping,
                 show=self._show,
             )
         )
@@ -293,7 +288,7 @@ class _Run:
         *,
         is_passing: bool = False,
     ) -> Outcome:
-        signal_number = self.stopper.signal if state is State.STOPPED else None
+        signal_number = self._signal if state is State.STOPPED else None
         return Outcome(state, self.progress.counts, signal_number, error, reason, is_passing)
 
     def _pause(self, in_a_row: int, reason: str) -> None:
@@ -303,7 +298,7 @@ class _Run:
         self.progress.note(
             f"{reason}; trying again in {pause_s:g} s ({in_a_row} of {RESTARTS_MAX})"
         )
-        self.stopper.stopping.wait(pause_s)
+        self._stopping.wait(pause_s)
 
     def _session(self) -> SparkSession:
         if self._spark is not None and jvm_pid() is None:
@@ -326,11 +321,45 @@ class _Run:
         if spark is not None:
             close_session(spark)
 
-    def drain(self, is_over: threading.Event) -> None:
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen for signals if this is the main thread; elsewhere the caller handles signals. The
+        first signal stops the job after its batch, the second at once."""
+        reader, writer = os.pipe()  # the number of each signal, as a byte
+        os.set_blocking(writer, False)  # required by signal.set_wakeup_fd
+        thread = threading.Thread(target=self._listen, args=(reader,), name="stopper", daemon=True)
+        thread.start()
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main:
+            writer_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+            before = {number: signal.signal(number, _heard_already) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            if is_main:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+                signal.set_wakeup_fd(writer_before)
+            self._is_over.set()
+            os.close(writer)
+            thread.join()
+            os.close(reader)
+
+    def _listen(self, reader: int) -> None:
+        while heard := os.read(reader, 1):
+            if heard[0] not in SIGNALS:
+                continue  # a signal with another handler
+            if self._signal is not None:
+                self._end_at_once(heard[0])
+            self._signal = heard[0]
+            self._stopping.set()
+            threading.Thread(target=self._drain, name="drain", daemon=True).start()
+
+    def _drain(self) -> None:
         """Let each query finish its current batch and stop it, until the job has ended."""
         self._enter(State.STOPPING)
         self.progress.note("stopping after the current batch; stop again to end it at once")
-        while not is_over.wait(_LOOK_S):
+        while not self._is_over.wait(_LOOK_S):
             spark = self._spark
             if spark is None:
                 continue
@@ -354,7 +383,7 @@ class _Run:
             if self.progress.batches_of(run) > finished or time.monotonic() > deadline:
                 return
 
-    def end_at_once(self, number: int) -> None:
+    def _end_at_once(self, number: int) -> None:
         pid = jvm_pid()
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -393,51 +422,6 @@ class _Run:
                 write_status(self._request.folder, status)
             except OSError as error:
                 self._log.line(f"cannot write the status file: {error}")  # the job continues
-
-
-class Stopper:
-    """A listener for signals. The first stops the job after its batch, the second at once."""
-
-    def __init__(self, run: _Run) -> None:
-        self.stopping = threading.Event()
-        self.signal: int | None = None
-        self._run = run
-        self._is_over = threading.Event()
-        self._reader, self._writer = os.pipe()  # the number of each signal, as a byte
-        os.set_blocking(self._writer, False)  # required by signal.set_wakeup_fd
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Listen for signals if this is the main thread; elsewhere the caller handles signals."""
-        thread = threading.Thread(target=self._listen, name="stopper", daemon=True)
-        thread.start()
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main:
-            writer_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-            before = {number: signal.signal(number, _heard_already) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            if is_main:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
-                signal.set_wakeup_fd(writer_before)
-            self._is_over.set()
-            os.close(self._writer)
-            thread.join()
-            os.close(self._reader)
-
-    def _listen(self) -> None:
-        while heard := os.read(self._reader, 1):
-            if heard[0] not in SIGNALS:
-                continue  # a signal with another handler
-            if self.signal is not None:
-                self._run.end_at_once(heard[0])
-            self.signal = heard[0]
-            self.stopping.set()
-            threading.Thread(
-                target=self._run.drain, args=(self._is_over,), name="drain", daemon=True
-            ).start()
 
 
 def _heard_already(_number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Creates the archive of Spark's classes (``spark/class_archive.py``). The JVM writes it at the end
+"""Creates the archive of Spark's classes (``spark/java.py``). The JVM writes it at the end
 of a session that used all common features."""
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from penstock.pipeline.arrow_map import map_in_arrow
 from penstock.pipeline.session import close_session, open_session
-from penstock.pipeline.spark.class_archive import (
+from penstock.pipeline.spark.java import (
     BASE,
     QUIET,
     TOP,
+    Java,
     archive_folder,
     has_base_archive,
     layers,
 )
-from penstock.pipeline.spark.java import Java
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -33,12 +33,7 @@ class RowInvalid(ValueError):
 
 
 class TopicMissing(Exception):
-    def __init__(self, topic: str) -> None:
-        super().__init__(topic)
-        self.topic = topic
-
-    def __str__(self) -> str:
-        return f"topic {self.topic} does not exist: penstock topic create {self.topic}"
+    """Raised if a topic does not exist, and the server does not create it."""
 
 
 def partition_count(client: KafkaClient, topic: str) -> int:
@@ -60,7 +55,7 @@ def partition_count(client: KafkaClient, topic: str) -> int:
                 raise
         pause_s = next(pauses_s, None) if may_create else None
         if pause_s is None:
-            raise TopicMissing(topic)
+            raise TopicMissing(f"topic {topic} does not exist: penstock topic create {topic}")
         time.sleep(pause_s)
 
 

@@ -18,7 +18,7 @@ import struct
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -55,15 +55,13 @@ class TooManyTasks(ValueError):
     """Raised if a batch has too many tasks. The text is one line for the author of the query."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     task: int
     producer_id: int
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     batch_id: int
     written: tuple[Written, ...]
 
@@ -84,14 +82,20 @@ def begin(client: KafkaClient, query_id: str, task: int, *, timeout_ms: int) -> 
     name = transactional_id(query_id, task)
     request = InitProducerIdRequest(name, transaction_timeout_ms=timeout_ms)
 
-    def begin_transaction() -> Producer:
-        node = client.coordinator(name, kind=TRANSACTION)
-        reply = client.call(_INIT_PRODUCER_ID, request, node=node)
-        if reply.error_code:
-            raise KafkaRefused(reply.error_code, subject=name)
-        return Producer(reply.producer_id, reply.producer_epoch, name)
+    reply = _at_coordinator(client, name, _INIT_PRODUCER_ID, request)
+    return Producer(reply.producer_id, reply.producer_epoch, name)
 
-    return client.retried(begin_transaction)
+
+def _at_coordinator(
+    client: KafkaClient, name: str, api: int, request: Any, passed: Sequence[int] = (), **how: int
+) -> Any:
+    def call() -> Any:
+        reply = client.call(api, request, node=client.coordinator(name, kind=TRANSACTION), **how)
+        if reply.error_code and reply.error_code not in passed:
+            raise KafkaRefused(reply.error_code, subject=name)
+        return reply
+
+    return client.retried(call)
 
 
 def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool) -> bool:
@@ -100,17 +104,8 @@ def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool
 
     name = transactional_id(query_id, written.task)
     request = EndTxnRequest(name, written.producer_id, written.epoch, is_commit)
-
-    def end_transaction() -> bool:
-        node = client.coordinator(name, kind=TRANSACTION)
-        reply = client.call(_END_TXN, request, node=node, version_max=_END_TWICE_MAX)
-        if reply.error_code in _ABORTED:
-            return False
-        if reply.error_code:
-            raise KafkaRefused(reply.error_code, subject=name)
-        return True
-
-    return client.retried(end_transaction)
+    how = {"version_max": _END_TWICE_MAX}
+    return not _at_coordinator(client, name, _END_TXN, request, _ABORTED, **how).error_code
 
 
 def decide(client: KafkaClient, query_id: str, decision: Decision, *, topic: str) -> None:
@@ -152,15 +147,7 @@ _BATCH: Final = "streaming.sql.batchId"
 
 
 class CommitLost(Exception):
-    def __init__(self, query_id: str, tasks: Sequence[int]) -> None:
-        super().__init__(query_id, tasks)
-        self.tasks = tasks
-
-    def __str__(self) -> str:
-        return (
-            f"transactions of tasks {', '.join(map(str, self.tasks))} were aborted before the batch"
-            " ended: it took longer than option transactionTimeout, or the query runs twice"
-        )
+    """Raised if transactions were aborted before their batch ended."""
 
 
 @dataclass
@@ -207,7 +194,10 @@ def _finish(client: KafkaClient, query_id: str, messages: Sequence[Done]) -> Non
         if done.written is not None and not end(client, query_id, done.written, is_commit=True)
     ]
     if lost:
-        raise CommitLost(query_id, lost)
+        raise CommitLost(
+            f"transactions of tasks {', '.join(map(str, lost))} were aborted before the batch"
+            " ended: it took longer than option transactionTimeout, or the query runs twice"
+        )
 
 
 def _abort(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
