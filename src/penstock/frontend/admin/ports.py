@@ -12,8 +12,7 @@ import msgspec
 from penstock.model.topic import SkippedRow
 from penstock.model.troubles import WARNINGS, Kind, Trouble
 from penstock.telemetry import families
-from penstock.telemetry.exposition import Sample
-from penstock.telemetry.families import Family
+from penstock.telemetry.families import Family, Sample
 
 REASONS_MAX = 100  # more reasons do not help an operator
 
