@@ -92,6 +92,7 @@ class Node:
             usage=CoordinatorUsage(self._security.identities, own_account=node.account),
             cluster=cluster,
         )
+        setup.health.progress = self._role.broker.partitions.progress
         self._security.data_keys.retention_ms_of = self._role.dynamic.retention_ms_max
         self._calls = FrontendCalls(
             setup,

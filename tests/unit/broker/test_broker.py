@@ -234,6 +234,7 @@ async def test_everything_answered_is_there_after_a_restart(tmp_path: Path, is_c
         await stage.broker.call(Extend(topic, 0, [(claim(leased[1]), 0)]))
     clock.advance(1_000)
     async with on_stage(tmp_path, clock) as stage:
+        assert stage.broker.partitions.progress() == (1, 1)
         stats = await stage.broker.call(Stats(topic))
         assert (stats.visible, stats.in_flight) == (3, 1)
         again = await stage.broker.call(Lease(topic, TEN))

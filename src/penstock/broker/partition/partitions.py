@@ -75,8 +75,12 @@ class Partitions:
         self._loop = asyncio.get_running_loop()
         self._growing = asyncio.Lock()
         self.compact_interval = Interval(context.compact_interval_ms)
-        self.opened_count = 0
-        self.to_open_count = 0
+        self._opened_count = 0
+        self._to_open_count = 0
+
+    def progress(self) -> tuple[int, int]:
+        """Return how many topics are open, and how many ``start`` opens (0 in a cluster)."""
+        return self._opened_count, self._to_open_count
 
     def find(self, topic: Topic) -> Queue | None:
         return self._queues.get(topic.topic_id)
@@ -140,7 +144,7 @@ class Partitions:
     async def _open_all(self) -> None:
         catalog = self._context.catalog
         topics = catalog.all_topics()
-        self.to_open_count = len(topics)
+        self._to_open_count = len(topics)
         self._folder.mkdir(parents=True, exist_ok=True)
         for tomb in catalog.tombstones():
             await self._remove_folder(tomb)  # deleted just before the last process stopped
@@ -230,7 +234,7 @@ class Partitions:
         self._queues[topic.topic_id] = queue
         if current is not topic:
             self._reconfigure_logs(queue)  # the topic changed in the meantime
-        self.opened_count += 1
+        self._opened_count += 1
         return queue
 
     async def _open_partitions(self, topic: Topic, waits: Waits) -> list[Partition]:

@@ -3,7 +3,7 @@ implemented in ``node.cluster``, ``backup`` and ``node``; and the health of this
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -207,8 +207,8 @@ class Health:
         self.state = State.STARTING
         self._troubles: dict[tuple[Kind, str], Trouble] = {}
         self._counts: Counter[Kind] = Counter()
-        self._done = 0
-        self._total = 0
+        # Returns how many topics are open, and how many the start opens.
+        self.progress: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     @property
     def reasons(self) -> list[dict[str, Any]]:
@@ -224,11 +224,8 @@ class Health:
     def percent_started(self) -> int:
         if self.state is not State.STARTING:
             return 100
-        return 100 * self._done // self._total if self._total else 0
-
-    def progress(self, *, done: int, total: int) -> None:
-        assert 0 <= done <= total
-        self._done, self._total = done, total
+        opened, total = self.progress()
+        return min(100 * opened // total, 100) if total else 0
 
     def ready(self) -> None:
         assert self.state is State.STARTING, f"{self.state} does not lead to ready"

@@ -181,7 +181,7 @@ def text_message(body: str = "hello", **fields: Any) -> Message:
 
 
 async def test_the_life_of_a_node_as_its_probes_tell_it(world: World) -> None:
-    world.health.progress(done=1, total=4)
+    world.health.progress = lambda: (1, 4)
     assert await world.get("/healthz") == {"status": "alive"}
     assert (await world.get("/readyz", 503))["status"] == "starting"
     assert await world.get("/startupz", 503) == {"status": "starting", "percent": 25}

@@ -106,7 +106,7 @@ def test_reasons_are_bounded_and_blocking_ones_come_first(monkeypatch: pytest.Mo
 def test_progress_is_a_percentage_that_ends_with_the_start() -> None:
     health = Health()
     assert health.percent_started == 0
-    health.progress(done=1, total=3)
+    health.progress = lambda: (1, 3)
     assert health.percent_started == 33
     health.ready()
     assert health.percent_started == 100
