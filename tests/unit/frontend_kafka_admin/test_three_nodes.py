@@ -15,6 +15,7 @@ from tests.unit.manager.cluster import Cluster, Node, until
 
 from penstock.frontend.kafka.config import KafkaConfig
 from penstock.frontend.kafka.context import KafkaContext
+from penstock.frontend.kafka.ports.cluster import Brokers, KafkaCluster
 from penstock.manager import operator_requests
 from penstock.manager.decisions import Policy
 from penstock.metadata.cluster_entries import PartitionKey, placement_key
@@ -484,3 +485,13 @@ async def test_only_levels_in_force_can_be_asked_for(three: Three, version: int)
     assert await update(*good) == ErrorCode.NONE
     for bad in (("metadata.version", 30), ("group.version", 2), ("share.version", 0)):
         assert await update(*good, bad) == ErrorCode.INVALID_UPDATE_VERSION
+
+
+@pytest.mark.parametrize(
+    ("alone", "clustered"), [(Brokers, ClusterBrokers), (KafkaCluster, ClusterChanges)]
+)
+def test_a_cluster_answers_every_question_itself(alone: type, clustered: type) -> None:
+    """What a node by itself answers would be wrong for a cluster."""
+    questions = {name for name in vars(alone) if not name.startswith("_")}
+    assert questions
+    assert questions <= vars(clustered).keys()
