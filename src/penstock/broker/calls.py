@@ -58,8 +58,8 @@ class Broker:
             calls.Purge: self._purge,
             calls.Stats: self._stats,
             calls.Peek: self._peek,
-            calls.StartMove: lambda call: self._mover.start(call.task),
-            calls.CancelMove: lambda call: self._mover.cancel(call.task_id),
+            calls.StartMove: self._start_move,
+            calls.CancelMove: self._cancel_move,
             calls.AppendBatches: self._append_batches,
             calls.AppendMarker: self._append_marker,
             calls.IsInTransaction: self._is_in_transaction,
@@ -190,6 +190,12 @@ class Broker:
     async def _peek(self, call: calls.Peek) -> tuple[Sequence[Peeked], int]:
         leases = (await self.partitions.open(call.topic)).leases[call.partition]
         return await leases.peek(start=call.start, count=call.count)
+
+    async def _start_move(self, call: calls.StartMove) -> None:
+        await self._mover.start(call.task)
+
+    async def _cancel_move(self, call: calls.CancelMove) -> int:
+        return await self._mover.cancel(call.task_id)
 
     async def _append_batches(self, call: calls.AppendBatches) -> BatchAppended:
         topic, batches = call.topic, call.batches
