@@ -246,7 +246,7 @@ def _chosen(block: dict[str, Any], name: str, where: str) -> str:
 
 
 def _either(block: dict[str, Any], name: str, where: str) -> tuple[list[str], bool]:
-    """Return the values of an element such as Action or NotAction, and whether it is negated."""
+    """Return the values of an element, and whether it is negated (NotAction instead of Action)."""
     found = _chosen(block, name, where)
     return _strings(block[found], f"{where}: {found}"), found != name
 

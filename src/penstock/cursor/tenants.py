@@ -64,7 +64,7 @@ class PartitionUsage:
         return self._counts.get((account, quota.what), 0)
 
     def room(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> int:
-        """Return how much more the tenant may add. ``bound`` is the limit for all tenants."""
+        """Return how much more the tenant may use. ``bound`` is the limit of the partition."""
         most = self.node.most(account, quota)
         if most == NO_LIMIT:
             return NO_LIMIT

@@ -128,7 +128,7 @@ class ActiveManager:
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
-        """Manage the cluster until another node does. Raises errors of the store at the start."""
+        """Manage the cluster until another node becomes the manager. May raise store errors."""
         try:
             await self._drains.start()
             await self._places.start()
@@ -151,7 +151,7 @@ class ActiveManager:
             await part.stop()
 
     async def _look_around(self) -> None:
-        """Load the state, nodes first: without nodes all partitions would look leaderless."""
+        """Load the nodes first, because without nodes all partitions would look leaderless."""
         self.saw_nodes()
         for at, key in enumerate(list(self._view.rows)):
             self.saw_row(key, self._view.rows.get(key))
@@ -344,7 +344,7 @@ class ActiveManager:
         self._plan_at_ms = ended_ms + pause_ms
 
     async def _situation(self) -> deciding.Situation:
-        """Return the input of a plan, collected in parts so that other tasks can run meanwhile."""
+        """Collect the input of a plan, part by part so that other tasks can run."""
         state, partitions = self.state, dict[PartitionKey, Placed]()
         keys = list(state.rows)
         for start in range(0, len(keys), KEYS_PER_SLICE):

@@ -64,7 +64,7 @@ class DecisionWriter:
         await self._has_room.wait()
 
     def send(self, decisions: Iterable[Decision]) -> None:
-        """Start to write the decisions. ``on_end`` is called once for each of them."""
+        """Start writing the decisions. ``on_end`` is called when a decision is written or fails."""
         for some in _together(decisions):
             self._start(some)
 
@@ -163,7 +163,7 @@ class DecisionWriter:
 
 
 def _together(decisions: Iterable[Decision]) -> Iterable[Sequence[Decision]]:
-    """Split decisions into transactions, with consistent comparisons within each."""
+    """Group decisions into transactions of limited size."""
     some: list[Decision] = []
     created: dict[int, int] = {}
     for decision in decisions:

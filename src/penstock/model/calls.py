@@ -59,7 +59,7 @@ class BrokerPort(Calls, Protocol):
     # These two are served from the memory of any node.
 
     def moves(self, source_arn: str) -> Sequence[ports.MoveTask]:
-        """Return the move tasks of a queue, newest first; old ones are deleted."""
+        """Return the recent move tasks of a queue, newest first."""
 
     def find_share(self, source: Topic, group: str) -> Topic | None: ...
 
@@ -108,14 +108,14 @@ class Ack(PartitionCall[Results], frozen=True):
 
 
 class Extend(PartitionCall[Results], frozen=True):
-    """Set the remaining time of each lease in ms; 0 releases the message."""
+    """Set the remaining time of each lease in milliseconds; 0 releases the message."""
 
     claims: Sequence[tuple[Claim, int]]
     is_strict: bool = False  # fail for a lease that has expired
 
 
 def releases(topic: Topic, claims: Sequence[Claim]) -> Sequence[Extend]:
-    """Return the calls that release leases, unless they have expired."""
+    """Return the calls that release these leases. Leases that have expired are not changed."""
     partitions: dict[int, list[tuple[Claim, int]]] = {}
     for claim in claims:
         partitions.setdefault(claim.partition, []).append((claim, 0))
@@ -143,7 +143,7 @@ class StartMove(BrokerCall[None], frozen=True):
 
 
 class CancelMove(BrokerCall[ports.MoveTask | None], frozen=True):
-    """Cancel a move task and return it; None if it does not run at this broker."""
+    """Cancel a move task and return it. Returns None if this broker does not run the task."""
 
     task_id: str
 
@@ -162,7 +162,7 @@ class AppendBatches(PartitionCall[ports.BatchAppended], frozen=True):
 
 
 class AppendMarker(PartitionCall[None], frozen=True):
-    """End a transaction in a partition. Raises ProducerRefused for an older epoch."""
+    """End a transaction in a partition. Raises ProducerRefused if the marker is outdated."""
 
     marker: ports.Marker
 
@@ -175,7 +175,7 @@ class IsInTransaction(PartitionCall[bool], frozen=True):
 
 
 class Producers(PartitionCall[Sequence[ports.ProducerSeen]], frozen=True):
-    """Return the known producers that have an id, the longest inactive first."""
+    """Return the known idempotent producers, the longest inactive first."""
 
 
 class Ends(PartitionCall[ports.StreamEnds], frozen=True): ...
@@ -200,7 +200,7 @@ class MaxTimestamp(PartitionCall[tuple[int, int]], frozen=True):
 
 
 class DeleteRecords(PartitionCall[int], frozen=True):
-    """Delete records below ``before`` (-1: all committed ones). Returns the start offset."""
+    """Delete records below ``before``, or all committed ones if -1. Returns the start offset."""
 
     before: int
 
@@ -233,8 +233,8 @@ class CloseShare(TopicCall[bool], frozen=True):
 
 class Acquire(PartitionCall[ports.Acquired], frozen=True):
     """Lease up to ``count`` records of one partition of a share, without waiting for more. Records
-    with too many attempts go to the dead-letter queue if the share has one, else they are finished.
-    A cancelled call leases nothing."""
+    with too many attempts go to the share's dead-letter queue or, without one, count as acked. A
+    cancelled call leases nothing."""
 
     count: int
     bytes_max: int  # size of the batches that hold the records; a larger first batch comes alone
@@ -243,25 +243,25 @@ class Acquire(PartitionCall[ports.Acquired], frozen=True):
 
 
 class Finish(PartitionCall[Results], frozen=True):
-    """Acknowledge records of a share, or reject them for good. May return NotLeased."""
+    """Ack records of a share, or reject them, after which they are never delivered again."""
 
     claims: Sequence[Claim]
     is_rejected: bool = False
 
 
 class Prolong(Extend, frozen=True):
-    """Extend leases of a share that have not expired. May return NotLeased."""
+    """Extend leases of a share. The result for a lease that has expired is NotLeased."""
 
 
 class ShareStart(PartitionCall[int], frozen=True):
-    """Return the first offset of a share that is not finished."""
+    """Return the lowest offset of a share that is neither acked nor rejected."""
 
 
 class ShareLag(PartitionCall[int], frozen=True):
-    """Return the number of records that are not finished, including those in flight."""
+    """Return the number of records that are neither acked nor rejected."""
 
 
 class RestartShare(PartitionCall[None], frozen=True):
-    """Move a share to an offset, EARLIEST or LATEST, and forget its leases and attempts."""
+    """Reset a share to an offset, EARLIEST or LATEST, and drop its leases and attempt counts."""
 
     offset: int

@@ -92,7 +92,7 @@ def uuid_text(raw: bytes) -> str:
 
 
 def scoped_id(account: str, plain_id: str, *, own_account: str) -> str:
-    """Return the server's id for a client's id. ``own_account`` is the node's account."""
+    """Return the id that the server uses for a client's id. ``own_account``: the node's account."""
     if not plain_id or (account == own_account and not _has_account(plain_id)):
         return plain_id
     return f"{account}/{plain_id}"

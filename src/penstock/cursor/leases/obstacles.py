@@ -29,7 +29,6 @@ class ObstacleCounter:
     """Counts the records of a partition, which must be added in ascending order of offsets."""
 
     def __init__(self, terms: QueueTerms, *, is_fifo: bool, delay_ends_ms: int | None) -> None:
-        """Create a counter. ``delay_ends_ms`` is when the first delayed unread message is due."""
         self._terms = terms
         self._is_fifo = is_fifo
         self._expired_at_ms = terms.wall_ms - terms.retention_ms

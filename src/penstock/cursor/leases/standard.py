@@ -38,7 +38,7 @@ class FairShare:
 
     @property
     def is_needed(self) -> bool:
-        """Whether any group has many records in flight or is parked."""
+        """Whether any group has so many records in flight that it may be noisy, or is parked."""
         return bool(self._large_groups) or bool(self._parked)
 
     @property
@@ -69,7 +69,7 @@ class FairShare:
         return ((group, offsets[0]) for group, offsets in self._parked.items())
 
     def quietest(self) -> str | None:
-        """Return the parked group with the fewest records in flight, then the lowest offset."""
+        """Return the parked group that has the fewest records in flight."""
         count = self._in_flight.get
         return min(self._parked, key=lambda g: (count(g, 0), self._parked[g][0]), default=None)
 
@@ -142,7 +142,7 @@ class StandardCursor(LeaseCursor):
                     heappush(self._ready, each)
 
     def _take_again(self, selection: Selection) -> bool:
-        """Pick records that became available again. Return True if the lease event is full."""
+        """Pick records that became available again. Return True if no more fit the lease event."""
         ready = self._ready
         while ready and len(selection.picked) < selection.take:
             offset = ready[0]
@@ -184,8 +184,8 @@ class StandardCursor(LeaseCursor):
         return head
 
     def _enter(self, record: Record, sent_at_ms: int, selection: Selection) -> Entry | None:
-        """Take the first record out of the window. Return its entry, in state TAKEN if it can be
-        leased, or None if it had to be skipped but no more records may be skipped."""
+        """Remove the first record read ahead. Return its entry, in state TAKEN if it can be leased,
+        or None if the record is delayed but no more records may be skipped."""
         offset = record.offset
         due_ms = self._due.get(offset, 0) if self._due else 0
         entry = Entry(TAKEN, record.message.group, sent_at_ms)
@@ -207,8 +207,8 @@ class StandardCursor(LeaseCursor):
         return entry
 
     def _take_fairly(self, selection: Selection) -> tuple[int, bool]:
-        """Pick records of quiet groups in the usual order, then of noisy groups. Return the new
-        head (the first offset not examined), and whether the event is full."""
+        """Pick records of quiet groups in the usual order, then of noisy groups. Return the first
+        offset that was not examined, and whether the lease event has no room left."""
         fair = self._fair
         noisy = fair.noisy_groups(self._in_flight)
         picked, take = selection.picked, selection.take
@@ -241,7 +241,7 @@ class StandardCursor(LeaseCursor):
         return head, False
 
     def _next_quiet(self, noisy: set[str]) -> int | None:
-        """Remove and return the lowest available offset of a quiet group, and park noisy groups."""
+        """Remove and return the lowest available offset of a quiet group. Parks noisy groups."""
         ready = self._ready
         fair = self._fair
         while ready:

@@ -2,8 +2,8 @@
 
 Prices are whole millionths of the currency, so no sum depends on floating-point rounding; a line is
 rounded once, half up. Usage is priced by the version of the card that was valid in its hour. The
-free amount is assigned to earlier versions first, and to classes in alphabetical order: any order
-is correct, but it must always be the same."""
+free amount is assigned to earlier versions first, and to classes of operations in alphabetical
+order: any order is correct, but it must always be the same."""
 
 import datetime
 import itertools
@@ -26,7 +26,7 @@ _AMOUNTS: Final = (
 
 
 class RatesInvalid(Exception):
-    """Raised if a rate card is invalid. The text is the reason."""
+    """Raised if a rate card is invalid."""
 
 
 class RequestsBy(StrEnum):

@@ -227,13 +227,13 @@ class _Draft:
         return [each for each in self._of(giver) if self._sizes[each] <= self._bytes_left]
 
     def _move(self, giver: str, receiver: str) -> bool:
-        """Move the node's largest partition that does not overload the receiving node."""
+        """Move the largest partition that fits on the receiving node without overloading it."""
         room = GOAL * self._mean - self.loads[receiver]
         fitting = [each for each in self._movable(giver) if self._scores[each] <= room]
         return bool(fitting) and self._add(Action.MOVE, fitting[0], giver, receiver)
 
     def _improve(self, giver: str, receiver: str) -> bool:
-        """Move the partition that balances both nodes best, if any improves the balance."""
+        """Move the partition that balances the two nodes best, if this is worth a move."""
 
         def most(each: PartitionId) -> float:
             score = self._scores[each]
@@ -245,7 +245,7 @@ class _Draft:
         return self._add(Action.MOVE, best, giver, receiver)
 
     def _split(self, giver: str, receiver: str, *, above: float) -> bool:
-        """Split the largest partition, if its load is more than ``above`` times the mean load."""
+        """Split the node's largest partition if its load is above ``above`` times the mean load."""
         for partition in self._of(giver)[:1]:
             score = self._scores[partition]
             if score > above * self._mean and self.loads[receiver] + score / 2 < self.loads[giver]:

@@ -31,7 +31,7 @@ DAY_S: Final = 86_400
 
 
 class RulesInvalid(Exception):
-    """Raised if a rule is invalid. The text is one line with the rule and the reason."""
+    """Raised if a rule is invalid. The error text is one line with the rule and the reason."""
 
 
 class Check(StrEnum):
@@ -211,7 +211,7 @@ class Result(NamedTuple):
 def mark(
     rows: "DataFrame", rules: Sequence[Rule], history: "DataFrame | None" = None
 ) -> "DataFrame":
-    """Add a column ``fail_N`` for each rule that checks rows. ``history`` has earlier rows."""
+    """Add a column ``fail_N`` for each row rule. ``history`` has earlier rows, for ``unique``."""
     marked = rows.selectExpr("*", f"false AS {_HISTORY}")
     if history is not None:
         marked = marked.unionByName(history.selectExpr("*", f"true AS {_HISTORY}"))
@@ -223,7 +223,7 @@ def mark(
 
 
 def count(marked: "DataFrame", rules: Sequence[Rule], ends: Mapping[int, int]) -> list[Result]:
-    """Return the results of rules. ``ends`` are the end offsets of earlier batches."""
+    """Count the failures of each rule. ``ends`` are the end offsets of the previous batch."""
     place = "struct(partition, offset)"
     sums = [
         f", count_if(fail_{n}) AS n{n}, min(CASE WHEN fail_{n} THEN {place} END) AS s{n}"
@@ -284,7 +284,7 @@ def _gaps(rule: Rule, parts: Sequence[Any], ends: Mapping[int, int]) -> Result:
 
 
 def _fails(rule: Rule) -> str:
-    """Return a condition that is true where a row fails, and null where the value is missing."""
+    """Return an SQL condition that is true where a row fails."""
     raw = _value(rule.field)
     text = f"cast({raw} AS string)"
     number = f"try_cast({text} AS double)"
@@ -344,6 +344,6 @@ def _json_path(parts: tuple[str, ...]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a literal of Spark's SQL, in which a backslash escapes the next character."""
+    """Return an SQL string literal for Spark, in which a backslash is an escape character."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
