@@ -228,11 +228,11 @@ def compile_conditions(
     """Compile the Condition element of a statement; error texts begin with ``where``. If
     ``takes_any_arn`` is True, a malformed ARN matches nothing; otherwise it is an error."""
     if not isinstance(block, dict):
-        raise MalformedPolicy(f"{where}: Condition must be an object of operators.")
+        raise MalformedPolicy(f"{where}: Condition must be a JSON object with operators as keys.")
     found: list[Condition] = []
     for name, pairs in block.items():
         if not isinstance(pairs, dict):
-            raise MalformedPolicy(f"{where}: {name[:80]} must be an object of keys and values.")
+            raise MalformedPolicy(f"{where}: {name[:80]} must be a JSON object of keys and values.")
         for key, value in pairs.items():
             place = f"{where}: {name[:80]} of {key[:80]}"
             values = _texts(value, place)

@@ -250,7 +250,7 @@ def _compile_identity(name: str, text: str, caller: Caller) -> Compiled:
         return evaluation.compile_policy(text, Kind.IDENTITY)
     except MalformedPolicy as error:
         log.error(
-            "user policy is invalid: denying all requests",
+            "user policy is invalid: denying all requests of this user",
             extra={"user": caller.arn, "policy": name, "reason": str(error)},
         )
         return _INVALID
@@ -264,7 +264,7 @@ def _compile_resource(question: Question) -> Compiled | None:
         return evaluation.compile_policy(text, Kind.RESOURCE)
     except MalformedPolicy as error:
         log.error(
-            "resource policy is invalid: denying requests that do not replace it",
+            "resource policy is invalid: denying all requests except to replace it",
             extra={"arn": arn, "reason": str(error)},
         )
         return _INVALID_RESOURCE

@@ -192,7 +192,7 @@ def compile_policy(text: str, kind: Kind) -> Compiled:
 def _statement(block: object, place: int, kind: Kind, *, has_variables: bool) -> Statement:
     where = f"Statement {place}"
     if not isinstance(block, dict):
-        raise MalformedPolicy(f"{where} is not an object.")
+        raise MalformedPolicy(f"{where} must be a JSON object.")
     for name in block:
         if name not in _ELEMENTS:
             raise MalformedPolicy(f"{where}: unknown element {name[:80]}.")

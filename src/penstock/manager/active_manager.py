@@ -324,7 +324,7 @@ class ActiveManager:
     def _planned(self, task: asyncio.Task[None]) -> None:
         self._planning = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("manager planning failed", exc_info=error)
+            log.error("planning partition moves failed", exc_info=error)
         self._wake.set()
 
     async def _plan(self) -> None:

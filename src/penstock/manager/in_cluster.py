@@ -252,7 +252,7 @@ async def _raise_level(store: Store, level: ClusterLevel, manager_created: int) 
     except (VersionConflict, OutcomeUnknown):
         return False
     except PenstockError as error:
-        log.warning("feature level not raised yet", extra={"reason": str(error)})
+        log.warning("raising the feature level failed, will retry", extra={"reason": str(error)})
         return False
     if behind:
         log.warning(

@@ -125,7 +125,7 @@ async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> Non
     view = await _row(store, key)
     nodes, _ = await read_nodes(store)
     if not replicas or len(set(replicas)) != len(replicas):
-        raise InvalidRequest("A partition needs at least one node, and nodes must not repeat.")
+        raise InvalidRequest("Name at least one node for a partition, and each only once.")
     if len(replicas) < view.row.in_sync_min:
         raise InvalidRequest(
             f"Partition {key} needs at least {view.row.in_sync_min} replicas, not {len(replicas)}."

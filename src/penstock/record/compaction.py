@@ -180,10 +180,12 @@ def covered(
                 # Empty batches may have been merged since, and may extend beyond both ends.
                 header = spanned(header, max(header.base_offset, at), min(header.next_offset, end))
             elif header.next_offset > end:
-                raise MalformedBatch(f"a batch crosses the end offset {end}")
+                raise MalformedBatch(f"a batch extends beyond the end offset {end}")
             if header.base_offset < at:
                 if parts or header.next_offset <= at:
-                    raise MalformedBatch(f"base offset {header.base_offset} is below {at}")
+                    raise MalformedBatch(
+                        f"base offset {header.base_offset} is below the expected {at}"
+                    )
                 base = header.base_offset
             elif header.base_offset > at:
                 parts += _bare(header, at, header.base_offset)

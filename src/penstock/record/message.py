@@ -241,7 +241,7 @@ def decode_some(
     except IndexError:
         raise MalformedBatch("a record runs past the end of the batch") from None
     except UnicodeDecodeError as error:
-        raise MalformedBatch(f"a text is not UTF-8: {error.reason}") from None
+        raise MalformedBatch(f"a message attribute is not UTF-8: {error.reason}") from None
     return records, count, end
 
 
@@ -332,9 +332,9 @@ def decode_content(content: bytes) -> tuple[bytes, Mapping[str, Attribute] | Non
             return body or b"", _own_attributes(headers, 0)
         return body or b"", _producer_attributes(headers)
     except IndexError:
-        raise MalformedBatch("the message content ends early") from None
+        raise MalformedBatch("the decrypted content of a message is incomplete") from None
     except UnicodeDecodeError as error:
-        raise MalformedBatch(f"a text is not UTF-8: {error.reason}") from None
+        raise MalformedBatch(f"a message attribute is not UTF-8: {error.reason}") from None
 
 
 def _system(raw: bytes) -> _System | None:

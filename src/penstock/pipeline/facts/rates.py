@@ -141,7 +141,7 @@ def parse(text: str) -> RateCard:
 
 def _version(number: int, raw: Any) -> Version:
     if not isinstance(raw, dict):
-        raise RatesInvalid("version must be a table: [[version]]")
+        raise RatesInvalid("each version must be a table that begins with [[version]]")
     given = TomlTable(f"version {number}", raw, RatesInvalid)
     valid_from = raw.pop("valid_from", None)
     if not isinstance(valid_from, datetime.date) or isinstance(valid_from, datetime.datetime):

@@ -132,7 +132,7 @@ def _field(given: TomlTable) -> Field:
         return Field(column=text)
     if text.startswith("header:"):
         if not text.removeprefix("header:"):
-            raise given.wrong("header: must be followed by a name")
+            raise given.wrong("'header:' must be followed by the name of a header")
         return Field(column="", header=text.removeprefix("header:"))
     return Field(column="", path=_path(given, text))
 
@@ -147,7 +147,7 @@ def _path(given: TomlTable, text: str) -> tuple[str, ...]:
 def _bounds(given: TomlTable) -> dict[str, Any]:
     low, high = given.number("min"), given.number("max")
     if low is None and high is None:
-        raise given.wrong("min or max is missing")
+        raise given.wrong("the rule must have min, max or both")
     if low is not None and high is not None and low > high:
         raise given.wrong(f"min {low:g} is above max {high:g}")
     return {"minimum": low, "maximum": high}
@@ -166,7 +166,9 @@ def _json(given: TomlTable) -> dict[str, Any]:
     fields = {}
     for path, kind in given.table("fields").items():
         if not isinstance(kind, str) or kind.removesuffix("?") not in TYPES:
-            raise given.wrong(f"{path} must be one of {', '.join(TYPES)}; add ? if optional")
+            raise given.wrong(
+                f"the type of {path} must be one of {', '.join(TYPES)}; append ? if it is optional"
+            )
         fields[_path(given, path)] = kind
     if len(fields) > FIELDS_MAX:
         raise given.wrong(f"the rule has {len(fields)} fields; at most {FIELDS_MAX} are allowed")

@@ -69,7 +69,7 @@ def _dump_base(java: Java, target: Path) -> None:
     )
     if done.returncode or not target.is_file():
         output = (done.stdout + done.stderr).decode("utf-8", "replace").split()
-        raise WarmFailed(f"{java.command} wrote no archive: {' '.join(output)[-500:]}")
+        raise WarmFailed(f"{java.command} wrote no class-data archive: {' '.join(output)[-500:]}")
 
 
 def _dump_top(java: Java, draft: Path) -> None:
@@ -89,7 +89,7 @@ def _dump_top(java: Java, draft: Path) -> None:
     finally:
         close_session(spark, seconds_max=_DUMP_S_MAX)  # the JVM writes the archive when it ends
     if not draft.is_file():
-        raise WarmFailed("the JVM ended without writing the archive: is the disk full?")
+        raise WarmFailed("the JVM wrote no class-data archive: is the disk full?")
 
 
 def _work_a_little(spark: SparkSession, folder: Path) -> None:
