@@ -1,9 +1,9 @@
 """Compiles and tests the conditions of policy statements, ``{operator: {key: values}}``.
 
-All conditions of a statement must hold; one matching value is enough (for operators with Not, no
-value may match). If the request has no value for a key, operators with Not or ``IfExists`` match
-and others do not. An unknown operator or key, or a value that the operator cannot parse, is neither
-true nor false: then an Allow does not apply and a Deny does.
+All conditions of a statement must hold. A condition holds if one of its values matches (for
+operators with Not, if none does). If the request has no value for a key, operators with Not or
+``IfExists`` match and others do not. An unknown operator or key, or a value that the operator
+cannot parse, is neither true nor false: then an Allow does not apply and a Deny does.
 
 In a pattern, ``*`` matches any characters and ``?`` one character; ``${*}``, ``${?}`` and ``${$}``
 mean the characters themselves. Policies and requests are untrusted, so matching must not be slow: a

@@ -129,7 +129,7 @@ class CommitInTransaction(GroupCall[CommitReply], frozen=True):
 
 
 class CompleteTransaction(GroupCall[Reply], frozen=True):
-    """End a transaction for all groups of this group's coordinator. Idempotent."""
+    """End a transaction for all groups that have the same coordinator as this one. Idempotent."""
 
     producer_id: int
     producer_epoch: int
@@ -192,7 +192,7 @@ class AddGroup(ProducerCall[ErrorCode], frozen=True):
 
 
 class VerifyPartition(ProducerCall[ErrorCode], frozen=True):
-    """Check that a partition is in the open transaction. The reply holds until the next await."""
+    """Check that a partition is in the open transaction. Valid until the caller's next await."""
 
     partition: Place
 

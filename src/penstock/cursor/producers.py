@@ -105,7 +105,7 @@ class Producers:
         return producer_id in self._producers
 
     def check(self, header: BatchHeader, *, wall_ms: int) -> Verdict:
-        """Return whether a batch of a client may be appended (use ``check_marker`` for markers)."""
+        """Return whether a client's batch may be appended, is a duplicate or must be rejected."""
         producer_id = header.producer_id
         if producer_id == NO_PRODUCER:
             is_transactional = header.attributes & ATTR_TRANSACTIONAL
@@ -304,7 +304,7 @@ def _last_sequence(header: BatchHeader) -> int:
 
 
 def _check_sequence(batches: deque[BatchRow], first: int, last: int) -> Refused | None:
-    """Return None if the batch has the next sequence number, else the error for its producer."""
+    """Return None if the batch has the next sequence number, else the error to return."""
     newest = batches[-1][1] if batches else -1
     if first == (newest + 1) % SEQUENCE_COUNT:
         return None

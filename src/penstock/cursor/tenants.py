@@ -1,5 +1,4 @@
-"""What each tenant uses at the coordinators: groups, group configs, offset bytes, transactional
-ids.
+"""Counts the groups, group configs, offset bytes and transactional ids of each tenant.
 
 A tenant's quota applies to the sum over the partitions that this node coordinates. In addition,
 each tenant may use only a part of the limit of each partition. Nodes do not exchange their sums, so

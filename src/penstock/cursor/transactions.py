@@ -12,7 +12,7 @@ InitProducerId, a timeout and, for clients of transaction version 2, every end o
 raise the producer epoch, and markers have the raised epoch. So a batch or an EndTxn request that
 was delayed on the network never counts for the next transaction. Version 1 clients keep their
 epoch; for them partitions call ``verify`` before the first batch. Timeouts use this node's clock.
-The wire protocol maps PRODUCER_FENCED and TRANSACTION_ABORTABLE for older clients."""
+The wire protocol replaces PRODUCER_FENCED and TRANSACTION_ABORTABLE for older clients."""
 
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -107,7 +107,7 @@ class TxnReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class TxnDecision(msgspec.Struct):
-    """The rows and markers that a request or timeout causes. Markers are sent after the commit."""
+    """The rows to write and, after their commit, the markers to send for a request or timeout."""
 
     now_ms: int
     wall_ms: int
@@ -243,8 +243,8 @@ class Transactions:
         return TxnReply(ErrorCode.NONE, call.producer_id, call.producer_epoch)
 
     def verify(self, call: "calls.VerifyPartition") -> ErrorCode:
-        """Return NONE if the partition is in the client's open transaction. Without this check of
-        version 1 clients, a delayed batch could open a transaction that never ends."""
+        """Return NONE if the partition is in the client's open transaction. Without this check, a
+        delayed batch of a version 1 client could open a transaction that never ends."""
         code, txn = self._find(call)
         if code:
             return code

@@ -1,5 +1,5 @@
-"""The manager's calls: it writes decisions to the store, many per transaction and several
-transactions at a time, and asks nodes for the ends of their logs.
+"""Writes the manager's decisions to the store, many per transaction and several transactions at a
+time, and asks nodes for the end offsets of their logs.
 
 A transaction succeeds only if everything its decisions rely on is unchanged and this node is still
 the manager. If one of its decisions is outdated, each is tried in its own transaction. If the

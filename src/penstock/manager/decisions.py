@@ -1,4 +1,4 @@
-"""The next decision for one partition: create it, elect a leader, finish a move, delete its row.
+"""Decides what to do for a partition: create it, elect a leader, finish a move, delete its row.
 
 Each decision names everything it relies on: versions of the row and of a placement request, and
 registrations of nodes. The store writes the decision only if these are unchanged, so outdated
@@ -73,7 +73,7 @@ class Decision(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Nodes that must report the end of their log before a decision is possible."""
+    """Nodes that must report the end offset of their log before a decision is possible."""
 
     key: PartitionKey
     nodes: tuple[int, ...]
@@ -167,8 +167,7 @@ def _leader(state: ClusterState, key: PartitionKey, view: View, standings: Stand
 
 
 def _election(state: ClusterState, key: PartitionKey, view: View) -> Change | None:
-    """Elect a leader, preferably a future replica, on a node that is neither stopping nor
-    draining."""
+    """Elect a leader. Avoid nodes that drain or stop and, in a move, replicas to be removed."""
     avoided = state.avoided
     request = state.requests.get(key)
     if request is not None:
@@ -254,7 +253,7 @@ def placed(
 
 
 def targets(now: Situation) -> Targets:
-    """Plan moves, and return the new replicas of each partition. Necessary moves come first."""
+    """Plan moves and return the new replicas of partitions to move, necessary moves first."""
     return plan(
         now.partitions,
         now.hosts,
@@ -306,7 +305,7 @@ def _toward(
 def _begin(
     state: ClusterState, key: PartitionKey, view: View, target: tuple[int, ...], room: "_Room"
 ) -> Decision | None:
-    """Add the new replicas, and write a placement request if old ones must be removed later."""
+    """Start a move: add new replicas, and write a placement request if old ones must go later."""
     row = view.row
     if not state.is_led(row):
         return None

@@ -109,7 +109,7 @@ def unclean_leader(view: View, incarnations: Mapping[int, int]) -> Change | Refu
 
 
 async def drain(store: Store, node: int) -> None:
-    """Request that all replicas leave a node. Raises NotFound for an unknown, empty node."""
+    """Request that all replicas leave a node. Raises NotFound if the node does not exist."""
     state = await read_cluster_state(store)
     if node not in state.nodes and not any(state.on(node)):
         raise NotFound(f"There is no node {node}.")

@@ -60,7 +60,7 @@ class Loads:
         return min(nodes, key=lambda n: (led[topic_id, n], self.replicas[n], self.leaders[n], n))
 
     def order(self, first: int, nodes: Sequence[int]) -> tuple[int, ...]:
-        """Return ``first``, then the node that is least often second after it, then the rest."""
+        """Return ``first``, then the node that least often follows it, then the other nodes."""
         others = sorted(node for node in nodes if node != first)
         second = min(others, key=lambda node: (self.seconds[first, node], node), default=first)
         return (first, *sorted(others, key=lambda node: node != second))
@@ -295,8 +295,7 @@ class _Plan:
         return led
 
     def even_leaders(self) -> Iterator[None]:
-        """Even out the leaders per node, if necessary along a chain of nodes that share
-        partitions."""
+        """Even out the leaders per node. A leader may be passed along a chain of several nodes."""
         shared: _Shared = {node: {} for node in self._on}
         led = dict.fromkeys(self._on, 0)
         for key in self._keys:

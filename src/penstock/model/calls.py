@@ -1,8 +1,8 @@
 """The calls of a broker as values: one frozen struct per call, with the type of its reply.
 
 ``BrokerPort.call`` makes a call. ``wire/internal/broker_calls.py`` says where each call goes, how
-long it may take and when it is retried. ``docs/adr/0040-calls-are-values.md`` explains why. Calls
-raise errors of ``model.errors``.
+long it may take and when it is retried. ``docs/adr/0040-calls-are-values.md`` explains why calls
+are values. Calls raise errors of ``model.errors``.
 
 The fields after the topic and the partition are sent to other nodes in this order. A new field goes
 to the end and has a default, because an older node does not send it."""
@@ -67,7 +67,7 @@ class BrokerPort(Calls, Protocol):
         self, topic: Topic, partition: int, listener: Callable[[], None]
     ) -> Callable[[], None]:
         """Call ``listener`` whenever the start or end offsets of a partition change. Returns a
-        function that removes the listener. An earlier call must have opened the partition."""
+        function that removes the listener. The partition must already be open."""
 
     def on_available(
         self, share: Topic, partition: int, listener: Callable[[], None]
@@ -214,8 +214,8 @@ class LogBytes(PartitionCall[int], frozen=True): ...
 
 
 class OpenShare(PartitionCall[Topic], frozen=True):
-    """Return the share of a group over the source ``topic``; create it if it is missing. The leader
-    of partition 0 creates shares."""
+    """Return the share that a share group has of the source ``topic``; create it if it is missing.
+    The leader of partition 0 creates shares."""
 
     group: str
     start: int  # where a new share begins in every partition: EARLIEST or LATEST
@@ -254,7 +254,7 @@ class Prolong(Extend, frozen=True):
 
 
 class ShareStart(PartitionCall[int], frozen=True):
-    """Return the lowest offset of a share that is neither acked nor rejected."""
+    """Return the offset of a share's first record that is neither acked nor rejected."""
 
 
 class ShareLag(PartitionCall[int], frozen=True):

@@ -1,6 +1,6 @@
 """Tenants, users and keys, as they are stored in the metadata store.
 
-A tenant is an account of twelve digits with its own queues, topics, groups and users. A user
+A tenant has an account id of twelve digits, and its own queues, topics, groups and users. A user
 belongs to one tenant and signs requests with access keys. Policies have AWS's format."""
 
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""The interfaces between roles, and the values of their calls. In one process the implementations
+"""The interfaces between frontend, broker and the other roles. In one process the implementations
 are plain objects, in a cluster they are remote; ``node/compose.py`` chooses."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from penstock.model.topic import PeekState, QueueSettings, Topic
 
 class Clock(Protocol):
     def wall_ms(self) -> int:
-        """Return the milliseconds since 1970, for timestamps and retention. May jump."""
+        """Return the milliseconds since 1970, for timestamps and retention. The clock may jump."""
 
     def mono_ms(self) -> int:
         """Return the milliseconds of a monotonic clock, for leases and delays."""

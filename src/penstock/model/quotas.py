@@ -1,4 +1,4 @@
-"""Quotas of a tenant. The default is a fixed number, or a part of the limit for all tenants.
+"""Quotas of a tenant. Defaults are fixed numbers, but at most a part of the limit for all tenants.
 
 A quota that an operator sets (``penstock quota set``) replaces the default. Zero means no limit.
 The node's own tenant has no defaults, so a server with a single tenant can use all of each

@@ -169,7 +169,7 @@ def encode_batch(
 
 
 def repacked(header: BatchHeader, records: Sequence[bytes]) -> bytes:
-    """Return an uncompressed batch of other records at the same offsets."""
+    """Return a batch with the offsets of ``header`` and these records, not compressed."""
     return with_body(header._replace(count=len(records)), b"".join(records))
 
 

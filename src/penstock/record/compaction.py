@@ -1,4 +1,4 @@
-"""Compaction of a log with keys: removes outdated records from batches.
+"""Log compaction: removes records from batches if a later record has the same key.
 
 A record keeps its offset, timestamp and bytes, and a batch keeps its range of offsets, so that
 there are no gaps. A batch without records stays as a header, for its offsets and the producer's
@@ -161,8 +161,9 @@ class Covered(NamedTuple):
 def covered(
     buffers: Sequence[bytes | memoryview], start: int, end: int, *, next_offset: int
 ) -> Covered:
-    """Return the batches from ``start`` to ``next_offset`` or ``end``, with empty batches in gaps.
-    The first may begin below ``start``. Raises MalformedBatch if the last one crosses ``end``."""
+    """Return the batches from ``start`` to the lower of ``next_offset`` and ``end``, with empty
+    batches in gaps. The first may begin below ``start``. Raises MalformedBatch if one crosses
+    ``end``."""
     if _is_plain(buffers, start, end, next_offset):
         return Covered(b"".join(buffers), start, next_offset)
     parts: list[bytes | memoryview] = []

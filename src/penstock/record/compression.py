@@ -1,6 +1,6 @@
 """The five codecs of a record batch. A few hundred bytes can expand to gigabytes, so the output
 buffer grows at most to ``bytes_max``. Snappy has two forms: a raw block, and the framed form of
-Java producers (a 16-byte head, then blocks with a 4-byte length each)."""
+Java producers (a 16-byte header, then blocks with a 4-byte length each)."""
 
 import struct
 from collections.abc import Callable, Sequence

@@ -20,8 +20,7 @@ only if its batch has the sealed bit, which no producer can set. The sealed cont
 
     content = kind 1 B (0: a message's, 1: a producer's) │ value │ header count │ headers
 
-This is the hot path of send and receive: tables instead of calls, one join, no generator.
-"""
+The code is on the hot path of send and receive, so it uses tables instead of calls."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -338,7 +337,7 @@ def decode_content(content: bytes) -> tuple[bytes, Mapping[str, Attribute] | Non
 
 
 def _system(raw: bytes) -> _System | None:
-    """Decode the ``penstock`` header, or return None if it is not one written by the server."""
+    """Decode the ``penstock`` header, or return None if the server did not write it."""
     try:
         system = _decode_system(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -96,7 +96,7 @@ class FifoCursor(LeaseCursor):
                 self._join(_key_of(entry.group, offset))
 
     def _walk(self, key: GroupKey, selection: Selection, due_ms: int) -> bool:
-        """Pick records of one group, oldest first. Return False if the lease event is too large."""
+        """Pick records of one group, oldest first. Return False if the lease event is full."""
         for offset in self._groups[key]:
             if len(selection.picked) == selection.take:
                 break

@@ -319,7 +319,7 @@ class LeaseState:
 
     # ── Hydration: message contents that replay does not decode ──────────────────────────────
     def unhydrated(self) -> list[int]:
-        """Return the offsets whose records must be passed to ``hydrate`` before the first lease."""
+        """Return the offsets of records that ``hydrate`` must get before the first lease."""
         return sorted(self._unhydrated)
 
     def hydrate(self, records: Iterable[Record], *, now_ms: int, wall_ms: int) -> None:
@@ -438,7 +438,7 @@ class LeaseState:
 
     @property
     def _may_skip(self) -> bool:
-        """Whether there is memory for one more skipped record."""
+        """Whether one more record may be skipped. Skipped records are kept in memory."""
         return len(self._table) - self._in_flight < DEFERRED_MAX
 
     def _pass(self, record: Record, selection: Selection) -> None:

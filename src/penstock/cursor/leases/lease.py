@@ -55,7 +55,7 @@ _TOO_LONG = "Total VisibilityTimeout for the message is beyond the limit [43200 
 
 
 class RecordState(NamedTuple):
-    """The state of a record that still exists. Times are on the monotonic clock."""
+    """The state of a record that is not deleted. Times are on the monotonic clock."""
 
     state: PeekState
     until_ms: int | None = None  # end of the lease, the delay, or the lease that locks the group
@@ -269,7 +269,7 @@ class LeaseCursor(LeaseState):
         return Outcome(None, (event,))
 
     def trim(self, start_offset: int, *, passed: int = 0) -> Outcome[None]:
-        """Drop records below ``start_offset``, of which a lease never examined ``passed``."""
+        """Drop records below ``start_offset``. No lease has examined ``passed`` of them."""
         if start_offset <= self.low_offset():
             return Outcome(None)
         assert start_offset > self.head or passed == 0, "messages passed but the head did not move"
@@ -330,7 +330,7 @@ class LeaseCursor(LeaseState):
         return None
 
     def low_offset(self) -> int:
-        """Return the lowest offset that is not deleted."""
+        """Return the lowest offset of a record that is not deleted."""
         return next(iter(self._table), self.head)
 
     def attempts_of(self, offset: int) -> int:
@@ -367,7 +367,7 @@ class LeaseCursor(LeaseState):
         return None
 
     def find_obstacles(self, terms: QueueTerms) -> ObstacleSearch:
-        """Return the numbers of undelivered messages by reason. Yields about once a millisecond."""
+        """Count undelivered messages by reason. Yields often, so that other tasks can run."""
         self._advance(terms.now_ms)
         delay_ends_ms = self._delays.next_ms(now_ms=terms.now_ms, delay_ms=terms.queue_delay_ms)
         counter = ObstacleCounter(terms, is_fifo=self.is_fifo, delay_ends_ms=delay_ends_ms)

@@ -1,8 +1,8 @@
 """Counts of the messages of one partition that are not delivered, by reason.
 
 A queue may have hundreds of thousands of messages in flight, so the search is a generator that
-yields every few hundred; messages that change meanwhile are counted as they are when the search
-reaches them. Messages that the cursor has not read yet are not counted."""
+yields after every few hundred; messages that change meanwhile are counted as they are when the
+search reaches them. Messages that the cursor has not read yet are not counted."""
 
 from collections.abc import Generator, Iterator, Mapping
 from itertools import islice

@@ -66,10 +66,10 @@ def due_at(record: Record, delay_ms: int, *, now_ms: int, wall_ms: int) -> int:
 
 
 class DelayBuckets(dict[int, tuple[int, int]]):
-    """Delayed records that no lease has examined, counted by second of the wall clock, in at most
-    1,800 seconds. The value of a second is the number of records and the latest of their due (or
-    append) times. A standard queue counts a record in the second in which it is due. A FIFO queue
-    counts it in the second of its append, because one delay applies to all records."""
+    """The delayed records that no lease has examined, by second of the wall clock (at most 1,800
+    seconds). Each value is the number of records and the latest of their due (or append) times. A
+    standard queue counts a record in the second in which it is due. A FIFO queue counts it in the
+    second of its append, because one delay applies to all records."""
 
     def __init__(self, *, by_append: bool) -> None:
         self._by_append = by_append

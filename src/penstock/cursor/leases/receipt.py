@@ -57,7 +57,7 @@ def seal(topic_id: str, key: bytes, claim: Claim) -> str:
 
 
 def open_receipt(text: str, topic_id: str, key: bytes) -> Claim:
-    """Return the claim in a receipt. Raises InvalidReceipt if another queue issued the text."""
+    """Return the claim in a receipt. Raises InvalidReceipt if this queue did not issue it."""
     if len(text) != _TEXT_CHARS or "+" in text or "/" in text:
         raise InvalidReceipt(_INVALID)
     try:

@@ -4,11 +4,11 @@ A receive first gets records that became available again, lowest offset first, t
 log order. A delayed new record is skipped until it is due.
 
 Fairness: a message group with many messages must not make the other groups wait. A group is noisy
-while it has at least thirty records in flight and more than a tenth of all. Its records are parked:
-records of other groups are delivered first, and parked records only when there are none, beginning
-with the group that has the fewest in flight. Records without a group are never parked. A noisy
-group may still use all idle consumers. The number of parked groups is bounded, because each receive
-checks all of them."""
+while it has at least thirty records, and more than a tenth of all, in flight. Its records are
+parked: records of other groups are delivered first, and parked records only when there are none,
+beginning with the group that has the fewest in flight. Records without a group are never parked. A
+noisy group may still use all idle consumers. The number of parked groups is bounded, because each
+receive checks all of them."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ class FairShare:
 
     @property
     def is_needed(self) -> bool:
-        """Whether any group has so many records in flight that it may be noisy, or is parked."""
+        """Whether fair sharing is needed: a group is parked or has many records in flight."""
         return bool(self._large_groups) or bool(self._parked)
 
     @property
@@ -142,7 +142,7 @@ class StandardCursor(LeaseCursor):
                     heappush(self._ready, each)
 
     def _take_again(self, selection: Selection) -> bool:
-        """Pick records that became available again. Return True if no more fit the lease event."""
+        """Pick records that became available again. Return True if the lease event is full."""
         ready = self._ready
         while ready and len(selection.picked) < selection.take:
             offset = ready[0]
@@ -184,8 +184,8 @@ class StandardCursor(LeaseCursor):
         return head
 
     def _enter(self, record: Record, sent_at_ms: int, selection: Selection) -> Entry | None:
-        """Remove the first record read ahead. Return its entry, in state TAKEN if it can be leased,
-        or None if the record is delayed but no more records may be skipped."""
+        """Take the first record that was read ahead. Return its entry, in state TAKEN if it can be
+        leased, or None if the record is delayed but no more records may be skipped."""
         offset = record.offset
         due_ms = self._due.get(offset, 0) if self._due else 0
         entry = Entry(TAKEN, record.message.group, sent_at_ms)
@@ -208,7 +208,7 @@ class StandardCursor(LeaseCursor):
 
     def _take_fairly(self, selection: Selection) -> tuple[int, bool]:
         """Pick records of quiet groups in the usual order, then of noisy groups. Return the first
-        offset that was not examined, and whether the lease event has no room left."""
+        offset that was not examined, and whether the lease event is full."""
         fair = self._fair
         noisy = fair.noisy_groups(self._in_flight)
         picked, take = selection.picked, selection.take

@@ -56,8 +56,8 @@ class Matches:
     def catch_up(
         self, regex: str, topics: Collection[str], epoch: int
     ) -> Generator[None, None, None]:
-        """Match a pattern against topic names that are new. Yields about once a millisecond. If the
-        topics change meanwhile, this ends early and must be called again."""
+        """Match a pattern against topic names that are new. Yields often, so that other tasks can
+        run. If the topics change meanwhile, this ends early and must be called again."""
         self._see(topics, epoch)
         if regex not in self._rows:
             self.check(regex)

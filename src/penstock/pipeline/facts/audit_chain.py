@@ -1,4 +1,4 @@
-"""Computes the rows of the audit trail, broken links of its hash chain, and a root for each day.
+"""Computes the rows of the audit trail, broken links of its hash chain, and daily Merkle roots.
 
 A record's hash depends only on the record's bytes, which contain the hash of the previous record.
 So all hashes are computed in parallel, and only the comparison with the previous record needs the
@@ -199,7 +199,7 @@ def _days(
 
 
 def differences(rows: "DataFrame") -> "DataFrame":
-    """Return the columns whose value differs from the original record, which each row contains."""
+    """Return the columns that differ from the original bytes of the record in the same row."""
     by_bytes = map_in_arrow(rows.select(*AUDIT_SCHEMA.names), _differing, _DIFFERENCE)
     checks = ", ".join(f"if({n} <=> {made}, NULL, '{n}')" for n, made in _DERIVED.items())
     by_fields = rows.selectExpr("partition", "offset", f"explode(array({checks})) AS column")

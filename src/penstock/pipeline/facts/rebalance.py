@@ -109,8 +109,8 @@ def plan(
     moves_max: int = MOVES_MAX,
     bytes_max: int = MOVE_BYTES_MAX,
 ) -> Plan | None:
-    """Return a plan, or None if no move is needed. ``windows`` has the loads of the last windows,
-    oldest first. ``nodes`` includes idle nodes."""
+    """Return a plan, or None if no move is needed. ``windows`` has the loads of the last time
+    windows, oldest first. ``nodes`` includes idle nodes."""
     all_nodes = sorted(set(nodes))
     if len(all_nodes) < 2 or len(windows) < WINDOWS_MIN:
         return None

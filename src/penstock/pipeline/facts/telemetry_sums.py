@@ -1,6 +1,6 @@
-"""Converts records of ``__telemetry`` to rows by minute, and rows by minute to rows by hour or day,
-in the executors of the job ``telemetry``: rows with equal ``KEYS`` become one row, with the sums of
-counters, the maxima or minima of levels, and merged histograms. So a rollup of rollups, in any
+"""Sums records of ``__telemetry`` by minute, and sums by minute to sums by hour or day, in the
+executors of the job ``telemetry``. Rows with equal ``KEYS`` become one row, with the sums of
+counters, the maxima or minima of gauges, and merged histograms. So a rollup of rollups, in any
 order, equals one rollup of all rows.
 
 Two kinds of rows do not come from nodes: a ``source`` row has the end offset of a batch in one

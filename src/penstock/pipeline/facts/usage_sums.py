@@ -86,7 +86,7 @@ class Flushes:
         self.ranges[name] = merged
 
     def gaps(self) -> dict[Name, int]:
-        """Return the number of missing flushes of each process that misses any."""
+        """Return the number of missing flushes, for each process that has gaps."""
         found = {
             name: sum(after[0] - before[1] - 1 for before, after in pairwise(of))
             for name, of in self.ranges.items()
@@ -258,7 +258,6 @@ class Written:
     flushes: list[FlushRange] = field(default_factory=list)
 
     def drop(self, lake: Path) -> None:
-        """Delete the files that were written but will not be committed."""
         for table, parts in ((PARTIAL, self.partial), (REJECT, self.reject)):
             for part in parts:
                 with contextlib.suppress(OSError):

@@ -86,8 +86,8 @@ def is_transient(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the cause in one line: the last line of a Python traceback, else the first line of
-    Spark's text without prefix and SQLSTATE, else the innermost exception of the JVM."""
+    """Return the cause of an error in one line: the last line of a Python traceback, else the first
+    line of Spark's text without prefix and SQLSTATE, else the innermost exception of the JVM."""
     lines = [line.strip() for line in _text(error).splitlines() if line.strip()]
     in_python = [line for line in lines if _PYTHON_END.match(line)]
     if in_python and any(line.startswith("Traceback (most recent") for line in lines):
@@ -425,8 +425,7 @@ class _Run:
 
 
 def _heard_already(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing. This handler prevents that a signal, which is read from a pipe, ends the
-    process."""
+    """Do nothing. Signals are read from a pipe, but without a handler they end the process."""
 
 
 def _now_ms() -> int:

@@ -107,7 +107,7 @@ def write_status(folder: Path, status: Status) -> None:
 
 
 def read_status(folder: Path) -> Status | None:
-    """Return the last status. Its state is DEAD if the process has ended without reporting that."""
+    """Return the last status. Its state is DEAD if the process ended unexpectedly."""
     try:
         with (folder / NAME).open("rb") as file:
             status = msgspec.json.decode(file.read(_BYTES_MAX), type=Status)
