@@ -46,8 +46,8 @@ class Coordinators(Protocol):
 
 class GroupCoordinators(Coordinators, Protocol):
     def share_settings(self, group_id: str) -> ShareSettings:
-        """Return the settings of a share group, or the defaults if the group does not exist. Below
-        feature level 3, nodes other than the group's coordinator also return the defaults."""
+        """Return the settings of a share group, even if the group does not exist yet. Below feature
+        level 3, nodes other than the group's coordinator return the defaults."""
         ...
 
     @property
@@ -192,7 +192,7 @@ class AddGroup(ProducerCall[ErrorCode], frozen=True):
 
 
 class VerifyPartition(ProducerCall[ErrorCode], frozen=True):
-    """Check that a partition is in the open transaction. Valid until the caller's next await."""
+    """Check that a partition is in the open transaction. The result holds until the next await."""
 
     partition: Place
 

@@ -210,7 +210,7 @@ def arrange(
 
 
 async def read_cluster_state(store: Store) -> ClusterState:
-    """Read the whole state. Rows are decoded in a thread, because there may be a million."""
+    """Read the whole state. Rows are decoded in a thread, because there may be a million rows."""
     nodes, incarnations = await read_nodes(store)
     requests = await read_requests(store)
     entries, revision = await store.list(stored.PARTITIONS_PREFIX)

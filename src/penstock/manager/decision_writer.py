@@ -189,9 +189,9 @@ OnReply = Callable[[Sequence[PartitionKey], bool], None]
 
 
 class LogEndQueries:
-    """Requests to nodes for the ends of their logs, for partitions without a known intact replica.
-    A reply is valid until the node restarts or the row changes. One request per node is in progress
-    at a time, for many partitions."""
+    """Requests to nodes for the end offsets of their logs, for partitions without a known intact
+    replica. A reply is valid until the node restarts or the row changes. One request per node, for
+    many partitions, is in progress at a time."""
 
     def __init__(
         self, state: ClusterState, ask: AskStandings, *, on_reply: OnReply, ask_ms: int

@@ -143,7 +143,7 @@ async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> Non
 
 
 def _requested(entry: Entry, view: View) -> PlacementRequest:
-    """Return the placement request in an entry, or the current replicas if it is unreadable."""
+    """Return the placement request in an entry, or one without changes if it is unreadable."""
     try:
         return stored.decode_placement(entry.key, entry.value)
     except Damaged:

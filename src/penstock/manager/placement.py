@@ -295,7 +295,7 @@ class _Plan:
         return led
 
     def even_leaders(self) -> Iterator[None]:
-        """Even out the leaders per node. A leader may be passed along a chain of several nodes."""
+        """Even out the leaders per node. Leadership may pass along a chain of several nodes."""
         shared: _Shared = {node: {} for node in self._on}
         led = dict.fromkeys(self._on, 0)
         for key in self._keys:

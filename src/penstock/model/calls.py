@@ -214,7 +214,7 @@ class LogBytes(PartitionCall[int], frozen=True): ...
 
 
 class OpenShare(PartitionCall[Topic], frozen=True):
-    """Return the share that a share group has of the source ``topic``; create it if it is missing.
+    """Return the share of a share group on the source ``topic``, and create it if it is missing.
     The leader of partition 0 creates shares."""
 
     group: str

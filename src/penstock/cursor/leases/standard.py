@@ -38,7 +38,7 @@ class FairShare:
 
     @property
     def is_needed(self) -> bool:
-        """Whether fair sharing is needed: a group is parked or has many records in flight."""
+        """Whether any group has many records in flight, or has records held back for fairness."""
         return bool(self._large_groups) or bool(self._parked)
 
     @property
@@ -69,7 +69,6 @@ class FairShare:
         return ((group, offsets[0]) for group, offsets in self._parked.items())
 
     def quietest(self) -> str | None:
-        """Return the parked group that has the fewest records in flight."""
         count = self._in_flight.get
         return min(self._parked, key=lambda g: (count(g, 0), self._parked[g][0]), default=None)
 
@@ -125,7 +124,7 @@ class StandardCursor(LeaseCursor):
 
     @contextmanager
     def only_below(self, offset: int) -> Iterator[None]:
-        """Within this context, lease only records below ``offset`` and parked records."""
+        """Within this context, lease only records below ``offset`` or held back for fairness."""
         window = self._window
         later = [window.pop() for _ in range(len(window)) if window[-1].offset >= offset]
         ready = self._ready
@@ -207,8 +206,8 @@ class StandardCursor(LeaseCursor):
         return entry
 
     def _take_fairly(self, selection: Selection) -> tuple[int, bool]:
-        """Pick records of quiet groups in the usual order, then of noisy groups. Return the first
-        offset that was not examined, and whether the lease event is full."""
+        """Pick records of groups with few records in flight, then of the other groups. Return the
+        first offset that was not examined, and whether the lease event is full."""
         fair = self._fair
         noisy = fair.noisy_groups(self._in_flight)
         picked, take = selection.picked, selection.take
@@ -241,7 +240,6 @@ class StandardCursor(LeaseCursor):
         return head, False
 
     def _next_quiet(self, noisy: set[str]) -> int | None:
-        """Remove and return the lowest available offset of a quiet group. Parks noisy groups."""
         ready = self._ready
         fair = self._fair
         while ready:

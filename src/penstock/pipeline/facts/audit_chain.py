@@ -104,7 +104,7 @@ def rehashed(rows: "DataFrame") -> "DataFrame":
 
 
 def gaps(rows: "DataFrame", tails: Mapping[Chain, Tail]) -> "DataFrame":
-    """Return a row for each broken link. ``tails`` are the ends of the chains before ``rows``."""
+    """Return a row for each broken link. ``tails`` has the end of each chain before ``rows``."""
     tail_rows = [(*chain, tail.seq, tail.hash) for chain, tail in tails.items()]
     tail_table = pa.Table.from_batches([batch_of(tail_rows, _TAIL)])
     ends = rows.sparkSession.createDataFrame(tail_table)

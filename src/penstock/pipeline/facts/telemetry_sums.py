@@ -347,7 +347,7 @@ class Hot(NamedTuple):
 
 
 def hot(rates: Mapping[str, float], *, rate_min: float = 1.0, hot_max: int = HOT_MAX) -> list[Hot]:
-    """Return names with a rate far above others and above ``rate_min``, highest first."""
+    """Return names whose rate is far above the others and at least ``rate_min``, highest first."""
     total = sum(rates.values())
     if total <= 0:
         return []

@@ -332,7 +332,7 @@ class Share(NamedTuple):
 
 
 class PartialFile(NamedTuple):
-    """A file of ``usage_partial``. The first or last hour is None if it is not known."""
+    """A file of the table ``usage_partial``. The first or last hour is None if it is unknown."""
 
     path: str
     kind: str
@@ -346,7 +346,7 @@ class PartialFile(NamedTuple):
 
 
 def files_of(partial: Table) -> list[PartialFile]:
-    """Return all files of ``usage_partial``, from the table's log, without opening the files."""
+    """Return all files of the table ``usage_partial``, without opening them."""
     actions = partial.open().get_add_actions(flatten=True)
     names = ("path", "partition.kind", "min.hour", "max.hour")
     rows = zip(*(actions.column(name).to_pylist() for name in names), strict=True)

@@ -165,7 +165,7 @@ class _Listener(StreamingQueryListener):
 
 
 def _offsets(progress: StreamingQueryProgress) -> tuple[int, int, int | None]:
-    """Return the start and end offset of a batch and the end offset of its sources, as sums."""
+    """Return start, end and latest offset of a batch's sources, each summed over partitions."""
     start = end = latest = 0
     is_known = bool(progress.sources)
     for source in progress.sources:
