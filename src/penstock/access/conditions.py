@@ -1,9 +1,9 @@
 """Compiles and tests the conditions of policy statements, ``{operator: {key: values}}``.
 
-All conditions of a statement must hold; one matching value is enough (for operators with Not, no
-value may match). If the request has no value for a key, operators with Not or ``IfExists`` match
-and others do not. An unknown operator or key, or a value that the operator cannot parse, is neither
-true nor false: then an Allow does not apply and a Deny does.
+All conditions of a statement must hold. A condition holds if one of its values matches (for
+operators with Not, if none does). If the request has no value for a key, operators with Not or
+``IfExists`` match and others do not. An unknown operator or key, or a value that the operator
+cannot parse, is neither true nor false: then an Allow does not apply and a Deny does.
 
 In a pattern, ``*`` matches any characters and ``?`` one character; ``${*}``, ``${?}`` and ``${$}``
 mean the characters themselves. Policies and requests are untrusted, so matching must not be slow: a
@@ -154,12 +154,12 @@ T = TypeVar("T")
 
 
 class MalformedPolicy(InvalidRequest):
-    """Raised if a policy is invalid. The text is for the author of the policy."""
+    """Raised if a policy is invalid. The error text is shown to the author of the policy."""
 
 
 class Asks(IntFlag):
-    """Properties of a request that a policy depends on, besides caller, action and resource. A
-    decision may be cached only for requests with the same properties."""
+    """The properties of a request, besides caller, action and resource, that a policy tests. A
+    decision is cached only for requests with the same values of these properties."""
 
     NOTHING = 0
     ADDRESS = 1
@@ -225,14 +225,14 @@ class Condition(msgspec.Struct, frozen=True):
 def compile_conditions(
     block: object, *, where: str, has_escapes: bool, takes_any_arn: bool
 ) -> tuple[Condition, ...]:
-    """Compile the Condition element of the statement ``where``. If ``takes_any_arn`` is True, a
-    text that is not an ARN matches nothing; otherwise it is an error."""
+    """Compile the Condition element of a statement; error texts begin with ``where``. If
+    ``takes_any_arn`` is True, a malformed ARN matches nothing; otherwise it is an error."""
     if not isinstance(block, dict):
-        raise MalformedPolicy(f"{where}: Condition must be an object of operators.")
+        raise MalformedPolicy(f"{where}: Condition must be a JSON object with operators as keys.")
     found: list[Condition] = []
     for name, pairs in block.items():
         if not isinstance(pairs, dict):
-            raise MalformedPolicy(f"{where}: {name[:80]} must be an object of keys and values.")
+            raise MalformedPolicy(f"{where}: {name[:80]} must be a JSON object of keys and values.")
         for key, value in pairs.items():
             place = f"{where}: {name[:80]} of {key[:80]}"
             values = _texts(value, place)
@@ -405,7 +405,7 @@ def _comparing(
 
 
 def check_variables(values: Sequence[str], place: str) -> None:
-    """Raise MalformedPolicy if a value has a policy variable: these are not supported."""
+    """Raise MalformedPolicy if a value contains a policy variable, such as ``${aws:username}``."""
     for value in values:
         rest = value.replace("${*}", "").replace("${?}", "").replace("${$}", "")
         if "${" in rest:

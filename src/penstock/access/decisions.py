@@ -1,9 +1,9 @@
 """Access decisions for requests of all protocols, made from the policies and cached.
 
-Any change of users or tenants clears the cache. A decision that depends on address or
-transport is cached for requests with the same address and transport, and a decision that depends on
-the time is not cached. An invalid stored policy denies everything, because its meaning is unknown;
-the owner of a queue can still replace the policy of the queue."""
+Any change of users or tenants clears the cache. A decision that depends on the client's address or
+transport is cached only for requests with the same address and transport, and a decision that
+depends on the time is not cached. An invalid stored policy denies everything, because its meaning
+is unknown; the owner of a queue can still replace the policy of the queue."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -51,8 +51,8 @@ _INVALID_RESOURCE: Final = evaluation.compile_policy(
 
 
 class Postponed(Exception):
-    """Raised instead of a slow decision. The caller runs ``evaluate`` in a thread, passes the
-    result to ``Decisions.keep``, and asks again."""
+    """Raised if a decision would take too long. The caller runs ``evaluate`` in a thread, passes
+    the result to ``Decisions.keep``, and asks for the decision again."""
 
     def __init__(
         self, question: Question, epoch: int, evaluate: Callable[[], tuple[Asks, Decision]]
@@ -107,8 +107,9 @@ class Decisions:
         topic: Topic | None,
         circumstances: CircumstancesOf,
     ) -> Decision:
-        """Decide about an action on the queue ``arn``; ``topic`` is None if it does not exist. A
-        share delivers messages of its source, so an explicit deny on the source applies as well."""
+        """Decide on an action on the queue ``arn``; ``topic`` is None if there is no such queue.
+        For a share (a second view of a queue), a Deny in the policy of that queue applies as
+        well."""
         policy = None if topic is None else topic.settings.policy
         decision = self.decide(
             caller, action, arn=arn, owner=owner, policy=policy, circumstances=circumstances
@@ -131,7 +132,7 @@ class Decisions:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Return a context in which decisions do not raise Postponed. Its block must not await."""
+        """Return a context in which decisions never raise Postponed. Do not await in it."""
         before, self._postpones = self._postpones, False
         try:
             yield
@@ -152,7 +153,7 @@ class Decisions:
     def is_cached(
         self, caller: Caller, action: str, *, arn: str, owner: str, policy: str | None
     ) -> bool:
-        """Return whether there is a cached decision that applies at any address and time."""
+        """Return whether a decision is cached that does not depend on address or time."""
         return (caller.account, caller.user, action, arn, owner, policy) in self._decisions
 
     def grants_anything(
@@ -249,7 +250,7 @@ def _compile_identity(name: str, text: str, caller: Caller) -> Compiled:
         return evaluation.compile_policy(text, Kind.IDENTITY)
     except MalformedPolicy as error:
         log.error(
-            "user policy is invalid: denying all requests",
+            "user policy is invalid: denying all requests of this user",
             extra={"user": caller.arn, "policy": name, "reason": str(error)},
         )
         return _INVALID
@@ -263,7 +264,7 @@ def _compile_resource(question: Question) -> Compiled | None:
         return evaluation.compile_policy(text, Kind.RESOURCE)
     except MalformedPolicy as error:
         log.error(
-            "resource policy is invalid: denying requests that do not replace it",
+            "resource policy is invalid: denying all requests except to replace it",
             extra={"arn": arn, "reason": str(error)},
         )
         return _INVALID_RESOURCE

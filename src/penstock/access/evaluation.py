@@ -192,7 +192,7 @@ def compile_policy(text: str, kind: Kind) -> Compiled:
 def _statement(block: object, place: int, kind: Kind, *, has_variables: bool) -> Statement:
     where = f"Statement {place}"
     if not isinstance(block, dict):
-        raise MalformedPolicy(f"{where} is not an object.")
+        raise MalformedPolicy(f"{where} must be a JSON object.")
     for name in block:
         if name not in _ELEMENTS:
             raise MalformedPolicy(f"{where}: unknown element {name[:80]}.")
@@ -246,7 +246,7 @@ def _chosen(block: dict[str, Any], name: str, where: str) -> str:
 
 
 def _either(block: dict[str, Any], name: str, where: str) -> tuple[list[str], bool]:
-    """Return the values of an element such as Action or NotAction, and whether it is negated."""
+    """Return the values of an element, and whether it is negated (NotAction instead of Action)."""
     found = _chosen(block, name, where)
     return _strings(block[found], f"{where}: {found}"), found != name
 

@@ -1,4 +1,4 @@
-"""Requests to the coordinators of groups and of transactions, as values like ``model/calls.py``.
+"""The calls of group and transaction coordinators: one struct per call, as in ``model/calls.py``.
 
 Replies have Kafka's error codes; no call raises. Topics are identified by their ids, so a topic
 that is deleted and created again has no old offsets or transactions. Every call may return
@@ -46,13 +46,13 @@ class Coordinators(Protocol):
 
 class GroupCoordinators(Coordinators, Protocol):
     def share_settings(self, group_id: str) -> ShareSettings:
-        """Return the settings of a share group, which need not exist yet. Below feature level 3,
-        only the group's coordinator knows them; other nodes return the defaults."""
+        """Return the settings of a share group, even if the group does not exist yet. Below feature
+        level 3, nodes other than the group's coordinator return the defaults."""
         ...
 
     @property
     def has_stored_configs(self) -> bool:
-        """Return whether all group configs can be set, which needs feature level 3."""
+        """Return whether the cluster has feature level 3, at which all group configs can be set."""
         ...
 
 
@@ -111,7 +111,7 @@ class ReadConfigs(GroupCall[tuple[ErrorCode, Mapping[str, str]]], frozen=True):
 
 
 class ChangeConfigs(GroupCall[Reply], frozen=True):
-    """Set configs of a group. The values are already checked; None restores the default."""
+    """Set configs of a group to values that the caller has checked. None restores the default."""
 
     changes: Mapping[str, str | None]
 
@@ -129,7 +129,7 @@ class CommitInTransaction(GroupCall[CommitReply], frozen=True):
 
 
 class CompleteTransaction(GroupCall[Reply], frozen=True):
-    """End a transaction for this group and all other groups of its coordinator. Idempotent."""
+    """End a transaction for all groups that have the same coordinator as this one. Idempotent."""
 
     producer_id: int
     producer_epoch: int
@@ -178,7 +178,7 @@ class ProducerCall(TransactionCall[R_co], Generic[R_co], frozen=True):
 
 class InitProducer(ProducerCall[TxnReply], frozen=True):
     """Start a producer with this transactional id. An earlier producer is fenced and its open
-    transaction is aborted. A client that only raises its epoch sends its producer id and epoch."""
+    transaction is aborted. A running producer sends its id and epoch, to get a higher epoch."""
 
     timeout_ms: int
 
@@ -192,7 +192,7 @@ class AddGroup(ProducerCall[ErrorCode], frozen=True):
 
 
 class VerifyPartition(ProducerCall[ErrorCode], frozen=True):
-    """Check that a partition is in the open transaction. This holds until the next await."""
+    """Check that a partition is in the open transaction. The result holds until the next await."""
 
     partition: Place
 
@@ -204,7 +204,7 @@ class CommitOffsets(ProducerCall[CommitReply], frozen=True):
 
 
 class EndTransaction(ProducerCall[TxnReply], frozen=True):
-    """Commit or abort. Returns when the decision is durable, before partitions get markers."""
+    """Commit or abort. Returns when the decision is durable; markers are written afterwards."""
 
     is_commit: bool
     raises_epoch: bool  # the client continues with the producer id and epoch of the reply

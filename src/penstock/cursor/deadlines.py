@@ -35,7 +35,7 @@ class Deadlines(Generic[Name]):
         self._heap.clear()
 
     def pop_due(self, now_ms: int) -> Name | None:
-        """Remove and return the name with the earliest deadline, or None if none has passed."""
+        """Remove and return a name whose deadline has passed, earliest first, or return None."""
         heap = self._heap
         while heap and heap[0][0] <= now_ms:
             queued_ms, _, name = heappop(heap)

@@ -1,4 +1,4 @@
-"""The producers of one partition: duplicate batches, gaps in sequence numbers, open transactions.
+"""Finds duplicate batches, sequence gaps and open transactions of the producers of one partition.
 
 The state is derived from batch headers, so followers and restarts rebuild it from the log, except
 the time at which each producer was last seen. Only transaction markers are decoded, to learn
@@ -35,7 +35,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
 
 
 class Duplicate(msgspec.Struct, frozen=True, gc=False):
-    """The batch is already in the log; the broker repeats the first reply."""
+    """The result for a batch that is already in the log. The broker sends the first reply again."""
 
     base_offset: int
 
@@ -105,7 +105,7 @@ class Producers:
         return producer_id in self._producers
 
     def check(self, header: BatchHeader, *, wall_ms: int) -> Verdict:
-        """Return whether a client's batch may be appended. ``check_marker`` checks markers."""
+        """Return whether a client's batch may be appended, is a duplicate or must be rejected."""
         producer_id = header.producer_id
         if producer_id == NO_PRODUCER:
             is_transactional = header.attributes & ATTR_TRANSACTIONAL
@@ -142,8 +142,8 @@ class Producers:
     def check_marker(
         self, producer_id: int, producer_epoch: int, coordinator_epoch: int
     ) -> ErrorCode:
-        """Return NONE, or the error with which a marker is rejected. A repeated marker is accepted,
-        because a coordinator writes a marker again if it missed the reply."""
+        """Return NONE if a marker may be written, else the error code. A repeated marker is
+        accepted, because a coordinator writes a marker again if it missed the reply."""
         producer = self._producers.get(producer_id)
         if producer is not None and producer_epoch < producer.epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH
@@ -252,11 +252,11 @@ class Producers:
         del self._aborted[:at]
 
     def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
-        """Forget transactions (producer, first offset, marker offset) whose records are gone."""
+        """Forget aborted transactions, given as (producer, first offset, marker offset)."""
         self._aborted = [each for each in self._aborted if astuple(each)[:3] not in gone]
 
     def expire(self, *, wall_ms: int) -> int:
-        """Forget producers that were silent for a day, unless in a transaction. Return how many."""
+        """Forget producers that were silent for a day, and return their number."""
         ended_ms = wall_ms - IDLE_MS_MAX
         old = []
         for producer_id, producer in self._producers.items():
@@ -280,7 +280,7 @@ class Producers:
 
     @classmethod
     def restore(cls, data: bytes, *, wall_ms: int, **limits: int) -> "Producers":
-        """Decode a snapshot. Raises Damaged if ``snapshot`` did not create these bytes."""
+        """Decode a snapshot. Raises Damaged if the bytes are not a valid snapshot."""
         value = unframed(data, _MAGIC, _decoder, "producer snapshot")
         self = cls(**limits)
         self.next_offset = value.next_offset
@@ -304,7 +304,7 @@ def _last_sequence(header: BatchHeader) -> int:
 
 
 def _check_sequence(batches: deque[BatchRow], first: int, last: int) -> Refused | None:
-    """Return None if the batch has the next sequence number, which may wrap around to 0."""
+    """Return None if the batch has the next sequence number, else the error to return."""
     newest = batches[-1][1] if batches else -1
     if first == (newest + 1) % SEQUENCE_COUNT:
         return None

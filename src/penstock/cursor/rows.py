@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 class RowCodec:
-    """Encodes and decodes rows. ``layouts``: kind → types of its key and its value."""
+    """Encodes and decodes rows. ``layouts`` maps each kind to the types of its key and value."""
 
     def __init__(self, layouts: Mapping[int, tuple[Any, type[msgspec.Struct]]]) -> None:
         self._decoders = {
@@ -44,7 +44,7 @@ class RowCodec:
         return Row(encoded_key, None if value is None else _VERSION_BYTE + self._encode(value))
 
     def decode(self, key: bytes, value: bytes | None) -> tuple[int, KeyFields, Any]:
-        """Decode a row. Raises ValueError if it is damaged or newer: a guess could lose offsets."""
+        """Decode a row. Raises ValueError if it is damaged or has an unknown kind or version."""
         decoders = self._decoders.get(key[0]) if key else None
         if decoders is None:
             raise ValueError(f"the row with key {key[:16].hex()} has an unknown kind")
@@ -63,7 +63,7 @@ def framed(magic: bytes, value: msgspec.Struct) -> bytes:
 
 
 def unframed(data: bytes, magic: bytes, decoder: "msgspec.msgpack.Decoder[T]", name: str) -> T:
-    """Return the value of a snapshot. Raises Damaged if ``framed`` did not create the bytes."""
+    """Check and decode a snapshot. Raises Damaged if it is damaged or in another format."""
     if data[:4] != magic:
         raise Damaged(name, 0, f"the {name} has an unknown format version")
     body = data[8:]

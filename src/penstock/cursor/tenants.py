@@ -1,5 +1,4 @@
-"""What each tenant uses at the coordinators: groups, group configs, offset bytes, transactional
-ids.
+"""Counts the groups, group configs, offset bytes and transactional ids of each tenant.
 
 A tenant's quota applies to the sum over the partitions that this node coordinates. In addition,
 each tenant may use only a part of the limit of each partition. Nodes do not exchange their sums, so
@@ -64,7 +63,7 @@ class PartitionUsage:
         return self._counts.get((account, quota.what), 0)
 
     def room(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> int:
-        """Return how much more the tenant may add. ``bound`` is the limit for all tenants."""
+        """Return how much more the tenant may use. ``bound`` is the limit of the partition."""
         most = self.node.most(account, quota)
         if most == NO_LIMIT:
             return NO_LIMIT

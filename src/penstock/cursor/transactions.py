@@ -12,7 +12,7 @@ InitProducerId, a timeout and, for clients of transaction version 2, every end o
 raise the producer epoch, and markers have the raised epoch. So a batch or an EndTxn request that
 was delayed on the network never counts for the next transaction. Version 1 clients keep their
 epoch; for them partitions call ``verify`` before the first batch. Timeouts use this node's clock.
-The wire protocol maps PRODUCER_FENCED and TRANSACTION_ABORTABLE for older clients."""
+The wire protocol replaces PRODUCER_FENCED and TRANSACTION_ABORTABLE for older clients."""
 
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -107,7 +107,7 @@ class TxnReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class TxnDecision(msgspec.Struct):
-    """The rows and markers of a decision; reply and markers are sent after the commit."""
+    """The rows to write and, after their commit, the markers to send for a request or timeout."""
 
     now_ms: int
     wall_ms: int
@@ -144,7 +144,7 @@ class Transactions:
             self._txns[transactional_id] = value
 
     def loaded(self, decision: TxnDecision) -> None:
-        """Start timeouts and resume prepared transactions, after the whole log was read."""
+        """Start timeouts and resume prepared transactions. Called when the whole log was read."""
         for transactional_id, txn in list(self._txns.items()):
             if txn.state is TxnState.ONGOING:
                 self._deadlines.set(transactional_id, decision.now_ms + txn.timeout_ms)
@@ -165,7 +165,6 @@ class Transactions:
         self._apply(transactional_id, value)
 
     def init(self, call: "calls.InitProducer", decision: TxnDecision) -> TxnReply:
-        """Assign a producer id and epoch."""
         transactional_id, producer = call.transactional_id, (call.producer_id, call.producer_epoch)
         if not 0 < len(transactional_id) <= ID_CHARS_MAX:
             return TxnReply(ErrorCode.INVALID_REQUEST)
@@ -202,7 +201,8 @@ class Transactions:
     def _fence(
         self, transactional_id: str, txn: TxnValue, decision: TxnDecision, *, is_own: bool = False
     ) -> None:
-        """Abort and raise the epoch. With ``is_own``, the producer requested it and may go on."""
+        """Abort and raise the epoch. If ``is_own``, the producer requested this and may
+        continue."""
         value = txn.moved(
             TxnState.PREPARE_ABORT,
             decision,
@@ -218,8 +218,8 @@ class Transactions:
         self._send_markers(transactional_id, decision)
 
     def add(self, call: "calls.AddPartitions", decision: TxnDecision) -> TxnReply:
-        """Add partitions, for AddPartitionsToTxn, for AddOffsetsToTxn (the partition of the group's
-        coordinator), and for produce requests and offset commits of version 2 clients."""
+        """Add partitions to a transaction, for AddPartitionsToTxn, AddOffsetsToTxn, and produce
+        requests and offset commits of version 2 clients."""
         code, txn = self._find(call)
         if code:
             return TxnReply(code)
@@ -243,8 +243,8 @@ class Transactions:
         return TxnReply(ErrorCode.NONE, call.producer_id, call.producer_epoch)
 
     def verify(self, call: "calls.VerifyPartition") -> ErrorCode:
-        """Return NONE if the partition is in the open transaction of a version 1 client. Otherwise
-        a late batch, the first in a partition, could open a transaction that never ends."""
+        """Return NONE if the partition is in the client's open transaction. Without this check, a
+        delayed batch of a version 1 client could open a transaction that never ends."""
         code, txn = self._find(call)
         if code:
             return code
@@ -352,14 +352,14 @@ _UNKNOWN = TxnValue(NO_PRODUCER, NO_EPOCH, 0, TxnState.EMPTY, 0)
 
 
 def _raised(txn: TxnValue, decision: TxnDecision) -> tuple[int, int]:
-    """Return the next epoch of the same producer id, or a new id when epochs run out."""
+    """Return the producer id with the next epoch, or a new producer id when epochs run out."""
     if txn.epoch + 1 >= EPOCH_MAX:
         return decision.fresh_producer_id, 0
     return txn.producer_id, txn.epoch + 1
 
 
 def _ended_before(txn: TxnValue, is_commit: bool) -> TxnReply:
-    """Return the reply to an EndTxn without an open transaction, which is probably a retry."""
+    """Return the reply to an EndTxn request, probably a retry, that finds no open transaction."""
     if txn.state is (_S.COMPLETE_COMMIT if is_commit else _S.COMPLETE_ABORT):
         return TxnReply(ErrorCode.NONE, txn.producer_id, txn.epoch)
     if txn.state is (_S.PREPARE_COMMIT if is_commit else _S.PREPARE_ABORT):

@@ -128,7 +128,7 @@ class ActiveManager:
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
-        """Manage the cluster until another node does. Raises errors of the store at the start."""
+        """Manage the cluster until another node is manager. Raises metadata errors at the start."""
         try:
             await self._drains.start()
             await self._places.start()
@@ -151,7 +151,7 @@ class ActiveManager:
             await part.stop()
 
     async def _look_around(self) -> None:
-        """Load the state, nodes first: without nodes all partitions would look leaderless."""
+        """Load nodes, then rows: without nodes, all partitions would look leaderless."""
         self.saw_nodes()
         for at, key in enumerate(list(self._view.rows)):
             self.saw_row(key, self._view.rows.get(key))
@@ -324,7 +324,7 @@ class ActiveManager:
     def _planned(self, task: asyncio.Task[None]) -> None:
         self._planning = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("manager planning failed", exc_info=error)
+            log.error("planning partition moves failed", exc_info=error)
         self._wake.set()
 
     async def _plan(self) -> None:
@@ -344,7 +344,7 @@ class ActiveManager:
         self._plan_at_ms = ended_ms + pause_ms
 
     async def _situation(self) -> deciding.Situation:
-        """Return the input of a plan, collected in parts so that other tasks can run meanwhile."""
+        """Collect the input of a plan, part by part so that other tasks can run."""
         state, partitions = self.state, dict[PartitionKey, Placed]()
         keys = list(state.rows)
         for start in range(0, len(keys), KEYS_PER_SLICE):

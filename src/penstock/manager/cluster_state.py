@@ -31,7 +31,7 @@ class Requested(NamedTuple):
 
 
 def is_led(row: PartitionRow, incarnations: Mapping[int, int]) -> bool:
-    """Return whether the elected leader is intact, alive and not restarted."""
+    """Return whether the elected leader has all its records, is alive and has not restarted."""
     leader = row.leader
     return leader in row.whole and incarnations.get(leader) == row.leader_incarnation
 
@@ -131,7 +131,7 @@ class ClusterState:
         self.due.update(dict.fromkeys(keys))
 
     def launch(self, key: PartitionKey, replicas: tuple[int, ...]) -> None:
-        """Count a row that is being written as load, so that the next new row goes elsewhere."""
+        """Count the replicas of a row that is being written, as load on their nodes."""
         self.land(key)
         self._coming[key] = replicas
         self.loads.add(key.topic_id, replicas)
@@ -210,7 +210,7 @@ def arrange(
 
 
 async def read_cluster_state(store: Store) -> ClusterState:
-    """Read the whole state. Rows are decoded in a thread, because there may be a million."""
+    """Read the whole state. Rows are decoded in a thread, because there may be a million rows."""
     nodes, incarnations = await read_nodes(store)
     requests = await read_requests(store)
     entries, revision = await store.list(stored.PARTITIONS_PREFIX)

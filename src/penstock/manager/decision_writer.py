@@ -1,5 +1,5 @@
-"""The manager's calls: it writes decisions to the store, many per transaction and several
-transactions at a time, and asks nodes for the ends of their logs.
+"""Writes the manager's decisions to the store, many per transaction and several transactions at a
+time, and asks nodes for the end offsets of their logs.
 
 A transaction succeeds only if everything its decisions rely on is unchanged and this node is still
 the manager. If one of its decisions is outdated, each is tried in its own transaction. If the
@@ -64,7 +64,7 @@ class DecisionWriter:
         await self._has_room.wait()
 
     def send(self, decisions: Iterable[Decision]) -> None:
-        """Start to write the decisions. ``on_end`` is called once for each of them."""
+        """Start writing the decisions. ``on_end`` is called when a decision is written or fails."""
         for some in _together(decisions):
             self._start(some)
 
@@ -163,7 +163,7 @@ class DecisionWriter:
 
 
 def _together(decisions: Iterable[Decision]) -> Iterable[Sequence[Decision]]:
-    """Split decisions into transactions, with consistent comparisons within each."""
+    """Group decisions into transactions of limited size."""
     some: list[Decision] = []
     created: dict[int, int] = {}
     for decision in decisions:
@@ -189,9 +189,9 @@ OnReply = Callable[[Sequence[PartitionKey], bool], None]
 
 
 class LogEndQueries:
-    """Requests to nodes for the ends of their logs, for partitions without a known intact replica.
-    A reply is valid until the node restarts or the row changes. One request per node is in progress
-    at a time, for many partitions."""
+    """Requests to nodes for the end offsets of their logs, for partitions without a known intact
+    replica. A reply is valid until the node restarts or the row changes. One request per node, for
+    many partitions, is in progress at a time."""
 
     def __init__(
         self, state: ClusterState, ask: AskStandings, *, on_reply: OnReply, ask_ms: int

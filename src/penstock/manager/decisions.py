@@ -1,4 +1,4 @@
-"""The next decision for one partition: create it, elect a leader, finish a move, delete its row.
+"""Decides what to do for a partition: create it, elect a leader, finish a move, delete its row.
 
 Each decision names everything it relies on: versions of the row and of a placement request, and
 registrations of nodes. The store writes the decision only if these are unchanged, so outdated
@@ -6,10 +6,10 @@ knowledge and several nodes that act as manager do no harm (R1, R3 in docs/repli
 replica that may lack committed records never becomes leader, except by a request of an operator
 (``operator_requests.py``).
 
-Decisions about the whole cluster follow, with limits on simultaneous changes. A move that has begun
-is in the store, as a placement request next to the row, so the next manager continues it. Requests
-of operators and moves planned here are treated alike. Planning takes time proportional to the size
-of the cluster, so it can run in a thread, with ``Situation`` as its input."""
+Other functions plan moves in the whole cluster, with limits on simultaneous changes. A move that
+has begun is in the store, as a placement request next to the row, so the next manager continues it.
+Requests of operators and moves planned here are treated alike. Planning takes time proportional to
+the size of the cluster, so it can run in a thread, with ``Situation`` as its input."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ from penstock.replication.row import NO_NODE, Change, View
 
 
 class Policy(msgspec.Struct):
-    """Defaults for topics without own settings, and limits on simultaneous changes. Operators may
+    """Defaults for topics that do not set them, and limits on simultaneous changes. Operators may
     change ``topics_in_sync_min`` at run time; the manager then checks all partitions again."""
 
     replication_factor: int = 3
@@ -60,7 +60,7 @@ class DecisionKind(StrEnum):
 
 
 class Decision(NamedTuple):
-    """A change of a partition, written only if the versions and registrations in it are current."""
+    """A change of a partition. It is written only if all versions named in it are current."""
 
     key: PartitionKey
     kind: DecisionKind
@@ -73,7 +73,7 @@ class Decision(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Nodes that must report the end of their log before a decision is possible."""
+    """Nodes that must report the end offset of their log before a decision is possible."""
 
     key: PartitionKey
     nodes: tuple[int, ...]
@@ -167,7 +167,7 @@ def _leader(state: ClusterState, key: PartitionKey, view: View, standings: Stand
 
 
 def _election(state: ClusterState, key: PartitionKey, view: View) -> Change | None:
-    """Elect a leader, preferably on a node that stays and, in a move, a future replica."""
+    """Elect a leader. Avoid nodes that drain or stop and, in a move, replicas to be removed."""
     avoided = state.avoided
     request = state.requests.get(key)
     if request is not None:
@@ -181,7 +181,7 @@ def _election(state: ClusterState, key: PartitionKey, view: View) -> Change | No
 
 
 def _recovery(state: ClusterState, key: PartitionKey, view: View, standings: Standings) -> Found:
-    """Elect the longest log, because no intact replica is alive."""
+    """Elect the replica with the longest log, because no intact replica is alive."""
     members = view.row.in_sync
     if not all(node in state.incarnations for node in members):
         return None
@@ -194,7 +194,7 @@ def _recovery(state: ClusterState, key: PartitionKey, view: View, standings: Sta
 
 def _move(state: ClusterState, key: PartitionKey, view: View) -> Decision | None:
     """Return the next step of a move whose new replicas were added. Once they are in sync, the
-    first of them becomes leader; then superfluous replicas and the request are removed."""
+    first of them becomes leader; then the old replicas and the placement request are removed."""
     request = state.requests.get(key)
     if request is None:
         return None
@@ -230,9 +230,9 @@ class Situation(NamedTuple):
 def placed(
     state: ClusterState, keys: Iterable[PartitionKey], topics: Topics, policy: Policy
 ) -> dict[PartitionKey, Placed]:
-    """Return the planner's view of some partitions. A moving partition counts as if it had arrived.
-    A partition that is not fully in sync is not moved for balance. Rows may change before the rest
-    is collected; a move that was planned with an old row does not begin (``beginnings``)."""
+    """Return the planner's view of some partitions. A moving partition counts as already moved. A
+    partition that is not fully in sync is not moved for balance. If a row changes after it was
+    collected, ``beginnings`` does not start a move that was planned with the old row."""
     partitions = {}
     for key in keys:
         view, request = state.rows.get(key), state.requests.get(key)
@@ -253,7 +253,7 @@ def placed(
 
 
 def targets(now: Situation) -> Targets:
-    """Return the new replicas of partitions that should move, necessary moves first."""
+    """Plan moves and return the new replicas of partitions to move, necessary moves first."""
     return plan(
         now.partitions,
         now.hosts,
@@ -267,7 +267,7 @@ def targets(now: Situation) -> Targets:
 def beginnings(
     state: ClusterState, now: Situation, planned: Targets, policy: Policy
 ) -> list[Decision]:
-    """Return as many requested and planned moves as the limits permit."""
+    """Return decisions that start requested and planned moves, as many as the limits permit."""
     room = _Room(state, policy)
     found: list[Decision | None] = []
     for key, request in state.requests.items():
@@ -305,7 +305,7 @@ def _toward(
 def _begin(
     state: ClusterState, key: PartitionKey, view: View, target: tuple[int, ...], room: "_Room"
 ) -> Decision | None:
-    """Add the missing replicas, and write a placement request if others must be removed later."""
+    """Start a move: add new replicas, and write a placement request if old ones must go later."""
     row = view.row
     if not state.is_led(row):
         return None
@@ -363,7 +363,7 @@ class _Room:
 
 
 def preferred(state: ClusterState, *, count_max: int) -> list[Decision]:
-    """Return decisions that elect first replicas which could lead but do not."""
+    """Return decisions that make the first replica the leader, where it could lead but does not."""
     found: list[Decision] = []
     for key in state.unpreferred:
         if len(found) >= count_max:

@@ -60,8 +60,8 @@ class Manager(PrefixWatch):
         times: Times | None = None,
         level: ClusterLevel | None = None,
     ) -> None:
-        """Create a candidate. ``lease`` returns the lease of this node's registration, or 0.
-        ``view``, ``catalog`` and ``level`` must be started, and ``stop`` does not stop them."""
+        """Create a candidate. ``lease`` returns the lease of this node's registration, or 0. The
+        caller starts and stops ``view``, ``catalog`` and ``level``."""
         super().__init__(store, stored.MANAGER_KEY)
         self._node = node
         self._lease = lease
@@ -120,7 +120,7 @@ class Manager(PrefixWatch):
 
     @property
     def tenure_id(self) -> int:
-        """The revision in which the current manager became the manager; it increases."""
+        """The store revision at which the current manager took over."""
         return 0 if self._holder is None else self._holder.created
 
     def policy_changed(self) -> None:
@@ -213,7 +213,7 @@ class Manager(PrefixWatch):
 
 
 def _node(value: bytes) -> int:
-    """Return the node in the manager's entry, or NO_NODE if the entry is unreadable."""
+    """Return the node id in the manager's entry, or NO_NODE if the entry is unreadable."""
     try:
         return stored.decode_manager(stored.MANAGER_KEY, value).node
     except Damaged:
@@ -221,8 +221,9 @@ def _node(value: bytes) -> int:
 
 
 async def raise_levels(store: Store, level: ClusterLevel, *, manager_created: int) -> None:
-    """Raise the feature level whenever an operator requests this, or remove the request if a node
-    does not support the level. One check is enough: such nodes cannot register any more."""
+    """Raise the feature level whenever an operator requests it. If a node does not support the
+    level, remove the request instead. Nodes that do not support the level cannot register any
+    more."""
     changed = asyncio.Event()
     end = level.on_change(changed.set)
     try:
@@ -251,7 +252,7 @@ async def _raise_level(store: Store, level: ClusterLevel, manager_created: int) 
     except (VersionConflict, OutcomeUnknown):
         return False
     except PenstockError as error:
-        log.warning("feature level not raised yet", extra={"reason": str(error)})
+        log.warning("raising the feature level failed, will retry", extra={"reason": str(error)})
         return False
     if behind:
         log.warning(

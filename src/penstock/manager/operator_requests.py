@@ -45,7 +45,7 @@ class Reassignment(NamedTuple):
 
     @property
     def original(self) -> tuple[int, ...]:
-        """The replicas before the move, to which a cancelled move returns."""
+        """The replicas before the move. A cancelled move restores them."""
         return tuple(node for node in self.replicas if node not in self.adding) or self.replicas
 
 
@@ -55,8 +55,8 @@ class Refused(Enum):
 
 
 def reassignment(row: PartitionRow, request: PlacementRequest) -> Reassignment:
-    """Return the move from the row's replicas to the requested ones. A request made by the manager
-    does not contain the original replicas; then a replica counts as new until it is in sync."""
+    """Return the move from the row's replicas to the requested ones. Requests made by the manager
+    do not name the original replicas; for these, a replica counts as new until it is in sync."""
     wanted = frozenset(request.replicas)
     old = frozenset(request.before) or row.whole
     replicas = (*row.replicas, *(node for node in request.replicas if node not in row.replicas))
@@ -66,8 +66,8 @@ def reassignment(row: PartitionRow, request: PlacementRequest) -> Reassignment:
 
 
 def cancelled(view: View, request: PlacementRequest) -> Change | None:
-    """Return the change that removes the replicas that a move has added. Returns None if there are
-    none, if one of them leads, or if too few of the original replicas are in sync."""
+    """Return the change that removes the replicas added by a move. Return None if no replicas were
+    added, if one of them leads, or if too few of the original replicas are in sync."""
     row, original = view.row, reassignment(view.row, request).original
     kept = row.whole.intersection(original)
     if row.replicas == original or row.leader not in kept or len(kept) < row.in_sync_min:
@@ -82,7 +82,7 @@ def cancelled(view: View, request: PlacementRequest) -> Change | None:
 def preferred_leader(
     view: View, incarnations: Mapping[int, int], avoided: frozenset[int]
 ) -> Change | Refused:
-    """Return the change that makes the first replica leader, unless its node is in ``avoided``."""
+    """Return the change that makes the first replica the leader, unless its node is ``avoided``."""
     row, first = view.row, view.row.replicas[0]
     if row.leader == first and is_led(row, incarnations):
         return Refused.NOT_NEEDED
@@ -109,7 +109,7 @@ def unclean_leader(view: View, incarnations: Mapping[int, int]) -> Change | Refu
 
 
 async def drain(store: Store, node: int) -> None:
-    """Request that all replicas leave a node. Raises NotFound if it is gone and has none."""
+    """Request that all replicas leave a node. Raises NotFound if the node does not exist."""
     state = await read_cluster_state(store)
     if node not in state.nodes and not any(state.on(node)):
         raise NotFound(f"There is no node {node}.")
@@ -121,11 +121,11 @@ async def undrain(store: Store, node: int) -> None:
 
 
 async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> None:
-    """Request that a partition moves to these nodes. Raises NotFound and InvalidRequest."""
+    """Request that a partition moves to these nodes. Raises NotFound for an unknown partition."""
     view = await _row(store, key)
     nodes, _ = await read_nodes(store)
     if not replicas or len(set(replicas)) != len(replicas):
-        raise InvalidRequest("A partition needs at least one node, and nodes must not repeat.")
+        raise InvalidRequest("Name at least one node for a partition, and each only once.")
     if len(replicas) < view.row.in_sync_min:
         raise InvalidRequest(
             f"Partition {key} needs at least {view.row.in_sync_min} replicas, not {len(replicas)}."
@@ -143,7 +143,7 @@ async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> Non
 
 
 def _requested(entry: Entry, view: View) -> PlacementRequest:
-    """Return the placement request of a partition. An unreadable request counts as no move."""
+    """Return the placement request in an entry, or one without changes if it is unreadable."""
     try:
         return stored.decode_placement(entry.key, entry.value)
     except Damaged:
@@ -151,7 +151,7 @@ def _requested(entry: Entry, view: View) -> PlacementRequest:
 
 
 async def cancel_placement(store: Store, key: PartitionKey) -> Sequence[int]:
-    """End a move and return the original replicas. Raises NotFound if there is no move."""
+    """Cancel a move, and return the original replicas. Raises NotFound if there is no move."""
 
     async def cancel() -> Sequence[int]:
         view = await _row(store, key)
@@ -223,7 +223,7 @@ async def discard(store: Store, topic_id: str) -> None:
 async def elect(
     store: Store, key: PartitionKey, choose: Callable[[View], Change | Refused]
 ) -> Refused | None:
-    """Elect the leader that ``choose`` returns for the newest row. Return None on success."""
+    """Elect the leader that ``choose`` selects from the current row. Return None on success."""
 
     async def swap() -> Refused | None:
         chosen = choose(await _row(store, key))
@@ -253,7 +253,7 @@ async def elect_uncleanly(store: Store, key: PartitionKey, node: int) -> None:
 
 
 async def elect_preferred(store: Store, keys: Collection[PartitionKey] | None = None) -> int:
-    """Elect the first replica of partitions where it can lead. Return the number of changes."""
+    """Make the first replica the leader of partitions where it can lead; return their number."""
     state = await read_cluster_state(store)
     found = preferred(state, count_max=len(state.rows))
     chosen = [one for one in found if keys is None or one.key in keys]

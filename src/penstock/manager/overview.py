@@ -1,5 +1,5 @@
-"""The problems of partitions, and what each node has of them, computed from a manager's state or
-from one read of the store (``cluster_state.py``)."""
+"""Counts partitions by problem, and the replicas and leaders of each node, in the state of a
+manager or in one read of the store (``cluster_state.py``)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ def factor_of(key: PartitionKey, row: PartitionRow, topics: Topics, policy: Poli
 def states_of(
     state: ClusterState, key: PartitionKey, topics: Topics, policy: Policy
 ) -> Iterator[str]:
-    """Yield the values of ``frontend.admin.ports.PartitionState`` that apply to a partition."""
+    """Yield the problems of a partition, as values of ``frontend.admin.ports.PartitionState``."""
     row, request = state.rows[key].row, state.requests.get(key)
     alive = sum(node in state.nodes for node in row.whole)
     # While a partition moves, replicas that are being added do not count as missing.

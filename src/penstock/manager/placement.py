@@ -55,12 +55,12 @@ class Loads:
             _count(self.seconds, (replicas[0], replicas[1]), change)
 
     def leading(self, topic_id: str, nodes: Sequence[int]) -> int:
-        """Return the node that leads the fewest partitions of the topic, or is least loaded."""
+        """Return the node that leads the fewest partitions of the topic."""
         led = self.of_topics
         return min(nodes, key=lambda n: (led[topic_id, n], self.replicas[n], self.leaders[n], n))
 
     def order(self, first: int, nodes: Sequence[int]) -> tuple[int, ...]:
-        """Return ``first``, then the node that is least often second after it, then the others."""
+        """Return ``first``, then the node that least often follows it, then the other nodes."""
         others = sorted(node for node in nodes if node != first)
         second = min(others, key=lambda node: (self.seconds[first, node], node), default=first)
         return (first, *sorted(others, key=lambda node: node != second))
@@ -74,8 +74,8 @@ def _count(counts: Counter[T], key: T, change: int) -> None:
 
 
 def choose(hosts: Sequence[Host], loads: Loads, topic_id: str, *, count: int) -> tuple[int, ...]:
-    """Return the replicas of a new partition: ``count``, or as many as there are hosts. The leader
-    is chosen first; otherwise nodes that never have the least load would never lead a topic."""
+    """Return ``count`` nodes for a new partition, or all nodes if there are fewer. The leader is
+    chosen first; otherwise nodes that never have the least load would never lead a topic."""
     if not hosts or count < 1:
         return ()
     racks = _Racks(hosts)
@@ -132,8 +132,8 @@ def plan(
     is_balancing: bool = True,
     steps_max: int | None = None,
 ) -> dict[PartitionKey, tuple[int, ...]]:
-    """Return the new replicas of partitions that should move or have too few. With ``steps_max``,
-    each kind of change stops after that many steps; the caller plans again afterwards."""
+    """Return the new replicas of partitions that should move or have too few replicas. With
+    ``steps_max``, each kind of change stops after that many steps; the caller then plans again."""
     work = _Plan(partitions, hosts, draining)
     changes = (work.repair, work.spread_racks, work.even_replicas, work.even_leaders)
     for change in changes if is_balancing else changes[:1]:
@@ -144,7 +144,7 @@ def plan(
 
 
 class _Plan:
-    """A plan. Its changes are generators, which yield after each step."""
+    """A plan in progress. Each kind of change is a generator that yields after each step."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class _Plan:
     def _substituted(
         self, replicas: Sequence[int], kept: Sequence[int], chosen: Sequence[int], wanted: int
     ) -> tuple[int, ...]:
-        """Replace draining nodes at their positions. If there are too few nodes, some stay last."""
+        """Put new nodes in the positions of draining nodes, as far as there are new nodes."""
         draining = [node for node in replicas if node in self._draining]
         staying = draining[: max(0, wanted - len(kept) - len(chosen))]
         coming = deque(chosen)
@@ -264,7 +264,7 @@ class _Plan:
             yield
 
     def _even_one(self) -> bool:
-        """Move one replica to a node with fewer replicas. Return False if none can move."""
+        """Move one replica to a node with fewer replicas. Return False if no replica can move."""
         order = sorted(self._on, key=lambda node: (self._load(node), node))
         for giving in reversed(order):
             for taking in order:
@@ -277,7 +277,7 @@ class _Plan:
         return False
 
     def _movable(self, giving: int, taking: int) -> PartitionKey | None:
-        """Return a partition that can move, preferably one that the giving node does not lead."""
+        """Return a partition that can move from ``giving`` to ``taking``, preferably a follower."""
         led: PartitionKey | None = None
         led_more = 0
         for key in self._on[giving]:
@@ -295,7 +295,7 @@ class _Plan:
         return led
 
     def even_leaders(self) -> Iterator[None]:
-        """Even out the leaders of nodes. This may need a chain of nodes, each passing one on."""
+        """Even out the leaders per node. Leadership may pass along a chain of several nodes."""
         shared: _Shared = {node: {} for node in self._on}
         led = dict.fromkeys(self._on, 0)
         for key in self._keys:

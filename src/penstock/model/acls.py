@@ -1,11 +1,11 @@
-"""Kafka's access rules (ACLs), and the decision of one tenant's rules on a request.
+"""Kafka's access rules (ACLs). Decides by the rules of one tenant whether a request is allowed.
 
-A rule consists of a principal such as ``User:ann``, whether or not that user exists, a host, an
-operation, a resource and whether that is allowed or denied. As in Kafka, a matching deny wins over
-every allow, ``User:*`` is every user, the literal resource name ``*`` is every resource of its
-type, and an allowed read, write, delete or alter allows describe as well.
+A rule allows or denies an operation on a resource to a principal from a host. The principal, such
+as ``User:ann``, need not exist. As in Kafka, a matching deny wins over every allow, ``User:*`` is
+every user, the literal resource name ``*`` is every resource of its type, and an allowed read,
+write, delete or alter allows describe as well.
 
-Rules are indexed: a check takes a few dict lookups, and one for each length that prefixes have."""
+Rules are indexed. A check takes a few dict lookups, plus one for each length of prefixes in use."""
 
 import ipaddress
 from collections.abc import Iterator, Mapping
@@ -153,7 +153,7 @@ class AclIndex:
     def decide(
         self, operation: Operation, resource_type: int, *, name: str, principal: str, host: str
     ) -> Permission | None:
-        """Return the decision of the rules, or None. ``host`` is a result of ``host_of``."""
+        """Return whether the rules allow or deny the operation, or None if no rule applies."""
         for permission in (Permission.DENY, Permission.ALLOW):
             for patterns in self._of(permission, operation, resource_type, principal):
                 if patterns.match(name, host):
@@ -185,7 +185,7 @@ class AclIndex:
 
 @lru_cache(maxsize=4_096)  # called with the client's address in every check
 def host_of(text: str) -> str:
-    """Return an address in its canonical form (IPv4 if it is mapped), other text unchanged."""
+    """Return an address in its canonical form (IPv4-mapped ones as IPv4), other text unchanged."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

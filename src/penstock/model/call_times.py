@@ -1,4 +1,4 @@
-"""Timeouts and retry limits of all calls to a broker, a coordinator or the metadata."""
+"""Timeouts and retry limits of all calls to a broker, a coordinator or the metadata service."""
 
 from typing import Final
 

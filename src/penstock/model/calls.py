@@ -1,8 +1,8 @@
 """The calls of a broker as values: one frozen struct per call, with the type of its reply.
 
 ``BrokerPort.call`` makes a call. ``wire/internal/broker_calls.py`` says where each call goes, how
-long it may take and when it is retried. ``docs/adr/0040-calls-are-values.md`` explains why. Calls
-raise errors of ``model.errors``.
+long it may take and when it is retried. ``docs/adr/0040-calls-are-values.md`` explains why calls
+are values. Calls raise errors of ``model.errors``.
 
 The fields after the topic and the partition are sent to other nodes in this order. A new field goes
 to the end and has a default, because an older node does not send it."""
@@ -59,7 +59,7 @@ class BrokerPort(Calls, Protocol):
     # These two are served from the memory of any node.
 
     def moves(self, source_arn: str) -> Sequence[ports.MoveTask]:
-        """Return the move tasks of a queue, newest first; old ones are deleted."""
+        """Return the recent move tasks of a queue, newest first."""
 
     def find_share(self, source: Topic, group: str) -> Topic | None: ...
 
@@ -67,7 +67,7 @@ class BrokerPort(Calls, Protocol):
         self, topic: Topic, partition: int, listener: Callable[[], None]
     ) -> Callable[[], None]:
         """Call ``listener`` whenever the start or end offsets of a partition change. Returns a
-        function that removes the listener. An earlier call must have opened the partition."""
+        function that removes the listener. The partition must already be open."""
 
     def on_available(
         self, share: Topic, partition: int, listener: Callable[[], None]
@@ -108,14 +108,14 @@ class Ack(PartitionCall[Results], frozen=True):
 
 
 class Extend(PartitionCall[Results], frozen=True):
-    """Set the remaining time of each lease in ms; 0 releases the message."""
+    """Set the remaining time of each lease in milliseconds; 0 releases the message."""
 
     claims: Sequence[tuple[Claim, int]]
     is_strict: bool = False  # fail for a lease that has expired
 
 
 def releases(topic: Topic, claims: Sequence[Claim]) -> Sequence[Extend]:
-    """Return the calls that release leases, unless they have expired."""
+    """Return the calls that release these leases. Leases that have expired are not changed."""
     partitions: dict[int, list[tuple[Claim, int]]] = {}
     for claim in claims:
         partitions.setdefault(claim.partition, []).append((claim, 0))
@@ -143,7 +143,7 @@ class StartMove(BrokerCall[None], frozen=True):
 
 
 class CancelMove(BrokerCall[ports.MoveTask | None], frozen=True):
-    """Cancel a move task and return it; None if it does not run at this broker."""
+    """Cancel a move task and return it. Returns None if this broker does not run the task."""
 
     task_id: str
 
@@ -162,7 +162,7 @@ class AppendBatches(PartitionCall[ports.BatchAppended], frozen=True):
 
 
 class AppendMarker(PartitionCall[None], frozen=True):
-    """End a transaction in a partition. Raises ProducerRefused for an older epoch."""
+    """End a transaction in a partition. Raises ProducerRefused if the marker is outdated."""
 
     marker: ports.Marker
 
@@ -175,7 +175,7 @@ class IsInTransaction(PartitionCall[bool], frozen=True):
 
 
 class Producers(PartitionCall[Sequence[ports.ProducerSeen]], frozen=True):
-    """Return the known producers that have an id, the longest inactive first."""
+    """Return the known idempotent producers, the longest inactive first."""
 
 
 class Ends(PartitionCall[ports.StreamEnds], frozen=True): ...
@@ -200,7 +200,7 @@ class MaxTimestamp(PartitionCall[tuple[int, int]], frozen=True):
 
 
 class DeleteRecords(PartitionCall[int], frozen=True):
-    """Delete records below ``before`` (-1: all committed ones). Returns the start offset."""
+    """Delete records below ``before``, or all committed ones if -1. Returns the start offset."""
 
     before: int
 
@@ -214,8 +214,8 @@ class LogBytes(PartitionCall[int], frozen=True): ...
 
 
 class OpenShare(PartitionCall[Topic], frozen=True):
-    """Return the share of a group over the source ``topic``; create it if it is missing. The leader
-    of partition 0 creates shares."""
+    """Return the share of a share group on the source ``topic``, and create it if it is missing.
+    The leader of partition 0 creates shares."""
 
     group: str
     start: int  # where a new share begins in every partition: EARLIEST or LATEST
@@ -233,8 +233,8 @@ class CloseShare(TopicCall[bool], frozen=True):
 
 class Acquire(PartitionCall[ports.Acquired], frozen=True):
     """Lease up to ``count`` records of one partition of a share, without waiting for more. Records
-    with too many attempts go to the dead-letter queue if the share has one, else they are finished.
-    A cancelled call leases nothing."""
+    with too many attempts go to the share's dead-letter queue or, without one, count as acked. A
+    cancelled call leases nothing."""
 
     count: int
     bytes_max: int  # size of the batches that hold the records; a larger first batch comes alone
@@ -243,25 +243,25 @@ class Acquire(PartitionCall[ports.Acquired], frozen=True):
 
 
 class Finish(PartitionCall[Results], frozen=True):
-    """Acknowledge records of a share, or reject them for good. May return NotLeased."""
+    """Ack records of a share, or reject them, after which they are never delivered again."""
 
     claims: Sequence[Claim]
     is_rejected: bool = False
 
 
 class Prolong(Extend, frozen=True):
-    """Extend leases of a share that have not expired. May return NotLeased."""
+    """Extend leases of a share. The result for a lease that has expired is NotLeased."""
 
 
 class ShareStart(PartitionCall[int], frozen=True):
-    """Return the first offset of a share that is not finished."""
+    """Return the offset of a share's first record that is neither acked nor rejected."""
 
 
 class ShareLag(PartitionCall[int], frozen=True):
-    """Return the number of records that are not finished, including those in flight."""
+    """Return the number of records that are neither acked nor rejected."""
 
 
 class RestartShare(PartitionCall[None], frozen=True):
-    """Move a share to an offset, EARLIEST or LATEST, and forget its leases and attempts."""
+    """Reset a share to an offset, EARLIEST or LATEST, and drop its leases and attempt counts."""
 
     offset: int

@@ -118,7 +118,7 @@ class Draining(Overloaded): ...
 
 
 class NotLeader(Overloaded):
-    """This node does not lead the partition, and has done nothing."""
+    """This node does not lead the partition, so the call had no effect."""
 
     def __init__(self, place: str, *, leader: int = -1, epoch: int = -1) -> None:
         led = f"led by node {leader}" if leader >= 0 else "not led by this node"

@@ -1,4 +1,4 @@
-"""A slice of a file in place of its bytes, so that the kernel can send it without a copy."""
+"""A slice of a file, used instead of its bytes so that the kernel can send it without a copy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Tenants, users and keys, as they are stored in the metadata store.
 
-A tenant is an account of twelve digits with its own queues, topics, groups and users. A user
+A tenant has an account id of twelve digits, and its own queues, topics, groups and users. A user
 belongs to one tenant and signs requests with access keys. Policies have AWS's format."""
 
 from enum import StrEnum
@@ -13,7 +13,7 @@ ADMIN_POLICY = (
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """A rate limit: ``per_s`` on average, ``burst`` at once. Zero means no limit."""
+    """A rate limit: ``per_s`` per second on average, ``burst`` at once. Zero means no limit."""
 
     per_s: float = 0.0
     burst: float = 0.0
@@ -30,8 +30,8 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Limits on how much a tenant may have. None: the default applies (``model/quotas.py``). Zero:
-    no limit. An older version reads a missing quota as zero, and stores no zeros."""
+    """Limits on how much a tenant may have. None means the default (``model/quotas.py``), and zero
+    means no limit. Older versions of Penstock use zero for a quota that is not set."""
 
     queues_max: int | None = None
     stored_bytes_max: int | None = None
@@ -88,7 +88,7 @@ class ScramCredential(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DelegationToken(msgspec.Struct, frozen=True):
-    """A token that logs in to Kafka as its owner. Its secret is derived from the id."""
+    """A token with which a Kafka client logs in as the owner. Its secret is derived from the id."""
 
     token_id: str
     account: str

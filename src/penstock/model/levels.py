@@ -8,7 +8,7 @@ downgraded again, node by node.
 | level | adds |
 | --- | --- |
 | 1 | everything that older versions support |
-| 2 | a leader sends its followers the end offsets of its logs: they know their lag |
+| 2 | a leader sends its followers the end offsets of its logs, so that they know their lag |
 | 3 | configs of groups are in the metadata store, no longer rows in ``__groups`` |
 | 4 | the low watermark of a stream is a file of each replica, no longer an event in the log |
 | 5 | streams groups: rows of kinds 12 to 17 in ``__groups`` |

@@ -8,7 +8,7 @@ import msgspec
 
 
 class Attribute(msgspec.Struct, frozen=True, gc=False):
-    """A message attribute of type ``String``, ``Number`` or ``Binary``, perhaps with a label."""
+    """A message attribute. Its data type may have a custom label, as in ``Number.float``."""
 
     data_type: str
     value: bytes

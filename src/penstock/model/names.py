@@ -3,10 +3,10 @@
 Groups and transactions of all tenants are kept together, so inside the server their ids carry the
 account of the tenant:
 
-    tenant         id of the client      id in the server
-    the node's     orders                orders
-    the node's     123456789012/orders   000000000000/123456789012/orders
-    another        orders                123456789012/orders
+    tenant           id of the client      id in the server
+    the node's own   orders                orders
+    the node's own   123456789012/orders   000000000000/123456789012/orders
+    another tenant   orders                123456789012/orders
 
 The second line prevents the node's own tenant from using the ids of another tenant."""
 
@@ -59,7 +59,6 @@ def is_queue_name(text: str) -> bool:
 
 
 def share_name(topic: str, group: str) -> str:
-    """Return ``topic:group``, with the group percent-encoded."""
     return f"{topic}{SHARE_MARK}{quote(group, safe='')}"
 
 
@@ -92,7 +91,7 @@ def uuid_text(raw: bytes) -> str:
 
 
 def scoped_id(account: str, plain_id: str, *, own_account: str) -> str:
-    """Return the server's id for a client's id. ``own_account`` is the node's account."""
+    """Return the id that the server uses for a client's id. ``own_account``: the node's account."""
     if not plain_id or (account == own_account and not _has_account(plain_id)):
         return plain_id
     return f"{account}/{plain_id}"

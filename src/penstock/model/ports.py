@@ -1,4 +1,4 @@
-"""The interfaces between roles, and the values of their calls. In one process the implementations
+"""The interfaces between frontend, broker and the other roles. In one process the implementations
 are plain objects, in a cluster they are remote; ``node/compose.py`` chooses."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,10 +15,10 @@ from penstock.model.topic import PeekState, QueueSettings, Topic
 
 class Clock(Protocol):
     def wall_ms(self) -> int:
-        """Return the milliseconds since 1970, which may jump. For timestamps and retention."""
+        """Return the milliseconds since 1970, for timestamps and retention. The clock may jump."""
 
     def mono_ms(self) -> int:
-        """Return the milliseconds of a monotonic clock. For leases and delays."""
+        """Return the milliseconds of a monotonic clock, for leases and delays."""
 
 
 class LeaseRequest(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ class Acquired(msgspec.Struct, frozen=True, gc=False):
 
 
 class Catalog(Protocol):
-    """The topics, in memory. A change is stored first, and visible when the call returns."""
+    """All topics, kept in memory. A change is stored and visible when the call returns."""
 
     def find(self, account: str, region: str, name: str) -> Topic | None: ...
 
@@ -123,19 +123,19 @@ class Catalog(Protocol):
     def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool: ...
 
     def tombstone(self, topic_id: str) -> Topic | None:
-        """Return a deleted topic, which is remembered for some minutes."""
+        """Return the topic with this id if it was deleted in the last minutes."""
 
     async def create(self, topic: Topic) -> Topic: ...
 
     async def change(
         self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
     ) -> Topic:
-        """Apply a function to the newest value of a topic, again if another change came first."""
+        """Replace a topic by the result of a function, which is called again after a conflict."""
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic: ...
 
     def on_change(self, listener: Callable[[Topic | None, Topic | None], None]) -> None:
-        """Call ``listener`` with (before, after) for each change by any node."""
+        """Call ``listener`` with the topic before and after each change by any node."""
 
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -148,7 +148,7 @@ class KeyRing(Protocol):
     def master_id(self) -> str: ...
 
     def wrap(self, secret: bytes, *, context: bytes) -> bytes:
-        """Encrypt a secret, which only the same ``context`` can decrypt."""
+        """Encrypt a secret. The same ``context`` is needed to decrypt it."""
 
     def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes: ...
 
@@ -171,13 +171,13 @@ class Identities(Protocol):
     def scram(self, account: str, user: str, mechanism: str) -> ScramCredential | None: ...
 
     def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:
-        """Return the number of users by account and by the iterations of their password, without
-        iterations above SCRAM_ITERATIONS_MAX, which older versions stored."""
+        """Return the numbers of users, by account and by the iteration count of their passwords.
+        Counts above SCRAM_ITERATIONS_MAX, which older versions accepted, are left out."""
 
     def acls(self, account: str) -> AclIndex | None: ...
 
     @property
     def epoch(self) -> int:
-        """A number that every change raises, so that decisions cached earlier become invalid."""
+        """A number that increases with every change, which makes older cached decisions invalid."""
 
     def note_used(self, key: AccessKey, *, now_ms: int) -> None: ...

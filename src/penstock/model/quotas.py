@@ -1,7 +1,8 @@
-"""Quotas of one tenant: their defaults, and the part of a common limit that one tenant may use.
+"""Quotas of a tenant. Defaults are fixed numbers, but at most a part of the limit for all tenants.
 
-A quota that an operator sets (``penstock quota set``) replaces both. Zero means no limit. The
-node's own tenant has no defaults, so a server with a single tenant can use all of each limit."""
+A quota that an operator sets (``penstock quota set``) replaces the default. Zero means no limit.
+The node's own tenant has no defaults, so a server with a single tenant can use all of each
+limit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ def share_of(bound: int, percent: float) -> int:
 
 
 def most_of(tenant: Tenant | None, quota: Quota, *, own_account: str, bound: int = NO_LIMIT) -> int:
-    """Return the quota of a tenant. ``bound`` is the common limit of all tenants."""
+    """Return the most that a tenant may use. ``bound`` is the common limit of all tenants."""
     if tenant is None:
         return NO_LIMIT
     value: int | None = getattr(tenant.quotas, quota.field)
@@ -73,8 +74,8 @@ def most_of(tenant: Tenant | None, quota: Quota, *, own_account: str, bound: int
 
 
 class SharedLimit:
-    """A common limit, counted by holder: the account of a tenant, or the address of an unknown
-    client. A holder may use ``percent`` of it, the node's own tenant all of it."""
+    """A limit for all holders together: tenants (by account) and unknown clients (by address). One
+    holder may use at most ``percent`` of it; the node's own tenant may use all."""
 
     def __init__(self, bound: int, percent: float, *, own_account: str | None) -> None:
         self.bound = bound
@@ -104,7 +105,7 @@ class SharedLimit:
 
     @contextmanager
     def holding(self, holder: str, what: str) -> Iterator[None]:
-        """Count one use while the block runs. Raises Throttled if the holder's part is used up."""
+        """Count one use until the context ends. Raises Throttled if the holder uses too much."""
         if self.is_used_up(holder):
             raise Throttled(f"This tenant has {self.of(holder):,} of {self.most:,} {what}.")
         self.add(holder)

@@ -21,7 +21,7 @@ FACTOR_MAX: Final = 32  # a commit waits for all replicas
 
 
 def factor_of(topic: Topic, index: int | None, default: int) -> int:
-    """Return the number of replicas of a partition; without an index, of new partitions."""
+    """Return the replication factor of a partition, or of new partitions if ``index`` is None."""
     if not topic.configs:
         return _bounded(default)  # the usual case, and this is called for every partition
     factor = _number(topic, REPLICATION_FACTOR, default)

@@ -1,12 +1,12 @@
-"""The settings of a topic as a stream: ``Topic.configs``, which are Kafka's names and texts checked
-by ``frontend/kafka/configs/topic_configs.py``, as numbers and flags.
+"""Converts the Kafka configs of a topic (``Topic.configs``) from text to numbers and flags. The
+texts were checked by ``frontend/kafka/configs/topic_configs.py``.
 
-Settings that a topic does not have come from ``TopicDefaults``, which operators may change while
-the node runs. The server's own topics keep the built-in defaults, so that a changed retention does
-not delete rows of coordinators.
+Configs that a topic does not set come from ``TopicDefaults``, which operators may change while the
+node runs. Internal topics keep the built-in defaults, so that a changed retention does not delete
+rows of coordinators.
 
-In a queue, records have the timestamp of the leader, which never decreases, because a lease cursor
-computes ages from it. The queue's retention applies, and only age deletes an unacked message."""
+Records of a queue have the leader's timestamp, which never decreases, because their age is computed
+from it. The queue's retention applies, and only age deletes an unacked message."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

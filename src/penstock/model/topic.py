@@ -111,7 +111,7 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GroupLock(msgspec.Struct, frozen=True):
-    """A message group of a FIFO queue with messages that wait for one in flight."""
+    """A message group of a FIFO queue whose messages wait for the message in flight."""
 
     partition: int
     group: str
@@ -121,7 +121,7 @@ class GroupLock(msgspec.Struct, frozen=True):
 
 
 class Obstacles(msgspec.Struct, frozen=True):
-    """Reasons why messages that the cursor has read are not delivered."""
+    """The numbers of messages that are not delivered, by reason."""
 
     available: int = 0  # messages that can be delivered
     blocked: int = 0  # FIFO: an earlier message of the group is in flight

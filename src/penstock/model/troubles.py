@@ -5,7 +5,7 @@ status`` use these sentences, so an operator who has read one can search for it 
 ``/readyz`` needs no credentials, so no sentence contains an address or a path: those are in
 ``facts``, which only the log shows.
 
-A trouble in capital letters is a row of a table: ``filled`` replaces the braces in its texts."""
+The texts of the constants have placeholders in braces, which ``filled`` replaces by values."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -59,7 +59,7 @@ class Trouble:
     facts: Facts = dict  # returns further fields of the log event
 
     def filled(self, reason: str | None = None, *, facts: Facts = dict, **fields: Any) -> "Trouble":
-        """Return this trouble with values instead of braces. ``reason`` is for the log."""
+        """Return a copy in which values replace the placeholders. ``reason`` goes to the log."""
         shown = {n: size(v) if n.endswith("_bytes") else v for n, v in fields.items()}
         name, text, do, over = (
             each.format(**shown) for each in (self.name, self.text, self.do, self.over)

@@ -24,7 +24,7 @@ SIZE: Final = Kind("size", {**_BINARY, **_SHORT, **_DECIMAL}, 5, "too small", "t
 
 
 def parsed(text: str, kind: Kind, *, base: int = 1) -> float | None:
-    """Return the value of a text like ``90s``, or None. A number alone is in units of ``base``."""
+    """Return the value of a text like ``90s``, or None. A bare number is in units of ``base``."""
     match = _NUMBER.match(text.strip())
     if match is None:
         return None
@@ -38,7 +38,7 @@ def parsed(text: str, kind: Kind, *, base: int = 1) -> float | None:
 
 
 def written(value: int, kind: Kind) -> str:
-    """Return the value with the largest unit that divides it: 43,200,000 is 12h."""
+    """Return a text with the largest unit that divides the value: 43,200,000 becomes 12h."""
     names = list(kind.units)[: kind.plain]
     name = max((n for n in names if value % kind.units[n] == 0), key=kind.units.__getitem__)
     return f"{value // kind.units[name]}{name}" if value else f"0{names[0]}"

@@ -50,7 +50,7 @@ NO_PRODUCER = -1
 
 
 class BatchHeader(NamedTuple):
-    """The header of a batch. A tuple is a fifth faster to fill than a struct."""
+    """The header of a batch. Creating a named tuple is a fifth faster than creating a struct."""
 
     base_offset: int
     length: int
@@ -93,7 +93,7 @@ class BatchHeader(NamedTuple):
 
 def is_server_batch(header: BatchHeader) -> bool:
     """Return whether the server wrote this batch, so that its ``penstock`` record headers can be
-    trusted. Older batches of producers have a codec, a producer id or different timestamps."""
+    trusted. Batches of producers differ in their attributes, producer id or timestamps."""
     return (
         header.attributes & ~ATTR_SEALED == ATTR_APPEND_TIME
         and header.producer_id == NO_PRODUCER
@@ -145,7 +145,7 @@ def encode_batch(
     producer_epoch: int = -1,
     base_sequence: int = -1,
 ) -> bytes:
-    """Return a batch of encoded records. ``attributes`` select codec, append time and control."""
+    """Return a batch of encoded records, compressed with the codec in ``attributes``."""
     count = len(records)
     assert count > 0, "a batch must have records"
     body = b"".join(records)
@@ -169,12 +169,12 @@ def encode_batch(
 
 
 def repacked(header: BatchHeader, records: Sequence[bytes]) -> bytes:
-    """Return a batch with the same offsets but other encoded records, not compressed."""
+    """Return a batch with the offsets of ``header`` and these records, not compressed."""
     return with_body(header._replace(count=len(records)), b"".join(records))
 
 
 def with_body(header: BatchHeader, body: bytes) -> bytes:
-    """Return a batch of this header and the bytes of its records, with new length and CRC."""
+    """Return a batch with this header and these encoded records, with a new length and CRC."""
     return _assembled(header.base_offset, header.leader_epoch, header[5:], body)
 
 
@@ -199,9 +199,9 @@ def placed(
     leader_epoch: int,
     append_time_ms: int | None = None,
 ) -> tuple[bytes | memoryview, BatchHeader]:
-    """Return a producer's batch with its final offset and epoch, and the new header. The CRC does
-    not cover these; for an append time it is computed again. A large batch in writable memory is
-    changed in place, so the result is valid only as long as the caller's memory."""
+    """Set offset and epoch of a producer's batch, and the append time if given; return the batch
+    and its new header. A large batch in writable memory is changed in place, so the result is valid
+    only as long as that memory."""
     _, length, _, magic, crc, *rest = header
     view = memoryview(batch)
     raw: bytes | memoryview

@@ -1,4 +1,4 @@
-"""Compaction of a log with keys: removes outdated records from batches.
+"""Log compaction: removes records from batches if a later record has the same key.
 
 A record keeps its offset, timestamp and bytes, and a batch keeps its range of offsets, so that
 there are no gaps. A batch without records stays as a header, for its offsets and the producer's
@@ -38,7 +38,7 @@ Wanted = Callable[[bytes, int], bool]
 
 
 def keys_of(batch: bytes) -> list[tuple[bytes, int]]:
-    """Return key and offset of every record with a key; nothing if the batch cannot be decoded."""
+    """Return key and offset of all records with a key, or nothing if the batch is unreadable."""
     header = parse_header(batch)
     try:
         blob = records_blob(batch, header)
@@ -55,8 +55,8 @@ def keys_of(batch: bytes) -> list[tuple[bytes, int]]:
 def compact_batch(
     batch: bytes, *, is_wanted: Wanted, tombstone_ms: int, now_ms: int, is_gone_kept: bool = False
 ) -> bytes:
-    """Return the batch without its unwanted records, or the same object if nothing changes.
-    Tombstones are kept until their time is over, or always with ``is_gone_kept``."""
+    """Return the batch without outdated records, or the same object if nothing changes. Tombstones
+    are kept until their time is over, or forever with ``is_gone_kept``."""
     header = parse_header(batch)
     if header.is_control or not header.count:
         return batch
@@ -86,7 +86,7 @@ def compact_batch(
 
 
 def empty_batch(header: BatchHeader, *, with_producer: bool) -> bytes:
-    """Return a batch of the same offsets without records, with or without producer fields."""
+    """Return a batch with the same offsets but no records. ``with_producer`` keeps its producer."""
     attributes = header.attributes & ATTR_APPEND_TIME
     if with_producer:
         attributes |= header.attributes & ATTR_TRANSACTIONAL
@@ -96,7 +96,7 @@ def empty_batch(header: BatchHeader, *, with_producer: bool) -> bytes:
 
 
 def merge_empty(first: bytes, second: bytes) -> bytes | None:
-    """Return one empty batch for two adjacent ones, or None if they cannot be merged."""
+    """Merge two adjacent empty batches, or return None if they cannot be merged."""
     one, two = parse_header(first), parse_header(second)
     span = two.next_offset - one.base_offset
     if (
@@ -115,14 +115,14 @@ def merge_empty(first: bytes, second: bytes) -> bytes | None:
 
 
 def is_bare(header: BatchHeader) -> bool:
-    """Return whether a batch only covers offsets: no records, not a control batch, no producer."""
+    """Return whether a batch has neither records nor a producer and is not a control batch."""
     return not header.count and not header.is_control and header.producer_id == NO_PRODUCER
 
 
 def _encode(
     header: BatchHeader, blob: bytes, kept: list[RecordSlice], *, horizon_ms: int | None = None
 ) -> bytes | None:
-    """Return the batch; None if a timestamp delta does not fit or the batch is too large."""
+    """Return a batch of the kept records, or None if a timestamp or the batch is too large."""
     attributes, base_timestamp = header.attributes, header.base_timestamp
     if horizon_ms is not None:
         attributes, base_timestamp = attributes | ATTR_DELETE_HORIZON, horizon_ms
@@ -161,8 +161,9 @@ class Covered(NamedTuple):
 def covered(
     buffers: Sequence[bytes | memoryview], start: int, end: int, *, next_offset: int
 ) -> Covered:
-    """Return the batches from ``start`` to ``next_offset``, at most to ``end``, with empty batches
-    in gaps. The first may begin before ``start``. Raises MalformedBatch if one crosses ``end``."""
+    """Return the batches from ``start`` to the lower of ``next_offset`` and ``end``, with empty
+    batches in gaps. The first may begin below ``start``. Raises MalformedBatch if one crosses
+    ``end``."""
     if _is_plain(buffers, start, end, next_offset):
         return Covered(b"".join(buffers), start, next_offset)
     parts: list[bytes | memoryview] = []
@@ -180,10 +181,12 @@ def covered(
                 # Empty batches may have been merged since, and may extend beyond both ends.
                 header = spanned(header, max(header.base_offset, at), min(header.next_offset, end))
             elif header.next_offset > end:
-                raise MalformedBatch(f"a batch crosses the end offset {end}")
+                raise MalformedBatch(f"a batch extends beyond the end offset {end}")
             if header.base_offset < at:
                 if parts or header.next_offset <= at:
-                    raise MalformedBatch(f"base offset {header.base_offset} is below {at}")
+                    raise MalformedBatch(
+                        f"base offset {header.base_offset} is below the expected {at}"
+                    )
                 base = header.base_offset
             elif header.base_offset > at:
                 parts += _bare(header, at, header.base_offset)
@@ -202,7 +205,7 @@ def covered(
 def _is_plain(
     buffers: Sequence[bytes | memoryview], start: int, end: int, next_offset: int
 ) -> bool:
-    """Return whether the batches need no change, which is usual. One flat loop, for speed."""
+    """Return whether the batches have no gaps, so that they can be used unchanged."""
     unpack, at = HEADER.unpack_from, start
     for buffer in buffers:
         position, size = 0, len(buffer)
@@ -223,7 +226,7 @@ def spanned(header: BatchHeader, start: int, end: int) -> BatchHeader:
 
 
 def _bare(like: BatchHeader, start: int, end: int) -> list[bytes]:
-    """Return empty batches that fill a gap, with the epoch and timestamp of a neighbour."""
+    """Return empty batches from ``start`` to ``end``, with the epoch and timestamp of ``like``."""
     found = []
     while start < end:
         until = min(end, start + SPAN_MAX)

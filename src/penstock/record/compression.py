@@ -1,6 +1,6 @@
 """The five codecs of a record batch. A few hundred bytes can expand to gigabytes, so the output
 buffer grows at most to ``bytes_max``. Snappy has two forms: a raw block, and the framed form of
-Java producers (a 16-byte head, then blocks with a 4-byte length each)."""
+Java producers (a 16-byte header, then blocks with a 4-byte length each)."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -62,13 +62,13 @@ class TooLarge(MalformedBatch):
 
 
 def decompress(codec: int, data: bytes, *, bytes_max: int) -> bytes:
-    """Return the decompressed data. Raises TooLarge, or MalformedBatch if it is invalid."""
+    """Return the decompressed data. Raises TooLarge if it has more than ``bytes_max`` bytes."""
     found = decompress_to_view(codec, data, bytes_max=bytes_max)
     return found if isinstance(found, bytes) else bytes(found)
 
 
 def decompress_to_view(codec: int, data: bytes, *, bytes_max: int) -> bytes | memoryview:
-    """Decompress without a final copy, which takes 10 ms for 32 MiB."""
+    """Return the decompressed data like ``decompress``, but without copying large data."""
     if codec == Codec.NONE:
         if len(data) > bytes_max:
             raise TooLarge(bytes_max)
@@ -84,7 +84,7 @@ def decompress_to_view(codec: int, data: bytes, *, bytes_max: int) -> bytes | me
 
 
 def _decompress_stream(stream: _DecompressInto, data: bytes, bytes_max: int) -> memoryview:
-    """Decompress a format that may not state its size: try a likely size, then larger ones."""
+    """Decompress data whose decompressed size is unknown: try a likely size, then larger ones."""
     capacity = min(bytes_max, max(_GUESS_BYTES, _GUESS_RATIO * len(data)))
     while True:
         out = _memory(capacity)
@@ -103,7 +103,7 @@ def _decompress_stream(stream: _DecompressInto, data: bytes, bytes_max: int) -> 
 
 
 def _decompress_blocks(blocks: Sequence[memoryview], bytes_max: int) -> memoryview:
-    """Decompress snappy blocks, each of which states its size, into one buffer."""
+    """Decompress snappy blocks into one buffer."""
     try:
         sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
         total = sum(sizes)

@@ -2,4 +2,4 @@
 
 
 class MalformedBatch(ValueError):
-    """The bytes of a client or a disk are not a valid batch or record."""
+    """Raised if bytes from a client or the disk are not a valid batch or record."""

@@ -20,8 +20,7 @@ only if its batch has the sealed bit, which no producer can set. The sealed cont
 
     content = kind 1 B (0: a message's, 1: a producer's) │ value │ header count │ headers
 
-This is the hot path of send and receive: tables instead of calls, one join, no generator.
-"""
+The code is on the hot path of send and receive, so it uses tables instead of calls."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -62,8 +61,8 @@ BINARY = "Binary"
 
 
 class _System(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The fields of the ``penstock`` header. A number out of range makes the header invalid,
-    because some producers' batches in old logs look like the server's."""
+    """The fields of the ``penstock`` header. Numbers have ranges, because in old logs a producer's
+    header of this name may look like one of the server's."""
 
     message_id: bytes
     sender: str = ""
@@ -173,7 +172,7 @@ def _encode_attributes(attributes: Mapping[str, Attribute]) -> bytes:
 def decode_at(
     batch: bytes, offset: int, *, origin: bytes, header: BatchHeader | None = None
 ) -> Record | None:
-    """Decode the record at this offset of a batch, or return None if the batch has none."""
+    """Decode the record at an offset, or return None if the batch has no record there."""
     if header is None:
         header = parse_header(batch)
     blob = records_blob(batch, header)
@@ -184,7 +183,7 @@ def decode_at(
 
 
 def decode_batch(batch: bytes, *, origin: bytes, from_offset: int = 0) -> list[Record]:
-    """Decode the records of a batch. Ids of messages without one are derived from ``origin``."""
+    """Decode the records of a batch. ``origin`` goes into the ids of messages that have no id."""
     header = parse_header(batch)
     blob = records_blob(batch, header)
     records, number, end = decode_some(blob, 0, header.count, header, origin, from_offset)
@@ -203,9 +202,8 @@ def decode_some(
     from_offset: int,
     bytes_max: int = RECORDS_BYTES_MAX,
 ) -> tuple[list[Record], int, int]:
-    """Decode up to ``count`` records, but none after ``bytes_max`` bytes. Returns the records, the
-    number of records processed, and the position after them. The loop decodes short varints inline:
-    a call per field would double the time."""
+    """Decode up to ``count`` records, and stop after ``bytes_max`` bytes. Return the records, how
+    many were read (including those before ``from_offset``), and the position after the last one."""
     last_delta, base_timestamp = header.last_offset_delta, header.base_timestamp
     is_append_time = header.attributes & ATTR_APPEND_TIME != 0
     is_own, sealed = is_server_batch(header), header.attributes & ATTR_SEALED
@@ -242,15 +240,15 @@ def decode_some(
     except IndexError:
         raise MalformedBatch("a record runs past the end of the batch") from None
     except UnicodeDecodeError as error:
-        raise MalformedBatch(f"a text is not UTF-8: {error.reason}") from None
+        raise MalformedBatch(f"a message attribute is not UTF-8: {error.reason}") from None
     return records, count, end
 
 
 def decode_message(
     blob: bytes, position: int, end: int, origin: bytes, offset: int, sealed: int, is_own: bool
 ) -> Message:
-    """Decode a message from its key on. ``sealed`` is the batch's sealed bit. ``is_own`` is true if
-    the server wrote the batch, so that the ``penstock`` header can be trusted."""
+    """Decode a message; ``position`` is the start of its key. ``sealed`` is the batch's sealed bit.
+    ``is_own`` is True if the server wrote the batch, so that the ``penstock`` header is trusted."""
     if blob[position] == 1:
         group = None
         position += 1
@@ -333,13 +331,13 @@ def decode_content(content: bytes) -> tuple[bytes, Mapping[str, Attribute] | Non
             return body or b"", _own_attributes(headers, 0)
         return body or b"", _producer_attributes(headers)
     except IndexError:
-        raise MalformedBatch("the message content ends early") from None
+        raise MalformedBatch("the decrypted content of a message is incomplete") from None
     except UnicodeDecodeError as error:
-        raise MalformedBatch(f"a text is not UTF-8: {error.reason}") from None
+        raise MalformedBatch(f"a message attribute is not UTF-8: {error.reason}") from None
 
 
 def _system(raw: bytes) -> _System | None:
-    """Decode the ``penstock`` header; None if a producer used this name for other data."""
+    """Decode the ``penstock`` header, or return None if the server did not write it."""
     try:
         system = _decode_system(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):

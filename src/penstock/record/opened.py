@@ -1,6 +1,6 @@
-"""A large batch that is opened once and decoded a few records at a time: a million records in 64
-MiB would take a second. ``index`` stores the position of every 64th record. The generators here
-yield at least every few milliseconds."""
+"""Decodes a large batch a few records at a time, because a million records in 64 MiB would take a
+second. ``index`` stores the position of every 64th record. The generators here yield at least every
+few milliseconds."""
 
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
@@ -36,7 +36,7 @@ class OpenedBatch:
         return len(self._blob) + 128 * len(self._offsets)
 
     def index(self) -> Generator[None, None, None]:
-        """Store the positions of records. Run this to its end before other calls."""
+        """Find the positions of records. Run this generator to its end before other calls."""
         try:
             yield from self._walk()
         except IndexError:
@@ -123,7 +123,7 @@ class OpenedBatch:
 
 
 class BadRecord(NamedTuple):
-    """A record that lacks a key (``timestamp_ms`` is None) or has an invalid timestamp."""
+    """A record without a key (``timestamp_ms`` is None) or with an invalid timestamp."""
 
     number: int  # index within the batch
     offset_delta: int
@@ -154,7 +154,7 @@ def bad_records(
 def first_at(
     blob: bytes | memoryview, header: BatchHeader, timestamp_ms: int, *, start_offset: int = 0
 ) -> Generator[None, None, tuple[int, int] | None]:
-    """Return offset and timestamp of the first record at or after a time, or None."""
+    """Return offset and timestamp of the first record at or after a time, else None."""
     base_ms, is_append_time = header.base_timestamp, header.is_append_time
     for number, (delta, delta_ms, *_) in enumerate(heads_of(blob, header)):
         if number % STEP_RECORDS == STEP_RECORDS - 1:

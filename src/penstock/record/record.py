@@ -75,7 +75,7 @@ class RawRecord(NamedTuple):
 
 
 class RecordSlice(NamedTuple):
-    """The positions of a record's parts. Compaction and encryption copy most bytes unchanged."""
+    """The positions of the parts of a record, so that its bytes can be copied without decoding."""
 
     offset_delta: int
     time_delta: int
@@ -118,7 +118,7 @@ def records_blob(batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_
 def records_view(
     batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_BYTES_MAX
 ) -> bytes | memoryview:
-    """Return the same as ``records_blob``, without copying large records. Call this in a thread."""
+    """Return the same as ``records_blob`` but do not copy large data. Call this in a thread."""
     view = decompress_to_view(header.codec, _packed(batch, header), bytes_max=bytes_max)
     return view if len(view) > COPIED_BYTES_MAX else bytes(view)
 
@@ -147,8 +147,8 @@ def iter_records(batch: bytes, *, bytes_max: int = RECORDS_BYTES_MAX) -> Iterato
 
 
 def heads_of(blob: bytes | memoryview, header: BatchHeader) -> Iterator[tuple[int, ...]]:
-    """Yield offset delta, time delta and positions of each record. The loop decodes short varints
-    inline: a call per field would double the time."""
+    """Yield offset delta, time delta and positions of each record. Short varints are decoded
+    inline, because a call for each field would double the time."""
     last_delta, total, end = header.last_offset_delta, len(blob), 0
     try:
         for _ in range(header.count):
@@ -194,7 +194,7 @@ def slices_of(blob: bytes, header: BatchHeader) -> Iterator[RecordSlice]:
 
 
 def take_field(blob: bytes, position: int, end: int) -> tuple[bytes | None, int]:
-    """Return a field with a length prefix, and the position after it. May raise IndexError."""
+    """Return a field with a length prefix, and the position after it."""
     byte = blob[position]
     if byte < 0x80:
         size, position = (byte >> 1) ^ -(byte & 1), position + 1

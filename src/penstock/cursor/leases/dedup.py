@@ -36,7 +36,7 @@ class DedupTable:
         return len(self._found)
 
     def find(self, key: bytes, *, wall_ms: int) -> tuple[int, bytes] | None:
-        """Return offset and id of the message with this key, if sent in the last five minutes."""
+        """Return offset and id of the message with this key, or None if the key is unknown."""
         found = self._found.get(key)
         if found is None or found[2] + DEDUP_WINDOW_MS <= wall_ms:
             return None

@@ -104,7 +104,7 @@ def is_shared_type(number: int) -> bool:
 
 
 def split_shared(number: int, data: bytes | memoryview) -> tuple[bytes, int, memoryview]:
-    """Return the share's id, the event type and the event's bytes."""
+    """Split the value of a share's event into the share's id, the event type and the event."""
     if len(data) < SHARE_ID_BYTES:
         raise ValueError(f"control record of type {number} is too short for an event of a share")
     view = memoryview(data)
@@ -116,7 +116,7 @@ def is_event_type(number: int) -> bool:
 
 
 def decode(number: int, data: bytes | memoryview) -> Event:
-    """Decode an event. Raises ValueError if damaged or newer: a guess could lose messages."""
+    """Decode an event. Raises ValueError if it is damaged or has an unknown type."""
     decoder = _DECODERS.get(number)
     if decoder is None:
         raise ValueError(f"control record type {number} is not a cursor event")
@@ -196,7 +196,7 @@ class CursorStats(msgspec.Struct, frozen=True, gc=False):
 
 
 class Selection(msgspec.Struct, gc=False):
-    """The request of one receive and the records chosen for it so far."""
+    """The parameters of a receive request, and the records chosen for it so far."""
 
     take: int
     attempts_max: int | None

@@ -5,12 +5,13 @@ Available groups wait in a line, so a group that fails repeatedly does not starv
 receive takes as many records as it can from the first group before the next one, from the oldest
 remaining record up to the first one in flight. A record without a group is a group by itself.
 
-Each group has a queue of ascending offsets: first entries of the table, then records of the window
-(records read ahead). A group is available if its first record is, and is in the line at most once.
-An unavailable group found in the line is removed; the event that frees the group adds it again.
+Each group has a queue of ascending offsets: first those examined by an earlier lease, then those of
+records read ahead. A group is available if its first record is, and is in the line at most once. An
+unavailable group found in the line is removed; the event that frees the group adds it again.
 
 The queue's current delay applies to every record that was never leased nor skipped. So records
-become due in log order, reading ahead stops at a delayed record, and no entry is ever DELAYED."""
+become due in log order, reading ahead stops at a delayed record, and no entry has the state
+DELAYED."""
 
 from collections import deque
 from heapq import heappop, heappush
@@ -61,8 +62,8 @@ class FifoCursor(LeaseCursor):
         return selection.reads_on
 
     def _take_groups(self, selection: Selection, due_ms: int) -> tuple[bool, bool]:
-        """Pick records of the available groups; those appended after ``due_ms`` are still delayed.
-        Return whether the event is full, and whether a record is delayed."""
+        """Pick records of available groups; those appended after ``due_ms`` are still delayed.
+        Return whether the lease event is full, and whether a group waits for a delayed record."""
         self._admit(due_ms)
         line = self._line
         while line and len(selection.picked) < selection.take:
@@ -95,7 +96,7 @@ class FifoCursor(LeaseCursor):
                 self._join(_key_of(entry.group, offset))
 
     def _walk(self, key: GroupKey, selection: Selection, due_ms: int) -> bool:
-        """Pick records of one group, oldest first. Return False if the event is full."""
+        """Pick records of one group, oldest first. Return False if the lease event is full."""
         for offset in self._groups[key]:
             if len(selection.picked) == selection.take:
                 break
@@ -241,9 +242,9 @@ def open_cursor(*, is_fifo: bool) -> LeaseCursor:
 
 
 def restore_cursor(data: bytes, *, now_ms: int, elapsed_ms: int) -> LeaseCursor:
-    """Return the cursor of a snapshot made ``elapsed_ms`` ago. The caller then applies the later
-    events of the log and calls ``hydrate``. If this raises Damaged, the caller must replay the
-    whole log."""
+    """Return a cursor with the state of a snapshot made ``elapsed_ms`` ago. The caller then applies
+    the later events of the log and calls ``hydrate``. Raises Damaged if the snapshot is unreadable;
+    the caller must then replay the whole log."""
     state = decode_snapshot(data)
     cursor = open_cursor(is_fifo=state.is_fifo)
     cursor.load(state, now_ms=now_ms, elapsed_ms=elapsed_ms)

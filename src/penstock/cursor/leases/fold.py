@@ -1,4 +1,4 @@
-"""The state of a queue, derived from the events in its partition's log, and the records read ahead.
+"""The state of a queue's partition, derived from the events in its log, and the records read ahead.
 Only this module changes that state: decisions (lease.py) create an event and apply it here, and
 restarts and followers apply the same events from the log, so all arrive at the same state.
 
@@ -96,8 +96,8 @@ class LeaseState:
         now_ms: int,
         elapsed_ms: int = 0,
     ) -> None:
-        """Count appended messages. ``delays`` has (offset, delay) of delayed messages if known;
-        otherwise these count as visible until they are read."""
+        """Count appended messages. ``delays`` lists (offset, delay) of the delayed messages. A
+        delayed message that is not listed counts as visible until it is read."""
         assert base_offset >= self._next_offset, "appends must follow the order of the log"
         self._appended_count += count
         self._next_offset = next_offset
@@ -107,7 +107,7 @@ class LeaseState:
                 self._delays.add(delay_ms, appended_at_ms=appended_at_ms, now_ms=began_ms)
 
     def apply(self, event: Event, *, offset: int, now_ms: int, elapsed_ms: int = 0) -> None:
-        """Replay an event written ``elapsed_ms`` ago. A lease runs for its remaining time."""
+        """Replay an event written ``elapsed_ms`` ago. A lease gets only the time it has left."""
         if isinstance(event, LeaseEvent):
             assert event.head <= offset, "a lease event must come after its records"
             self._add_restored(event)
@@ -255,7 +255,7 @@ class LeaseState:
 
     @property
     def unseen(self) -> int:
-        """Number of messages that no lease has examined, including acked ones."""
+        """The number of messages that no lease has examined."""
         return self._appended_count - self._passed_count
 
     def _forget_acked_ahead(self) -> None:
@@ -319,7 +319,7 @@ class LeaseState:
 
     # ── Hydration: message contents that replay does not decode ──────────────────────────────
     def unhydrated(self) -> list[int]:
-        """Return the offsets whose records must be passed to ``hydrate`` before the first lease."""
+        """Return the offsets of records that ``hydrate`` must get before the first lease."""
         return sorted(self._unhydrated)
 
     def hydrate(self, records: Iterable[Record], *, now_ms: int, wall_ms: int) -> None:
@@ -349,8 +349,8 @@ class LeaseState:
 
     # ── Snapshots ────────────────────────────────────────────────────────────────────────────
     def snapshot(self, *, now_ms: int) -> bytes:
-        """Return the encoded state. All events must be in the log; the caller stores the log's end
-        with the snapshot, because replay continues from there."""
+        """Return the encoded state. All events so far must be in the log. The caller stores the
+        log's end offset with the snapshot, because replay continues from there."""
         assert all(e.state != TAKEN for e in self._table.values()), "no snapshot during a lease"
         entries = [
             (
@@ -411,7 +411,7 @@ class LeaseState:
     def feed(
         self, records: Sequence[Record], next_offset: int, *, now_ms: int, wall_ms: int
     ) -> None:
-        """Add records to the window until it is full. ``next_offset`` follows the last record."""
+        """Add records to those read ahead until the limit is reached."""
         self._is_dry = True
         for record in records:
             if record.offset < self.scan_from:
@@ -438,7 +438,7 @@ class LeaseState:
 
     @property
     def _may_skip(self) -> bool:
-        """Whether another record may be skipped, within the limit of skipped records in memory."""
+        """Whether one more record may be skipped. Skipped records are kept in memory."""
         return len(self._table) - self._in_flight < DEFERRED_MAX
 
     def _pass(self, record: Record, selection: Selection) -> None:

@@ -55,7 +55,7 @@ _TOO_LONG = "Total VisibilityTimeout for the message is beyond the limit [43200 
 
 
 class RecordState(NamedTuple):
-    """The state of a record that still exists. Times are on the monotonic clock."""
+    """The state of a record that is not deleted. Times are on the monotonic clock."""
 
     state: PeekState
     until_ms: int | None = None  # end of the lease, the delay, or the lease that locks the group
@@ -87,8 +87,8 @@ class LeaseCursor(LeaseState):
         now_ms: int,
         wall_ms: int,
     ) -> LeaseOutcome:
-        """Lease up to ``count`` records. On ``needs_feed``, the caller must call ``feed``, even
-        with no records, and ``lease`` again. FIFO only: ``queue_delay_ms``, ``attempt_id``."""
+        """Lease up to ``count`` records. If the outcome has ``needs_feed``, the caller must read
+        records, pass them to ``feed`` (even if there are none), and call ``lease`` again."""
         assert not self._unhydrated, "hydrate restored entries before the first lease"
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
@@ -164,7 +164,7 @@ class LeaseCursor(LeaseState):
     def _repeat(
         self, attempt_id: str, lease_ms: int, now_ms: int, wall_ms: int
     ) -> LeaseOutcome | None:
-        """Repeat an attempt's lease. Return None if a record was changed or its lease ended."""
+        """Lease the records of an earlier attempt again, or return None if this is impossible."""
         attempt = self._attempts.get(attempt_id)
         if attempt is None or attempt.at_ms + ATTEMPT_WINDOW_MS <= now_ms:
             return None
@@ -191,8 +191,8 @@ class LeaseCursor(LeaseState):
         reason: AckReason = AckReason.ACKED,
         is_strict: bool = False,
     ) -> Outcome[Results]:
-        """Ack records, also those already gone, with one result per claim. Standard queues accept
-        any receipt of the record; FIFO queues and ``is_strict`` only that of the current lease."""
+        """Ack records, and return None or an error for each. Standard queues accept any receipt of
+        a record; FIFO queues, or ``is_strict``, accept only the receipt of the current lease."""
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
         results: list[Exception | None] = []
@@ -227,9 +227,9 @@ class LeaseCursor(LeaseState):
     def extend(
         self, claims: Sequence[tuple[Claim, int]], *, now_ms: int, is_strict: bool = False
     ) -> Outcome[Results]:
-        """Change the visibility timeout; zero makes a record visible at once. Each result is None,
-        NotLeased (the record is gone, or with ``is_strict`` its lease has ended), InvalidRequest
-        (longer than twelve hours in total), or ExpiredReceipt (FIFO)."""
+        """Set new visibility timeouts; zero makes a record visible at once. Return for each claim
+        None or an error: NotLeased (the record is gone, or with ``is_strict`` its lease has ended),
+        InvalidRequest (more than twelve hours in total), or ExpiredReceipt (FIFO queues only)."""
         self._advance(now_ms)
         results: list[Exception | None] = []
         leases: list[tuple[int, int]] = []
@@ -258,7 +258,7 @@ class LeaseCursor(LeaseState):
 
     # ── Start, purge, trim, expire ───────────────────────────────────────────────────────────
     def start(self, offset: int, *, backlog: int) -> Outcome[None]:
-        """Reset the cursor to an offset. ``backlog`` is the number of messages from there on."""
+        """Reset the cursor to ``offset``; ``backlog`` is the number of messages from there on."""
         self._apply_start(event := StartEvent(offset, backlog))
         return Outcome(None, (event,))
 
@@ -269,7 +269,7 @@ class LeaseCursor(LeaseState):
         return Outcome(None, (event,))
 
     def trim(self, start_offset: int, *, passed: int = 0) -> Outcome[None]:
-        """Drop records below ``start_offset``, of which ``passed`` messages were never examined."""
+        """Drop records below ``start_offset``. ``passed`` counts those that no lease examined."""
         if start_offset <= self.low_offset():
             return Outcome(None)
         assert start_offset > self.head or passed == 0, "messages passed but the head did not move"
@@ -277,7 +277,6 @@ class LeaseCursor(LeaseState):
         return Outcome(None, (event,))
 
     def expire(self, *, retention_ms: int, now_ms: int, wall_ms: int) -> Outcome[int]:
-        """Drop expired records, return how many. If ``wants_feed`` then, feed and repeat."""
         self._advance(now_ms)
         bound_ms = wall_ms - retention_ms
         table = self._table
@@ -316,11 +315,11 @@ class LeaseCursor(LeaseState):
 
     @property
     def in_flight_most(self) -> int:
-        """Upper bound of records in flight; includes leases that ended since the last call."""
+        """The number of records in flight, including some whose leases have recently ended."""
         return self._in_flight
 
     def next_wake_ms(self) -> int | None:
-        """Return when the next lease or delay ends, or None."""
+        """Return when the next lease or delay of a record ends, or None if there is none."""
         deadlines = self._deadlines
         while deadlines:
             until_ms, offset = deadlines[0]
@@ -331,7 +330,7 @@ class LeaseCursor(LeaseState):
         return None
 
     def low_offset(self) -> int:
-        """Return the lowest offset of a record that is not gone."""
+        """Return the lowest offset of a record that is not deleted."""
         return next(iter(self._table), self.head)
 
     def attempts_of(self, offset: int) -> int:
@@ -364,11 +363,11 @@ class LeaseCursor(LeaseState):
         return due_at(record, delay_ms, now_ms=now_ms, wall_ms=wall_ms)
 
     def _blocker(self, group: str | None, offset: int) -> int | None:  # noqa: ARG002 - for FIFO
-        """Return the offset in flight that locks the message group for this record, or None."""
+        """Return the offset of the record in flight that locks this record's group, or None."""
         return None
 
     def find_obstacles(self, terms: QueueTerms) -> ObstacleSearch:
-        """Count the messages that are not delivered, by reason. Yields about every millisecond."""
+        """Count undelivered messages by reason. Yields often, so that other tasks can run."""
         self._advance(terms.now_ms)
         delay_ends_ms = self._delays.next_ms(now_ms=terms.now_ms, delay_ms=terms.queue_delay_ms)
         counter = ObstacleCounter(terms, is_fifo=self.is_fifo, delay_ends_ms=delay_ends_ms)

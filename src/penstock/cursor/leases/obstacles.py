@@ -1,8 +1,8 @@
 """Counts of the messages of one partition that are not delivered, by reason.
 
 A queue may have hundreds of thousands of messages in flight, so the search is a generator that
-yields every few hundred; messages that change meanwhile are counted as they are when the search
-reaches them. Messages that the cursor has not read yet are not counted."""
+yields after every few hundred; messages that change meanwhile are counted as they are when the
+search reaches them. Messages that the cursor has not read yet are not counted."""
 
 from collections.abc import Generator, Iterator, Mapping
 from itertools import islice
@@ -29,7 +29,6 @@ class ObstacleCounter:
     """Counts the records of a partition, which must be added in ascending order of offsets."""
 
     def __init__(self, terms: QueueTerms, *, is_fifo: bool, delay_ends_ms: int | None) -> None:
-        """Create a counter. ``delay_ends_ms`` is when the first delayed unread message is due."""
         self._terms = terms
         self._is_fifo = is_fifo
         self._expired_at_ms = terms.wall_ms - terms.retention_ms

@@ -46,8 +46,8 @@ class Entry(msgspec.Struct, gc=False):
 class Attempt(msgspec.Struct, frozen=True, gc=False):
     """A recent receive attempt on a FIFO queue. A client that lost a reply retries with the same
     attempt id and gets the same messages under the same lease, although their groups are locked.
-    Lease events contain the attempt id, so all replicas have the same attempts. They drop old ones
-    by count, at the same event; the age is checked only by lookups."""
+    Lease events contain the attempt id, so all replicas have the same attempts. If there are too
+    many, the oldest are dropped; an attempt that is too old is ignored when it is looked up."""
 
     lease_seq: int
     offsets: tuple[int, ...]
@@ -66,10 +66,10 @@ def due_at(record: Record, delay_ms: int, *, now_ms: int, wall_ms: int) -> int:
 
 
 class DelayBuckets(dict[int, tuple[int, int]]):
-    """Delayed records that the cursor has not examined: second of the wall clock → their number,
-    and the latest of their due (or append) times, at most 1,800 in total. A standard queue counts a
-    record in the second in which it is due. A FIFO queue counts it in the second of its append,
-    because the queue's current delay applies to all records; callers pass it to ``count``."""
+    """The delayed records that no lease has examined, by second of the wall clock (at most 1,800
+    seconds). Each value is the number of records and the latest of their due (or append) times. A
+    standard queue counts a record in the second in which it is due. A FIFO queue counts it in the
+    second of its append, because one delay applies to all records."""
 
     def __init__(self, *, by_append: bool) -> None:
         self._by_append = by_append
@@ -108,7 +108,7 @@ class DelayBuckets(dict[int, tuple[int, int]]):
         return sum(n for n, from_ms in self.values() if from_ms + extra_ms > now_ms)
 
     def next_ms(self, *, now_ms: int, delay_ms: int = 0) -> int | None:
-        """Return when the first delayed record is due, to the second, or None if there is none."""
+        """Return when the first delayed record is due (in whole seconds), or None."""
         extra_ms = delay_ms if self._by_append else 0
         due = (from_ms + extra_ms for _, from_ms in self.values())
         return min((each for each in due if each > now_ms), default=None)
@@ -170,10 +170,10 @@ EntryRow = tuple[int, int, int, int, bool, int, int]
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a lease cursor, which only makes a start faster and may be deleted. Times are
+    """The state of a lease cursor, stored so that a start is faster; it may be deleted. Times are
     durations left or elapsed, because a monotonic clock has no meaning for the next process. What
     depends on message contents is read from the log. To change the layout, add fields at the end
-    with a default, or take a new magic number, at which older brokers replay the log instead."""
+    with a default, or take a new magic number, which makes older brokers replay the log instead."""
 
     is_fifo: bool
     head: int
@@ -194,5 +194,5 @@ _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """Decode a snapshot. Raises Damaged if ``encoded`` did not create these bytes."""
+    """Decode a snapshot. Raises Damaged if the bytes are not a valid snapshot."""
     return unframed(data, _MAGIC, _decoder, "cursor snapshot")

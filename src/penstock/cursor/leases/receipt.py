@@ -31,7 +31,8 @@ _QUEUES_MAX = 4_096  # cached hash states
 
 @lru_cache(maxsize=_QUEUES_MAX)
 def _keyed(topic_id: str, key: bytes) -> tuple["hashlib._Hash", "hashlib._Hash"]:
-    """Return HMAC's hash states after key and topic id, which takes three times as long."""
+    """Return HMAC's inner and outer hash states after the key and the topic id (slow, so
+    cached)."""
     if len(key) > _BLOCK_BYTES:
         key = hashlib.sha256(key).digest()
     padded = key.ljust(_BLOCK_BYTES, b"\0")
@@ -56,7 +57,7 @@ def seal(topic_id: str, key: bytes, claim: Claim) -> str:
 
 
 def open_receipt(text: str, topic_id: str, key: bytes) -> Claim:
-    """Return the claim in a receipt. Raises InvalidReceipt if ``seal`` did not create the text."""
+    """Return the claim in a receipt. Raises InvalidReceipt if this queue did not issue it."""
     if len(text) != _TEXT_CHARS or "+" in text or "/" in text:
         raise InvalidReceipt(_INVALID)
     try:

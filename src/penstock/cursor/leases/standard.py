@@ -4,11 +4,11 @@ A receive first gets records that became available again, lowest offset first, t
 log order. A delayed new record is skipped until it is due.
 
 Fairness: a message group with many messages must not make the other groups wait. A group is noisy
-while it has at least thirty records in flight and more than a tenth of all. Its records are parked:
-records of other groups are delivered first, and parked records only when there are none, beginning
-with the group that has the fewest in flight. Records without a group are never parked. A noisy
-group may still use all idle consumers. The number of parked groups is bounded, because each receive
-checks all of them."""
+while it has at least thirty records, and more than a tenth of all, in flight. Its records are
+parked: records of other groups are delivered first, and parked records only when there are none,
+beginning with the group that has the fewest in flight. Records without a group are never parked. A
+noisy group may still use all idle consumers. The number of parked groups is bounded, because each
+receive checks all of them."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ class FairShare:
 
     @property
     def is_needed(self) -> bool:
-        """Whether any group has many records in flight or is parked."""
+        """Whether any group has many records in flight, or has records held back for fairness."""
         return bool(self._large_groups) or bool(self._parked)
 
     @property
@@ -69,7 +69,6 @@ class FairShare:
         return ((group, offsets[0]) for group, offsets in self._parked.items())
 
     def quietest(self) -> str | None:
-        """Return the parked group with the fewest records in flight, then the lowest offset."""
         count = self._in_flight.get
         return min(self._parked, key=lambda g: (count(g, 0), self._parked[g][0]), default=None)
 
@@ -125,7 +124,7 @@ class StandardCursor(LeaseCursor):
 
     @contextmanager
     def only_below(self, offset: int) -> Iterator[None]:
-        """Within this context, lease only records below ``offset`` and parked records."""
+        """Within this context, lease only records below ``offset`` or held back for fairness."""
         window = self._window
         later = [window.pop() for _ in range(len(window)) if window[-1].offset >= offset]
         ready = self._ready
@@ -184,8 +183,8 @@ class StandardCursor(LeaseCursor):
         return head
 
     def _enter(self, record: Record, sent_at_ms: int, selection: Selection) -> Entry | None:
-        """Take the first record out of the window. Return its entry, in state TAKEN if it can be
-        leased, or None if it had to be skipped but no more records may be skipped."""
+        """Take the first record that was read ahead. Return its entry, in state TAKEN if it can be
+        leased, or None if the record is delayed but no more records may be skipped."""
         offset = record.offset
         due_ms = self._due.get(offset, 0) if self._due else 0
         entry = Entry(TAKEN, record.message.group, sent_at_ms)
@@ -207,8 +206,8 @@ class StandardCursor(LeaseCursor):
         return entry
 
     def _take_fairly(self, selection: Selection) -> tuple[int, bool]:
-        """Pick records of quiet groups in the usual order, then of noisy groups. Return the new
-        head (the first offset not examined), and whether the event is full."""
+        """Pick records of groups with few records in flight, then of the other groups. Return the
+        first offset that was not examined, and whether the lease event is full."""
         fair = self._fair
         noisy = fair.noisy_groups(self._in_flight)
         picked, take = selection.picked, selection.take
@@ -241,7 +240,6 @@ class StandardCursor(LeaseCursor):
         return head, False
 
     def _next_quiet(self, noisy: set[str]) -> int | None:
-        """Remove and return the lowest available offset of a quiet group, and park noisy groups."""
         ready = self._ready
         fair = self._fair
         while ready:

@@ -40,13 +40,12 @@ class Matches:
         self._found_count = 0
 
     def check(self, regex: str) -> None:
-        """Add a pattern. Raises InvalidPattern."""
         if regex not in self._rows:
             self._pattern(regex)
             self._rows[regex] = _Row()
 
     def of(self, regex: str, topics: Collection[str], epoch: int) -> frozenset[str]:
-        """Return the topics that match; ``epoch`` identifies ``topics``. Raises InvalidPattern."""
+        """Return the topics that match. Raises InvalidPattern if ``regex`` is invalid."""
         for _ in self.catch_up(regex, topics, epoch):
             pass
         row = self._rows[regex]
@@ -57,8 +56,8 @@ class Matches:
     def catch_up(
         self, regex: str, topics: Collection[str], epoch: int
     ) -> Generator[None, None, None]:
-        """Match a pattern against the names that are new to it, and yield about once a millisecond.
-        If the topics change meanwhile, this ends early and must be called again."""
+        """Match a pattern against topic names that are new. Yields often, so that other tasks can
+        run. If the topics change meanwhile, this ends early and must be called again."""
         self._see(topics, epoch)
         if regex not in self._rows:
             self.check(regex)
@@ -152,8 +151,8 @@ class VisibleMatches:
     def update(
         self, member_id: str, regex: str, topics: Topics, visibility: TopicVisibility | None
     ) -> bool:
-        """Find the topics that a member's pattern matches and that it may see. Return True if the
-        result may have changed although the topics did not."""
+        """Find the topics that match a member's pattern and that the member may see. Return True if
+        they may have changed although the tenant's topics did not."""
         before = self._found.get(member_id)
         if not self.is_due(member_id, regex, topics, visibility):
             return False

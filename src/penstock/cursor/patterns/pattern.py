@@ -44,12 +44,10 @@ _Node: TypeAlias = Callable[[int], int]
 
 
 class InvalidPattern(ValueError):
-    """A pattern is invalid. The text is shown to the client."""
+    """Raised if a pattern is invalid. The error text is shown to the client."""
 
 
 class Pattern:
-    """A compiled pattern. The constructor raises InvalidPattern."""
-
     def __init__(self, text: str) -> None:
         program = _Program(text)
         self._start, self._tests = program.start, program.tests
@@ -69,7 +67,7 @@ class Pattern:
                 return bool(end.value)
 
     def steps(self, name: str) -> Generator[None, None, bool]:
-        """Yield about once a millisecond, then return whether the name matches."""
+        """Return whether the name matches. Yields often, so that other tasks can run."""
         chars, leads = self._chars, self._leads
         states = self._closure((self._start,), name, 0)
         visited = 0
@@ -86,7 +84,7 @@ class Pattern:
         return _END in states
 
     def _closure(self, states: Iterable[int], name: str, at: int) -> set[int]:
-        """Return the states and all that are reachable from them without a character."""
+        """Return these states and all states that can be reached without reading a character."""
         holds = _holding(name, at) if self._has_assertions else 0
         chars, leads, needs = self._chars, self._leads, self._needs
         found: set[int] = set()
@@ -101,7 +99,7 @@ class Pattern:
 
 
 class _Passes(dict[int, bool]):
-    """A cache that maps the number of each test to whether one character passes it."""
+    """A cache of whether one character passes the tests of a pattern, by the number of the test."""
 
     def __init__(self, tests: list[Test], character: str) -> None:
         self._tests = tests
@@ -123,8 +121,6 @@ def _holding(name: str, at: int) -> int:
 
 
 class _Program:
-    """Parses a pattern into parallel lists: test number or _FORK, next states, assertions."""
-
     def __init__(self, text: str) -> None:
         if len(text) > PATTERN_CHARS_MAX:
             raise InvalidPattern(f"expression has more than {PATTERN_CHARS_MAX} characters")
@@ -267,7 +263,7 @@ class _Program:
         self._flags = before
 
     def _opens_group(self) -> bool:
-        """Read the name or flags after ``(?``. Return False if ``(?flags)`` opens no group."""
+        """Read the name or flags after ``(?``. Return False for flags without a group, ``(?i)``."""
         if self._text.startswith(("P<", "<"), self._at):
             self._named_group()
             return True
@@ -378,7 +374,7 @@ class _Program:
         return self._escape() if mark == "\\" else mark
 
     def _class_escape(self) -> Test | None:
-        """Read a class after a backslash (``d``, ``p{Greek}``). Return None if there is none."""
+        """Read a character class after a backslash (``d``, ``p{Greek}``), or return None."""
         mark = self._peek()
         lower = mark.lower()
         if lower == "p":

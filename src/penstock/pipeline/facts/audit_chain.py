@@ -1,4 +1,4 @@
-"""Computes the rows of the audit trail, broken links of its hash chain, and a root for each day.
+"""Computes the rows of the audit trail, broken links of its hash chain, and daily Merkle roots.
 
 A record's hash depends only on the record's bytes, which contain the hash of the previous record.
 So all hashes are computed in parallel, and only the comparison with the previous record needs the
@@ -104,7 +104,7 @@ def rehashed(rows: "DataFrame") -> "DataFrame":
 
 
 def gaps(rows: "DataFrame", tails: Mapping[Chain, Tail]) -> "DataFrame":
-    """Return a row for each broken link. ``tails`` are the last records before ``rows``."""
+    """Return a row for each broken link. ``tails`` has the end of each chain before ``rows``."""
     tail_rows = [(*chain, tail.seq, tail.hash) for chain, tail in tails.items()]
     tail_table = pa.Table.from_batches([batch_of(tail_rows, _TAIL)])
     ends = rows.sparkSession.createDataFrame(tail_table)
@@ -121,7 +121,7 @@ def tails_of(rows: "DataFrame") -> dict[Chain, Tail]:
 
 
 def last_offsets(rows: "DataFrame") -> dict[Chain, int]:
-    """Return the offset of each node's last record in each partition, readable or not."""
+    """Return the offset of each node's last record in each partition, even if it is unreadable."""
     named = rows.where("node IS NOT NULL").groupBy("partition", "node")
     return {(row[0], row[1]): row[2] for row in named.agg({"offset": "max"}).collect()}
 
@@ -145,7 +145,7 @@ def roots(rows: "DataFrame") -> "DataFrame":
 
 
 def confirmed(rows: "DataFrame", statements: Sequence[Statement]) -> set[Statement]:
-    """Return the recorded roots that match the rows, whose hashes are computed again."""
+    """Return the recorded roots that equal the roots computed again from the rows."""
     by_day: dict[tuple[Any, str, int], list[tuple[int, Statement]]] = {}
     for number, each in enumerate(statements):
         by_day.setdefault((each.date, each.node, each.partition), []).append((number, each))
@@ -199,7 +199,7 @@ def _days(
 
 
 def differences(rows: "DataFrame") -> "DataFrame":
-    """Return the fields of stored rows that differ from the bytes stored in the same row."""
+    """Return the columns that differ from the original bytes of the record in the same row."""
     by_bytes = map_in_arrow(rows.select(*AUDIT_SCHEMA.names), _differing, _DIFFERENCE)
     checks = ", ".join(f"if({n} <=> {made}, NULL, '{n}')" for n, made in _DERIVED.items())
     by_fields = rows.selectExpr("partition", "offset", f"explode(array({checks})) AS column")

@@ -2,8 +2,8 @@
 
 Prices are whole millionths of the currency, so no sum depends on floating-point rounding; a line is
 rounded once, half up. Usage is priced by the version of the card that was valid in its hour. The
-free amount is assigned to earlier versions first, and to classes in alphabetical order: any order
-is correct, but it must always be the same."""
+free amount is assigned to earlier versions first, and to classes of operations in alphabetical
+order: any order is correct, but it must always be the same."""
 
 import datetime
 import itertools
@@ -26,7 +26,7 @@ _AMOUNTS: Final = (
 
 
 class RatesInvalid(Exception):
-    """Raised if a rate card is invalid. The text is the reason."""
+    """Raised if a rate card is invalid."""
 
 
 class RequestsBy(StrEnum):
@@ -141,7 +141,7 @@ def parse(text: str) -> RateCard:
 
 def _version(number: int, raw: Any) -> Version:
     if not isinstance(raw, dict):
-        raise RatesInvalid("version must be a table: [[version]]")
+        raise RatesInvalid("each version must be a table that begins with [[version]]")
     given = TomlTable(f"version {number}", raw, RatesInvalid)
     valid_from = raw.pop("valid_from", None)
     if not isinstance(valid_from, datetime.date) or isinstance(valid_from, datetime.datetime):

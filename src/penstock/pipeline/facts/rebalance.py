@@ -109,8 +109,8 @@ def plan(
     moves_max: int = MOVES_MAX,
     bytes_max: int = MOVE_BYTES_MAX,
 ) -> Plan | None:
-    """Return a plan, or None if no move is needed. ``windows`` has the loads of the last windows,
-    oldest first. ``nodes`` includes idle nodes."""
+    """Return a plan, or None if no move is needed. ``windows`` has the loads of the last time
+    windows, oldest first. ``nodes`` includes idle nodes."""
     all_nodes = sorted(set(nodes))
     if len(all_nodes) < 2 or len(windows) < WINDOWS_MIN:
         return None
@@ -227,13 +227,13 @@ class _Draft:
         return [each for each in self._of(giver) if self._sizes[each] <= self._bytes_left]
 
     def _move(self, giver: str, receiver: str) -> bool:
-        """Move the node's largest partition that does not overload the receiving node."""
+        """Move the largest partition that fits on the receiving node without overloading it."""
         room = GOAL * self._mean - self.loads[receiver]
         fitting = [each for each in self._movable(giver) if self._scores[each] <= room]
         return bool(fitting) and self._add(Action.MOVE, fitting[0], giver, receiver)
 
     def _improve(self, giver: str, receiver: str) -> bool:
-        """Move the partition that balances both nodes best, if any improves the balance."""
+        """Move the partition that balances the two nodes best, if this is worth a move."""
 
         def most(each: PartitionId) -> float:
             score = self._scores[each]
@@ -245,7 +245,7 @@ class _Draft:
         return self._add(Action.MOVE, best, giver, receiver)
 
     def _split(self, giver: str, receiver: str, *, above: float) -> bool:
-        """Split the largest partition, if its load is more than ``above`` times the mean load."""
+        """Split the node's largest partition if its load is above ``above`` times the mean load."""
         for partition in self._of(giver)[:1]:
             score = self._scores[partition]
             if score > above * self._mean and self.loads[receiver] + score / 2 < self.loads[giver]:

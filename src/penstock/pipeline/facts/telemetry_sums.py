@@ -1,6 +1,6 @@
-"""Converts records of ``__telemetry`` to rows by minute, and rows by minute to rows by hour or day,
-in the executors of the job ``telemetry``: rows with equal ``KEYS`` become one row, with the sums of
-counters, the maxima or minima of levels, and merged histograms. So a rollup of rollups, in any
+"""Sums records of ``__telemetry`` by minute, and sums by minute to sums by hour or day, in the
+executors of the job ``telemetry``. Rows with equal ``KEYS`` become one row, with the sums of
+counters, the maxima or minima of gauges, and merged histograms. So a rollup of rollups, in any
 order, equals one rollup of all rows.
 
 Two kinds of rows do not come from nodes: a ``source`` row has the end offset of a batch in one
@@ -83,7 +83,7 @@ OUT: Final = pa.schema(
 
 
 def folded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Merge rows with equal ``KEYS``, which must all be in one task."""
+    """Merge rows with equal ``KEYS``. All rows with the same keys must be in the same task."""
     folding = Folding(fold, FOLD_ROWS)
     for batch in batches:
         folding.add(pa.Table.from_batches([batch.cast(OUT)]))
@@ -210,7 +210,7 @@ def _table(found: Columns, heads: Sequence[wire.TelemetryHead], hists: pa.Array)
 
 
 def _check_partitions(columns: Sequence[Mapping[str, msgspec.Raw]], found: Columns) -> None:
-    """Raise UnusualRecords for records without the column ``partition``, whose default is not 0."""
+    """Raise UnusualRecords if records lack the column ``partition``."""
     empty = bytes(memoryview(_EMPTY))
     counts = found.counts.tolist()
     missing = [
@@ -246,7 +246,7 @@ def _hists_of(blocks: Sequence[wire.TelemetryBlock], found: Columns) -> pa.Array
 
 
 def _are_invalid(values: Longs, ends: Longs) -> Any:
-    """Return a mask of the lists that are not histograms: a bucket or a count is out of range."""
+    """Return a mask of invalid histograms, in which a bucket or a count is out of range."""
     lengths = np.diff(ends)
     used = lengths > 0
     first = np.zeros(len(lengths), np.int64)
@@ -260,7 +260,7 @@ def _are_invalid(values: Longs, ends: Longs) -> Any:
 
 
 def _rows_of_lists(facts: wire.TelemetryFacts) -> pa.Table:
-    """Return all rows of one record. Raises TelemetryUnreadable for numbers out of range."""
+    """Return the rows of one record. Raises TelemetryUnreadable if a number is out of range."""
     lists = {name: getattr(facts.columns, name) for name in _COLUMN_NUMBERS}
     lists["hist"] = list(chain.from_iterable(facts.columns.hist))
     for name, numbers in lists.items():
@@ -272,7 +272,7 @@ def _rows_of_lists(facts: wire.TelemetryFacts) -> pa.Table:
 
 
 def names_of(columns: Sequence[str]) -> list[str]:
-    """Quote names for Spark, because some (``group``) are keywords of SQL."""
+    """Quote column names for Spark, because some (``group``) are SQL keywords."""
     return [f"`{name}`" for name in columns]
 
 
@@ -347,7 +347,7 @@ class Hot(NamedTuple):
 
 
 def hot(rates: Mapping[str, float], *, rate_min: float = 1.0, hot_max: int = HOT_MAX) -> list[Hot]:
-    """Return names with far more load than others, and at least ``rate_min``, highest first."""
+    """Return names whose rate is far above the others and at least ``rate_min``, highest first."""
     total = sum(rates.values())
     if total <= 0:
         return []

@@ -63,7 +63,7 @@ Name = tuple[str, str]  # node, incarnation
 
 
 class Flushes:
-    """The numbers of counted flushes (records written by a node), as ranges."""
+    """The numbers of the flushes that were counted. A node writes one record per flush."""
 
     def __init__(self) -> None:
         self.ranges: dict[Name, list[tuple[int, int]]] = {}
@@ -74,7 +74,7 @@ class Flushes:
         return at >= 0 and flush <= ranges[at][1]
 
     def add(self, name: Name, first: int, last: int) -> None:
-        """Add a range, and merge adjacent ranges, so that memory does not grow with time."""
+        """Add a range. Adjacent ranges are merged, so that memory does not grow with time."""
         ranges = self.ranges.setdefault(name, [])
         bisect.insort(ranges, (first, last))
         merged = ranges[:1]
@@ -86,7 +86,7 @@ class Flushes:
         self.ranges[name] = merged
 
     def gaps(self) -> dict[Name, int]:
-        """Return the number of missing flushes, for each node that has any."""
+        """Return the number of missing flushes, for each process that has gaps."""
         found = {
             name: sum(after[0] - before[1] - 1 for before, after in pairwise(of))
             for name, of in self.ranges.items()
@@ -95,7 +95,7 @@ class Flushes:
 
 
 class FlushRange(NamedTuple):
-    """Consecutive flushes of one node's process that one task has counted."""
+    """Consecutive flushes of one process of a node, all counted by the same task."""
 
     node: str
     incarnation: str
@@ -129,7 +129,7 @@ _Counted = dict[tuple[str, str, int], list[tuple[int, int, int, int]]]  # by nod
 
 
 def partials(batches: Iterable[pa.RecordBatch], seen: Flushes) -> Partials:
-    """Sum records (partition, offset, value), except copies of flushes that are in ``seen``."""
+    """Sum records (partition, offset, value). Flushes that are already in ``seen`` are rejected."""
     own = Flushes()  # flushes of this task: a copy may be in the same batch
     counted: _Counted = {}
     sums = folding()
@@ -199,7 +199,7 @@ def _rows_of(blocks: Sequence[wire.UsageBlock]) -> pa.Table:
 
 
 def _rows_of_lists(facts: wire.UsageFacts) -> pa.Table:
-    """Return the rows of one record. Raises UsageUnreadable for unknown kinds, invalid counts."""
+    """Return the rows of one record. Raises UsageUnreadable if a kind or count is invalid."""
     if not set(facts.columns.kind) <= {wire.CALLS, wire.STORAGE}:
         raise wire.UsageUnreadable("a row has an unknown kind")
     for name in wire.NUMBERS:
@@ -258,7 +258,6 @@ class Written:
     flushes: list[FlushRange] = field(default_factory=list)
 
     def drop(self, lake: Path) -> None:
-        """Delete the written files, because they will not be committed."""
         for table, parts in ((PARTIAL, self.partial), (REJECT, self.reject)):
             for part in parts:
                 with contextlib.suppress(OSError):
@@ -268,7 +267,7 @@ class Written:
 def write(
     frame: "DataFrame", reading: "RecordReader", *, seen: Flushes, turn: int, lake: Path
 ) -> Written:
-    """Sum the records in Spark tasks. ``reading`` converts the batches of ``frame`` to records."""
+    """Sum records in Spark tasks, which write the sums to files. ``reading`` decodes ``frame``."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from write_share(reading(batches), seen=seen, turn=turn, lake=lake)
@@ -325,15 +324,15 @@ def _flush_rows(flushes: Iterable[FlushRange], turn: int) -> list[pa.RecordBatch
 
 
 class Share(NamedTuple):
-    """The hours of one day whose final sums a task computes. ``through`` has, by hour, the number
-    of the last commit whose partial sums belong to the hour; ``files`` has the files to read."""
+    """The hours of one day whose final sums one task computes. ``through`` maps each hour to the
+    last commit whose partial sums belong to it; ``files`` maps each kind to the files to read."""
 
     through: Mapping[int, int]
     files: Mapping[str, Sequence[str]]
 
 
 class PartialFile(NamedTuple):
-    """A file of ``usage_partial``, with its first and last hour, or None if not known."""
+    """A file of the table ``usage_partial``. The first or last hour is None if it is unknown."""
 
     path: str
     kind: str
@@ -347,7 +346,7 @@ class PartialFile(NamedTuple):
 
 
 def files_of(partial: Table) -> list[PartialFile]:
-    """Return all files of ``usage_partial``, from the table's log and without opening them."""
+    """Return all files of the table ``usage_partial``, without opening them."""
     actions = partial.open().get_add_actions(flatten=True)
     names = ("path", "partition.kind", "min.hour", "max.hour")
     rows = zip(*(actions.column(name).to_pylist() for name in names), strict=True)
@@ -362,7 +361,7 @@ def first_hour(files: Sequence[PartialFile]) -> int | None:
 
 
 def shares_of(through: Mapping[int, int], files: Sequence[PartialFile]) -> list[Share]:
-    """Divide hours among tasks, so that each task gets neighbouring hours of one day."""
+    """Divide the hours among tasks. Each task gets successive hours of one day."""
     cut: list[list[int]] = []
     for hour in sorted(through):
         last = cut[-1] if cut else []

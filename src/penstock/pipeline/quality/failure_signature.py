@@ -69,7 +69,7 @@ class Signature(NamedTuple):
 def signature_of(
     source: str, attributes: Mapping[str, bytes], body: bytes, *, error_name: str | None = None
 ) -> Signature:
-    """Compute the signature. ``error_name`` is the attribute with the reason, if unusual."""
+    """Compute the signature of a message, whose attribute ``error_name`` has the error text."""
     by_name = {name.lower(): value for name, value in list(attributes.items())[:NAMES_MAX]}
     error = masked(_error_text(by_name, error_name)) if by_name else ""
     kinds = [
@@ -159,7 +159,7 @@ def _masked_names(names: tuple[str, ...]) -> str:
 
 @lru_cache(_NAMES_CACHED)
 def _masked_key(key: str) -> str:
-    """Mask a key that is an id: long, or only digits. Short names may have digits (``line2``)."""
+    """Mask a JSON key that looks like an id: it is long or has only digits."""
     if len(key) < 8 and not key.isdigit():
         return key
     return _MASKS.sub(_mask, key[:KEY_CHARS_MAX])

@@ -31,7 +31,7 @@ DAY_S: Final = 86_400
 
 
 class RulesInvalid(Exception):
-    """Raised if a rule is invalid. The text is one line with the rule and the reason."""
+    """Raised if a rule is invalid. The error text is one line with the rule and the reason."""
 
 
 class Check(StrEnum):
@@ -132,7 +132,7 @@ def _field(given: TomlTable) -> Field:
         return Field(column=text)
     if text.startswith("header:"):
         if not text.removeprefix("header:"):
-            raise given.wrong("header: must be followed by a name")
+            raise given.wrong("'header:' must be followed by the name of a header")
         return Field(column="", header=text.removeprefix("header:"))
     return Field(column="", path=_path(given, text))
 
@@ -147,7 +147,7 @@ def _path(given: TomlTable, text: str) -> tuple[str, ...]:
 def _bounds(given: TomlTable) -> dict[str, Any]:
     low, high = given.number("min"), given.number("max")
     if low is None and high is None:
-        raise given.wrong("min or max is missing")
+        raise given.wrong("the rule must have min, max or both")
     if low is not None and high is not None and low > high:
         raise given.wrong(f"min {low:g} is above max {high:g}")
     return {"minimum": low, "maximum": high}
@@ -166,7 +166,9 @@ def _json(given: TomlTable) -> dict[str, Any]:
     fields = {}
     for path, kind in given.table("fields").items():
         if not isinstance(kind, str) or kind.removesuffix("?") not in TYPES:
-            raise given.wrong(f"{path} must be one of {', '.join(TYPES)}; add ? if optional")
+            raise given.wrong(
+                f"the type of {path} must be one of {', '.join(TYPES)}; append ? if it is optional"
+            )
         fields[_path(given, path)] = kind
     if len(fields) > FIELDS_MAX:
         raise given.wrong(f"the rule has {len(fields)} fields; at most {FIELDS_MAX} are allowed")
@@ -211,7 +213,7 @@ class Result(NamedTuple):
 def mark(
     rows: "DataFrame", rules: Sequence[Rule], history: "DataFrame | None" = None
 ) -> "DataFrame":
-    """Add a column ``fail_N`` for each rule that checks rows. ``history`` has earlier rows."""
+    """Add a column ``fail_N`` for each rule on rows. ``unique`` rules also read ``history``."""
     marked = rows.selectExpr("*", f"false AS {_HISTORY}")
     if history is not None:
         marked = marked.unionByName(history.selectExpr("*", f"true AS {_HISTORY}"))
@@ -223,7 +225,7 @@ def mark(
 
 
 def count(marked: "DataFrame", rules: Sequence[Rule], ends: Mapping[int, int]) -> list[Result]:
-    """Return the results of rules. ``ends`` are the end offsets of earlier batches."""
+    """Count the failures of each rule. ``ends`` are the end offsets of the previous batch."""
     place = "struct(partition, offset)"
     sums = [
         f", count_if(fail_{n}) AS n{n}, min(CASE WHEN fail_{n} THEN {place} END) AS s{n}"
@@ -284,7 +286,7 @@ def _gaps(rule: Rule, parts: Sequence[Any], ends: Mapping[int, int]) -> Result:
 
 
 def _fails(rule: Rule) -> str:
-    """Return a condition that is true where a row fails, and null where the value is missing."""
+    """Return an SQL condition that is true where a row fails."""
     raw = _value(rule.field)
     text = f"cast({raw} AS string)"
     number = f"try_cast({text} AS double)"
@@ -344,6 +346,6 @@ def _json_path(parts: tuple[str, ...]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a literal of Spark's SQL, in which a backslash escapes the next character."""
+    """Return an SQL string literal for Spark, in which a backslash is an escape character."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"

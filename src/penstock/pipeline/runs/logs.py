@@ -101,7 +101,7 @@ class JobLog:
 
 
 class _LogText(io.TextIOBase, TextIO):
-    """A text stream that is never closed: a library may keep it and print after the job."""
+    """A text stream that is never closed, because a library may write to it after the job."""
 
     def __init__(self, append: Callable[[bytes], None]) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def read_log(path: Path, *, count: int, is_over: Callable[[], bool]) -> Iterator
 
 
 def _lines_before(path: Path) -> Iterator[str]:
-    """Yield the lines of the previous, full file: the current one may have just been created."""
+    """Yield the lines of the previous log file, because the current file may be almost empty."""
     try:
         with path.with_name(f"{path.name}.1").open(encoding="utf-8", errors="replace") as file:
             yield from _whole_lines(file)

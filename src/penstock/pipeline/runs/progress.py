@@ -135,7 +135,7 @@ class JobProgress:
             self._moved.notify_all()
 
     def settle(self, *, timeout_s: float) -> None:
-        """Wait until all queries have sent their last event, which reports the query's end."""
+        """Wait until all queries have reported their end."""
         with self._moved:
             self._moved.wait_for(lambda: not self._running, timeout_s)
 
@@ -165,7 +165,7 @@ class _Listener(StreamingQueryListener):
 
 
 def _offsets(progress: StreamingQueryProgress) -> tuple[int, int, int | None]:
-    """Return a batch's start and end, and the sources' end if known, summed over partitions."""
+    """Return start, end and latest offset of a batch's sources, each summed over partitions."""
     start = end = latest = 0
     is_known = bool(progress.sources)
     for source in progress.sources:
@@ -187,7 +187,7 @@ def _total(offset: str | None) -> int:
 
 
 def _sum_of(value: Any) -> int:
-    """Return the sum of all integers. A version number cancels out in differences of sums."""
+    """Return the sum of all integers in a JSON value. Only differences of such sums are used."""
     if isinstance(value, dict):
         return sum(map(_sum_of, value.values()))
     if isinstance(value, list):

@@ -86,8 +86,8 @@ def is_transient(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the cause in one line: the last line of a Python traceback, else the first line of
-    Spark's text without prefix and SQLSTATE, else the innermost exception of the JVM."""
+    """Return the cause of an error in one line: the last line of a Python traceback, else the first
+    line of Spark's text without prefix and SQLSTATE, else the innermost exception of the JVM."""
     lines = [line.strip() for line in _text(error).splitlines() if line.strip()]
     in_python = [line for line in lines if _PYTHON_END.match(line)]
     if in_python and any(line.startswith("Traceback (most recent") for line in lines):
@@ -110,7 +110,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _text(error: BaseException) -> str:
-    """Return an error's text. Spark's exceptions get it from the JVM, which may have ended."""
+    """Return an error's text, even if it would come from a JVM that has ended."""
     try:
         return str(error)
     except Exception:
@@ -145,7 +145,7 @@ class RunRequest:
 
     @property
     def name(self) -> str:
-        """Return the name of the job's folder, which is also the argument of ``pipeline logs``."""
+        """Return the name of the job's folder. ``pipeline logs`` takes the same name."""
         return self.job.name if self.kind is Kind.JOB else f"{self.kind}-{self.job.name}"
 
     @property
@@ -323,8 +323,8 @@ class _Run:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen for signals if this is the main thread; elsewhere the caller handles signals. The
-        first signal stops the job after its batch, the second at once."""
+        """Stop the job on signals: on the first after its current batch, on the second at once.
+        Outside the main thread, signals are left to the caller."""
         reader, writer = os.pipe()  # the number of each signal, as a byte
         os.set_blocking(writer, False)  # required by signal.set_wakeup_fd
         thread = threading.Thread(target=self._listen, args=(reader,), name="stopper", daemon=True)
@@ -356,7 +356,7 @@ class _Run:
             threading.Thread(target=self._drain, name="drain", daemon=True).start()
 
     def _drain(self) -> None:
-        """Let each query finish its current batch and stop it, until the job has ended."""
+        """Stop each query after its current batch, and repeat this until the job has ended."""
         self._enter(State.STOPPING)
         self.progress.note("stopping after the current batch; stop again to end it at once")
         while not self._is_over.wait(_LOOK_S):
@@ -425,7 +425,7 @@ class _Run:
 
 
 def _heard_already(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing: without a handler, a signal would end the process and not reach the pipe."""
+    """Do nothing. Signals are read from a pipe, but without a handler they end the process."""
 
 
 def _now_ms() -> int:

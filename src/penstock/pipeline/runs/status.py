@@ -66,7 +66,7 @@ class JobRunning(Exception):
 
 
 class Claim:
-    """The exclusive right to run a job in a folder, until it is closed or the process ends."""
+    """The exclusive right to run a job in a folder. It ends with ``close`` or with the process."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def write_status(folder: Path, status: Status) -> None:
 
 
 def read_status(folder: Path) -> Status | None:
-    """Return the current status; DEAD if the runner ended without writing its last status."""
+    """Return the last status. Its state is DEAD if the process ended unexpectedly."""
     try:
         with (folder / NAME).open("rb") as file:
             status = msgspec.json.decode(file.read(_BYTES_MAX), type=Status)

@@ -1,5 +1,5 @@
-"""Creates the archive of Spark's classes (``spark/java.py``). The JVM writes it at the end
-of a session that used all common features."""
+"""Creates the class-data archive of Spark (``spark/java.py``), with which a JVM starts faster. The
+JVM writes the archive at the end of a session that used all common features."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _ARCHIVES_MAX = 3  # a few hundred megabytes each; the oldest are deleted
 
 
 class WarmFailed(Exception):
-    """Raised if the archive was not created. The text is one line for users."""
+    """Raised if the class-data archive was not created."""
 
 
 def warm(java: Java, *, note: Callable[[str], None]) -> Path:
-    """Create or replace the archive, in a separate session."""
+    """Create or replace the class-data archive of Spark, in a separate session."""
     from pyspark.sql import SparkSession
 
     if SparkSession.getActiveSession() is not None:
@@ -69,7 +69,7 @@ def _dump_base(java: Java, target: Path) -> None:
     )
     if done.returncode or not target.is_file():
         output = (done.stdout + done.stderr).decode("utf-8", "replace").split()
-        raise WarmFailed(f"{java.command} wrote no archive: {' '.join(output)[-500:]}")
+        raise WarmFailed(f"{java.command} wrote no class-data archive: {' '.join(output)[-500:]}")
 
 
 def _dump_top(java: Java, draft: Path) -> None:
@@ -89,11 +89,11 @@ def _dump_top(java: Java, draft: Path) -> None:
     finally:
         close_session(spark, seconds_max=_DUMP_S_MAX)  # the JVM writes the archive when it ends
     if not draft.is_file():
-        raise WarmFailed("the JVM ended without writing the archive: is the disk full?")
+        raise WarmFailed("the JVM wrote no class-data archive: is the disk full?")
 
 
 def _work_a_little(spark: SparkSession, folder: Path) -> None:
-    """Use the features that jobs use: SQL, Parquet, Arrow to Python and back, a streaming query."""
+    """Use the features that jobs use, so that the JVM loads their classes."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     rows = spark.range(0, 2_000, 1, 4).selectExpr(
