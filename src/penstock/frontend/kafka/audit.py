@@ -198,7 +198,7 @@ AUDITED: Final = frozenset((*_CHANGES, _AUTHENTICATE)) - {88}
 
 
 async def run_audited(trail: AuditTrail, call: KafkaCall, action: Handler, request: Any) -> Any:
-    """Run a handler and add audit entries about its result. First wait until there is room."""
+    """Run a handler and add audit entries about its result. Waits while the trail is full."""
     await trail.admit()
     try:
         reply = await action(call, request)

@@ -1,6 +1,6 @@
 """Finds the topics that a request names, in the caller's account, and checks names and rights.
 
-A queue is a topic with the name of the queue. Newer API versions identify topics only by id. A
+Each queue is also a topic of the same name. Newer API versions identify topics only by id. A
 topic that is deleted and created again gets another id, and ids of other accounts are unknown.
 Permission is checked before existence, except for topics that are given by id.
 
@@ -134,7 +134,7 @@ def check_cluster(call: KafkaCall, operation: Operation) -> None:
 
 
 def check_operator(call: KafkaCall, operation: Operation) -> None:
-    """Raise ApiError unless the caller is an operator with this right on the cluster."""
+    """Raise ApiError unless the caller is an operator and may perform the operation."""
     if not (call.caller.is_trusted or call.caller.is_operator):
         raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     check_cluster(call, operation)

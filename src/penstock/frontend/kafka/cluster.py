@@ -1,6 +1,6 @@
 """Handles requests about nodes (DescribeCluster, DescribeQuorum, UnregisterBroker, DescribeLogDirs,
-AlterReplicaLogDirs and UpdateFeatures) and about replicas (AlterPartitionReassignments and
-ListPartitionReassignments, which move partitions to given nodes, and ElectLeaders).
+AlterReplicaLogDirs and UpdateFeatures) and about replicas (AlterPartitionReassignments, which moves
+partitions to given nodes, ListPartitionReassignments and ElectLeaders).
 
 UpdateFeatures knows only features whose level says which form of a protocol clients may use. Apache
 Kafka's ``metadata.version``, ``kraft.version`` and ``eligible.leader.replicas.version`` are not
@@ -146,7 +146,7 @@ def features(context: KafkaContext) -> Mapping[str, Feature]:
 
 
 async def update(call: KafkaCall, request: features_wire.Request) -> features_wire.Response:
-    """Accept only the current level of a feature, because a server version has only one level."""
+    """Handle UpdateFeatures, which can only set the level that a feature already has."""
     checks.check_cluster(call, Operation.ALTER)
     known, results = features(call.context), []
     async for update in call.slices.each(request.feature_updates):
@@ -192,7 +192,7 @@ async def log_dirs(call: KafkaCall, request: describe_wire.Request) -> describe_
 
 
 async def alter_log_dirs(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
-    """Accept only the data folder of the node, in which all of its replicas already are."""
+    """Handle AlterReplicaLogDirs. A node has one data folder, so replicas can only stay in it."""
     is_allowed = on_cluster(call, Operation.ALTER)
     here = call.context.config.log_dir.rstrip("/")
 
@@ -280,7 +280,7 @@ def _find(call: KafkaCall, named: Any) -> Topic | None:
 async def _move(
     context: KafkaContext, topic: Topic, index: int, replicas: Sequence[int] | None
 ) -> None:
-    """Move a partition to the nodes ``replicas``, or cancel its move if None. The topic stores the
+    """Move a partition to ``replicas``, or cancel its move if that is None. The topic stores the
     new replication factor and that a client chose the nodes, so that the manager keeps both."""
     cluster, default, is_assigned = context.cluster, context.config.replicas_default, True
     if replicas is None:
@@ -333,7 +333,7 @@ async def _chosen(
     reply: Callable[[Topic, int], Awaitable[object]],
     is_shown: Callable[[Topic], bool] = lambda _: True,
 ) -> list[T]:
-    """Return a ``kind`` per topic, with what ``reply`` returns for its partitions, except None.
+    """Build one ``kind`` per topic from the results of ``reply`` for its partitions, without None.
     ``named`` has the requested topics, or is None for all topics. Unknown topics are left out."""
     context, topics = call.context, list[T]()
     chosen: Iterable[tuple[Topic | None, Sequence[int]]]

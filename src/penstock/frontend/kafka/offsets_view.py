@@ -3,9 +3,9 @@ committed, in Apache Kafka's record format.
 
 The records are made from rows of the topic ``__groups`` when they are fetched, so a commit is
 stored once. A record of the view has the offset of its row. Partitions, leaders and epochs of the
-view are those of ``__groups``. Other rows, and rows of other tenants, are left out. If such rows
-come last in a fetch, the reader gets a control batch in their place. Clients skip it, and fetch
-next what follows the rows. ``docs/adr/0038-consumer-offsets-is-a-view.md`` has the reasons."""
+view are those of ``__groups``. Rows of other kinds and of other tenants are left out. If such
+rows come last in a fetch, the reader gets a control batch in their place, which clients skip, so
+that its next fetch begins after them. ``docs/adr/0038-consumer-offsets-is-a-view.md`` says why."""
 
 from collections.abc import Callable
 from hashlib import blake2b

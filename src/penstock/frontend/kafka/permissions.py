@@ -33,7 +33,7 @@ UNASKED: Final = -(2**31)  # in replies to clients that did not request their op
 
 
 def on_topic(call: KafkaCall, operation: Operation, name: str, topic: Topic | None = None) -> bool:
-    """Return whether the caller may do this. Pass ``topic`` if it is known, to save a lookup."""
+    """Return whether the caller may perform the operation. ``topic``, if known, saves a lookup."""
     if call.caller.is_trusted:
         return True
     if topic is None:
@@ -72,7 +72,7 @@ def _on(call: KafkaCall, operation: Operation, kind: ResourceType, name: str) ->
 
 
 def reaches_topic(call: KafkaCall, operation: Operation, topic: Topic) -> bool:
-    """Return whether a right on the cluster includes the topic, which may have its own policy."""
+    """Return whether a caller with this right on the cluster also has it on the topic."""
     return topic.settings.policy is None or on_topic(call, operation, topic.name, topic)
 
 
@@ -189,6 +189,6 @@ def group_operations(call: KafkaCall, group_id: str) -> int:
 
 
 def cluster_operations(call: KafkaCall) -> int:
-    """Return what the caller may do on the cluster: nothing, if not allowed to describe it."""
+    """Return the operations allowed on the cluster, or none if the caller may not describe it."""
     may_describe = on_cluster(call, Operation.DESCRIBE)
     return bits(each for each in OF_CLUSTERS if may_describe and on_cluster(call, each))

@@ -222,7 +222,7 @@ class KafkaFrontend:
             return await loop.run_in_executor(None, function, *arguments)
 
     def _charge_client(self, call: KafkaCall, size_bytes: int) -> int:
-        """Charge bytes to the quota of the user and client id. Return the pause in ms."""
+        """Charge bytes to the quota of a user and client id. Return the required pause in ms."""
         key = PRODUCED if call.api.key == PRODUCE else FETCHED
         now_ms = self._context.clock.mono_ms()
         pause_ms = self._quotas.charge(*_client(call), key, size_bytes, now_ms=now_ms)
@@ -231,7 +231,7 @@ class KafkaFrontend:
         return pause_ms
 
     def _bounded(self, call: KafkaCall, request: Any) -> Any:
-        """Return the fetch request with a byte limit that the client's quota allows."""
+        """Return the fetch request with a byte limit of at most the client's quota."""
         now_ms = self._context.clock.mono_ms()
         most = self._quotas.fetch_bytes_max(*_client(call), now_ms=now_ms)
         field = "bytes_max" if call.api.key == FETCH else "max_bytes"

@@ -1,12 +1,12 @@
-"""CreateAcls, DeleteAcls and DescribeAcls: the access rules of the caller's tenant.
+"""Handles CreateAcls, DeleteAcls and DescribeAcls for the access rules of the caller's tenant.
 
 A rule may name any principal and any resource, whether or not they exist. With authentication off
 the reply is SECURITY_DISABLED, because no rules are checked. ``model/acls.py`` evaluates rules.
 
-Below feature level 6, some nodes may be able to read rules only from policies. A new rule is then
-stored as one statement of the policy ``kafka-acls`` of its user. It must name an existing user and,
-as host, an IP address or ``*``. Only operators may change the policy of an operator. Statements of
-this policy that are not access rules are neither shown nor changed. An example:
+While the cluster is below feature level 6, some nodes may find rules only in policies. A new rule
+is then stored as a statement of its user's policy ``kafka-acls``. It must name an existing user
+and, as host, an IP address or ``*``. Only operators may change the policy of an operator. Other
+statements of this policy are neither shown nor changed. An example of a rule and its statement:
 
     User:ann may read topics orders-*, from anywhere
         {"Effect": "Allow", "Action": "kafka:Read",

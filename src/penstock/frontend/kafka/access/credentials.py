@@ -6,7 +6,7 @@ the password of an unknown user creates the user, without rights, because Kafka 
 create users. Only operators may change an operator's password.
 
 A client that logs in with a token acts as the owner of the token. The secret of a token is only in
-the replies that create or describe the token."""
+the replies to CreateDelegationToken and DescribeDelegationToken."""
 
 import base64
 from collections import Counter
@@ -52,7 +52,7 @@ _NO_TIME: Final = -1  # in replies with an error
 
 
 async def alter_scram(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
-    """Set and delete passwords. If one change is invalid, no change of the same user is made."""
+    """Set and delete passwords. If a change is invalid, none of that user's changes are made."""
     changes: list[Change] = [*request.deletions, *request.upsertions]
     errors: dict[str, ApiError] = {}  # by user
     counts = Counter((each.name, each.mechanism) for each in changes)

@@ -274,7 +274,7 @@ def entries_of_all(configs: Configs) -> list[rows.ConfigEntry]:
 
 
 def _hidden(name: str, synonyms: Sequence[rows.Synonym]) -> rows.ConfigEntry:
-    """Return the entry of an unknown config without its value, which may be a secret."""
+    """Return an unknown config without its value, which may be a secret."""
     return rows.ConfigEntry(
         name,
         None,

@@ -231,7 +231,7 @@ def value_of(topic: Topic, name: str) -> str | None:
 def with_configs(
     topic: Topic, edit: rows.Edit, *, now_ms: int, defaults: Mapping[str, str]
 ) -> Topic:
-    """Return the topic with changed configs. ``defaults`` has the topic defaults of operators."""
+    """Return the topic with changed configs. ``defaults`` has the defaults set by operators."""
     removed = edit.removed
     texts = {name: rows.read_by(row_of(name), text) for name, text in edit.given.items()}
     for name in removed:
@@ -282,7 +282,7 @@ async def reconfigure(
 def _with_encryption(
     settings: QueueSettings, texts: Mapping[str, str], removed: Collection[str]
 ) -> QueueSettings:
-    """Return the settings with encryption on, off or unset. Turning it on keeps a KMS key."""
+    """Return the settings with encryption on, off or unset. If on, a KMS key is kept."""
     text = texts.get(ENCRYPTION)
     if text is None:
         if ENCRYPTION not in removed:

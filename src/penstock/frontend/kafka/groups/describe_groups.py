@@ -1,5 +1,5 @@
 """Handles ListGroups, DeleteGroups and the four APIs that describe groups with their members. Each
-of these APIs finds groups of one kind only. A group is not described if it reads topics that the
+of these four finds groups of one kind only. A group is not described if it reads topics that the
 caller may not describe, unless it is a classic group."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -113,7 +113,7 @@ def _topics(context: KafkaContext, partitions: Partitions) -> Iterator[tuple[Top
 
 
 async def classic(call: KafkaCall, request: classic_wire.Request) -> classic_wire.Response:
-    """Describe classic groups. An unknown group is Dead and, from version 6 on, has an error."""
+    """Describe classic groups. An unknown group is shown as Dead; version 6 adds an error."""
     groups = []
     for group_id, found, operations, code, message in await _look_up(call, request, "classic"):
         if found is not None:
@@ -271,7 +271,7 @@ streams: Final = _describer("streams", streams_wire, _streams)
 
 
 async def delete_groups(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    """Delete groups without members, and their offsets or, for share groups, lease cursors."""
+    """Delete groups that have no members, together with their offsets or lease cursors."""
     results = []
     async for group_id in call.slices.each(dict.fromkeys(request.groups_names)):
         try:

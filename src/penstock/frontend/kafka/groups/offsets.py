@@ -238,7 +238,7 @@ async def _of_group(
 async def _everything(
     call: KafkaCall, fetched: Iterable[FetchedOffset]
 ) -> list[fetch_wire.OffsetFetchResponseTopics]:
-    """Return the offsets by topic, without topics that are deleted or hidden from the caller."""
+    """Group offsets by topic, without topics that are deleted or hidden from the caller."""
     by_topic: dict[str, list[FetchedOffset]] = {}
     async for offset in call.slices.each(fetched):
         by_topic.setdefault(offset.topic_id, []).append(offset)

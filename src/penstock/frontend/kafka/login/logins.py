@@ -9,7 +9,7 @@
 A login lasts as long as its connection, or for the configured time; then the client logs in again
 on the same connection, as the same user. It ends early when its key, password, delegation token,
 user or tenant is deleted or changed. This is checked at the first request after any change of
-identities, for tokens at every request, and again after a request has waited.
+identities, at every request if a token was used, and again after a request has waited.
 
 With authentication off every client that logs in is trusted, and a user name of twelve digits
 chooses the account. SCRAM also proves to the client that the server knows the password, so it works
@@ -183,7 +183,7 @@ class Logins:
         return ErrorCode.NONE
 
     async def take(self, connection: KafkaConnection, token: bytes) -> TokenReply:
-        """Process the next token of a login. An error code in the reply means that it ended."""
+        """Process the next token of a login. If the reply has an error code, the login is over."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         login = self.of(connection)

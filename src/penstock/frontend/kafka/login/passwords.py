@@ -41,8 +41,8 @@ _TOKEN: Final = "\0token/"  # noqa: S105
 
 
 class PasswordHashing:
-    """Derives keys from passwords in a few threads. Each payer has at most one thread, in turn. The
-    payer is the tenant of the user who logs in, or the client's address if the user is unknown."""
+    """Derives keys from passwords in a few threads. Payers take turns, each with one thread at
+    most. The payer is the tenant of the user, or the client's address if the user is unknown."""
 
     def __init__(self) -> None:
         # By payer, the next payer first: the work of each waiting login, in order of arrival.
@@ -156,7 +156,7 @@ class Passwords:
         return exchange, stored is not None or self.identities.key(first.user) is not None
 
     async def finish_scram(self, exchange: ScramExchange, token: bytes) -> tuple[Proven, bytes]:
-        """Check the client's proof. Return the caller and the server's last message."""
+        """Check the proof in a SCRAM login. Return the caller and the server's last message."""
         if exchange.is_token:
             return await self._finish_token(exchange, token)
         name, mechanism = exchange.user, exchange.mechanism

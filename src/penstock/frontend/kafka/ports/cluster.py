@@ -84,7 +84,7 @@ class ReplicaHere(NamedTuple):
 
 
 class Quorum(NamedTuple):
-    """The manager of the cluster, its epoch, and the revision of the metadata on this node."""
+    """What DescribeQuorum shows: the manager, its epoch, the metadata revision and all nodes."""
 
     leader: int
     epoch: int
@@ -128,7 +128,7 @@ class KafkaCluster:
         self._check(replicas)
 
     async def cancel_move(self, topic: Topic, index: int) -> int:
-        """Cancel a move. Return the number of replicas. Raises NotFound if nothing is moving."""
+        """Cancel a move. Return the number of replicas. Raises NotFound if there is no move."""
         raise NotFound(f"Partition {topic.name}/{index} is not moving.")
 
     async def elect(self, topic: Topic, index: int, *, is_unclean: bool) -> Election:  # noqa: ARG002
@@ -146,7 +146,7 @@ class KafkaCluster:
         topic: Topic,  # noqa: ARG002
         index: int,  # noqa: ARG002
     ) -> Sequence[ProducerSeen] | None:
-        """Return the producers of a partition, or None if this node is not its follower."""
+        """Return the producers of a partition, or None if this node does not follow it."""
         return None
 
     async def stopped(self) -> Sequence[BrokerAt]:

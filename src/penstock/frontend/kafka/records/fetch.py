@@ -1,4 +1,4 @@
-"""Fetch: return batches of many partitions as they are in the log, and wait for them on request.
+"""Handles Fetch: returns batches of many partitions as they are stored, and waits for new ones.
 
     read partitions that are due ── enough, an error, or no wait? ──► reply
               │ no
@@ -6,8 +6,8 @@
               ▲                                 │
               └── read partitions that advanced, from the next offset on
 
-A reply has whole batches, within ``bytes_max`` and the limit of each partition. It has at least one
-batch, if there is any: otherwise a batch above the limit would stop its reader forever.
+A reply has whole batches, within ``bytes_max`` and the limit of each partition. The first batch may
+exceed these limits: otherwise a large batch would stop its reader forever.
 
 A ``FetchSet`` has the partitions of a request. In a fetch session, this set and its watches are
 kept for the next request, so that a partition without changes is not read again."""

@@ -1,6 +1,6 @@
 """Handles ListOffsets, OffsetForLeaderEpoch and DeleteRecords.
 
-Negative timestamps of ListOffsets have special meanings, each from some version on:
+Negative timestamps of ListOffsets have special meanings, each from a certain version on:
 
     -1 the end        -2 the start        -3 the newest record
     -4 the start on this node: the same as -2

@@ -1,8 +1,8 @@
-"""Produce: append batches to partitions; the reply is sent when they are committed.
+"""Handles Produce: appends batches to partitions, and replies when they are committed.
 
 Batches are not decoded unless the topic has rules about records: header and checksum are checked
 (``wire/kafka/batches.py``), and the log gets a slice of the frame. Each partition succeeds or fails
-by itself. First all batches are appended, and the next request of the connection may begin. Then
+on its own. First all batches are appended, and the next request of the connection may begin. Then
 the handler waits for the commits, so that partitions and requests share calls of fsync.
 
 Queues also accept records, and use the key of a record as its message group. FIFO queues reject

@@ -4,7 +4,7 @@
     id 0, epoch 0           all partitions, and the id of a new session; 0 if there is no room
     id n, epoch 1, 2, 3 …   only partitions with new records or offsets
     id n, epoch 0           session n ends, a new one begins
-    any, epoch -1           session n ends, none begins
+    id n, epoch -1          session n ends, none begins
 
 The epoch counts the requests of a session, so that a lost or repeated request is noticed: it gets
 an error, and the client opens a new session. Clients must expect this error at any time, so

@@ -297,8 +297,8 @@ class FetchSet(ByIdentity):
         self.release()
 
     def _release(self, some: Iterable[TopicFetch]) -> None:
-        """Break reference cycles, so that memory is freed at once. Replies have megabytes, and the
-        garbage collector would let many of them pile up."""
+        """Break reference cycles, so that memory is freed at once. Replies can have megabytes, and
+        the garbage collector would let many of them pile up."""
         for topic in some:
             for one in topic.partitions.values():
                 one.stop_watching()

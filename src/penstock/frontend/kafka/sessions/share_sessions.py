@@ -1,5 +1,5 @@
 """Share sessions: the partitions that a member of a share group reads from this node, and the
-records that it holds.
+records that it holds (has leases on).
 
 A member sends its list of partitions once, and later only changes. Each request has the epoch of
 the session, so a lost request or reply is noticed at once. Clients acknowledge offsets; the session

@@ -151,7 +151,7 @@ async def _acknowledge_all(
 
 
 def _may_read(call: KafkaCall, topic_id: bytes) -> bool:
-    """Return whether the caller may read the topic. An unknown topic gets its error later."""
+    """Return whether the caller may read the topic. Unknown topics get another error later."""
     topic = find_id(call.context, topic_id)
     return topic is None or on_topic(call, Operation.READ, topic.name, topic)
 

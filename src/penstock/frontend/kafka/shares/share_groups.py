@@ -198,7 +198,7 @@ async def _check_empty_group(
 
 
 async def delete_offsets(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    """Delete the shares of a group without members, so that it reads these topics afresh."""
+    """Delete the shares (lease cursors) of a group without members, so that it starts again."""
     await _check_empty_group(call, Operation.DELETE, request.group_id)
     topics = []
     async for each in call.slices.each(request.topics):
@@ -299,7 +299,7 @@ async def acknowledge(
     *,
     is_renewal: bool,
 ) -> ErrorCode:
-    """Process all acknowledgements of a partition, or none if the member lacks a lease for one."""
+    """Process all acknowledgements of a partition, or none if one of the leases is missing."""
     if not are_valid(batches, is_renewal=is_renewal):
         return ErrorCode.INVALID_REQUEST
     share = share_at(context, session, place)

@@ -110,8 +110,8 @@ async def _topics(call: KafkaCall, found: TxnValue) -> list[describe_wire.TopicD
 
 
 async def list_transactions(call: KafkaCall, request: list_wire.Request) -> list_wire.Response:
-    """Return the transactional ids that the caller may describe, filtered by state, by producer, by
-    how long a transaction has been open (version 1) and by a pattern (version 2)."""
+    """Return the transactional ids that the caller may describe, filtered by state, producer, time
+    since the transaction began (from version 1 on) and a pattern (from version 2 on)."""
     known = OTHER_NAMES.union(STATE_NAMES.values())
     unknown = [name for name in request.state_filters if name not in known]
     pattern: Pattern | None = None

@@ -79,7 +79,7 @@ def code_for_version(
     code: ErrorCode, version: int, fenced_from: int, abortable_from: int
 ) -> ErrorCode:
     """Return an error code that a client of this version knows: below the versions ``fenced_from``
-    and ``abortable_from``, PRODUCER_FENCED and TRANSACTION_ABORTABLE are replaced."""
+    and ``abortable_from``, PRODUCER_FENCED and TRANSACTION_ABORTABLE become older codes."""
     if code is ErrorCode.PRODUCER_FENCED and version < fenced_from:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if code is ErrorCode.TRANSACTION_ABORTABLE and version < abortable_from:
@@ -163,7 +163,7 @@ async def end_transaction(call: KafkaCall, request: end_wire.Request) -> end_wir
 async def add_partitions(call: KafkaCall, request: txn_wire.Request) -> txn_wire.Response:
     """Add partitions to a transaction before the producer writes to them. If one cannot be added,
     none is, and the others get OPERATION_NOT_ATTEMPTED. Versions 4 and later are for brokers: they
-    have several transactions, can only verify partitions if requested, and need cluster rights."""
+    have several transactions, may verify partitions without adding them, and need more rights."""
     if call.version >= _BATCHED_FROM:
         checks.check_cluster(call, Operation.CLUSTER_ACTION)
         kind = txn_wire.AddPartitionsToTxnResult
