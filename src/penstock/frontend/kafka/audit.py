@@ -75,7 +75,7 @@ def _delete_acls(request: Any, reply: Any) -> Iterator[Change]:
 
 
 def _of_acl(wanted: Any, code: int, **more: object) -> Change:
-    """Return the change for a rule to create or for a filter of rules to delete."""
+    """Return the change for a rule in CreateAcls or for a filter in DeleteAcls."""
     resource_type, name, pattern, *rest = structs.astuple(wanted)
     params = dict(zip(("principal", "host", "operation", "permission"), rest, strict=True))
     kind = _KINDS.get(resource_type, CLUSTER)

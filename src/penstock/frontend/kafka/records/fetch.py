@@ -188,7 +188,7 @@ class _Fetch(ByIdentity):
     async def want(
         self, parts: Sequence[Sequence[FetchTopic]], find: Find, forgotten: Sequence[ForgottenTopic]
     ) -> bool:
-        """Add the parts of a large request after the first. Return False if they have no room."""
+        """Add the second and later parts of a large request. Return False without room for them."""
         sessions = self.context.fetch_sessions
         for part in parts:
             await self.slices.next()

@@ -1,9 +1,9 @@
 """Handles Produce: appends batches to partitions, and replies when they are committed.
 
-Batches are not decoded unless the topic has rules about records: header and checksum are checked
-(``wire/kafka/batches.py``), and the log gets a slice of the frame. Each partition succeeds or fails
-on its own. First all batches are appended, and the next request of the connection may begin. Then
-the handler waits for the commits, so that partitions and requests share calls of fsync.
+Batches are not decoded unless the topic has rules about single records. Headers and checksums are
+checked (``wire/kafka/batches.py``), and the log gets a slice of the frame. Each partition succeeds
+or fails on its own. First all batches are appended, and the next request of the connection may
+begin. Then the handler waits for the commits, so that partitions and requests share fsync calls.
 
 Queues also accept records, and use the key of a record as its message group. FIFO queues reject
 records, because their messages need a deduplication id.

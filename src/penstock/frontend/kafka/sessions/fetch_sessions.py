@@ -168,7 +168,7 @@ class FetchSessions:
         forgotten: Sequence[ForgottenTopic],
         find: Find,
     ) -> bool:
-        """Add another part of a large request. Return False if it has no room."""
+        """Add another part of a large request. Return False if there is no room for it."""
         session.wanted.want(topics, find, is_by_id=session.is_by_id)
         session.wanted.forget(forgotten, is_by_id=session.is_by_id)
         return not session.is_kept or self._has_room(session)

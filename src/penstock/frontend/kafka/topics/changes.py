@@ -201,9 +201,7 @@ async def _grow(
     def change(topic: Topic) -> Topic:
         _check_growth(topic, wanted.count)
         if places and topic.partition_count != count:
-            raise invalid(
-                f"{topic.name} has grown to {topic.partition_count} partitions: try again."
-            )
+            raise invalid(f"{topic.name} now has {topic.partition_count} partitions: try again.")
         changed = _with(topic, PLACEMENT, MANUAL) if is_assigned else topic
         return msgspec.structs.replace(changed, partition_count=wanted.count, modified_at_ms=now_ms)
 
