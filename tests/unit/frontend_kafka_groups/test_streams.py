@@ -175,7 +175,7 @@ async def test_the_replication_factor_is_checked() -> None:
         ),
         (
             [beats.Subtopology("0", ["a"], copartition_groups=[beats.CopartitionGroup([1])])],
-            "In subtopology 0 a copartition index is out of range.",
+            "Subtopology 0 has an invalid copartition index.",
         ),
         (
             [
@@ -185,7 +185,7 @@ async def test_the_replication_factor_is_checked() -> None:
                     copartition_groups=[beats.CopartitionGroup(repartition_source_topics=[-1])],
                 )
             ],
-            "In subtopology 0 a copartition index is out of range.",
+            "Subtopology 0 has an invalid copartition index.",
         ),
     ],
 )

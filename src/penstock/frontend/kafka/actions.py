@@ -1,4 +1,4 @@
-"""The table of handlers: which function handles which Kafka API."""
+"""The table of all Kafka APIs with the functions that handle their requests."""
 
 from collections.abc import Mapping
 from typing import Any, Final

@@ -1,8 +1,8 @@
 """Finds the topics that a request names, in the caller's account, and checks names and rights.
 
-A queue is a topic of the same name. Newer versions of the APIs name topics by id only. A topic that
-is deleted and created again gets another id, and ids of other accounts are unknown. Permission is
-checked before existence, except where the request has the topic's id.
+Each queue is also a topic of the same name. Newer API versions identify topics only by id. A
+topic that is deleted and created again gets another id, and ids of other accounts are unknown.
+Permission is checked before existence, except for topics that are given by id.
 
 The ``check_`` functions raise ApiError, or another error that a reply can report."""
 
@@ -58,7 +58,7 @@ def topics_shown(context: KafkaContext) -> list[Topic]:
 
 
 def locate_name(call: KafkaCall, operation: Operation, name: str) -> Topic | ErrorCode:
-    """Return the topic, or an error code if it does not exist or the caller lacks the right."""
+    """Return the topic, or an error code if it does not exist or the caller lacks permission."""
     topic = find_name(call.context, name)
     if not on_topic(call, operation, name, topic):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -87,7 +87,7 @@ def is_internal_topic(topic: Topic) -> bool:
 
 
 def epoch_error(requested: int, current: int) -> ErrorCode:
-    """Return the error code for a request with this leader epoch, NONE if it is current."""
+    """Return NONE if the leader epoch ``requested`` is current, and otherwise an error code."""
     if requested in (NO_EPOCH, current):
         return ErrorCode.NONE
     return ErrorCode.FENCED_LEADER_EPOCH if requested < current else ErrorCode.UNKNOWN_LEADER_EPOCH
@@ -134,7 +134,7 @@ def check_cluster(call: KafkaCall, operation: Operation) -> None:
 
 
 def check_operator(call: KafkaCall, operation: Operation) -> None:
-    """Check that the caller is an operator, for resources that all tenants share."""
+    """Raise ApiError unless the caller is an operator and may perform the operation."""
     if not (call.caller.is_trusted or call.caller.is_operator):
         raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     check_cluster(call, operation)

@@ -1,14 +1,14 @@
-"""Requests about nodes: DescribeCluster, DescribeQuorum, UnregisterBroker, DescribeLogDirs,
-AlterReplicaLogDirs and UpdateFeatures. Requests about replicas: AlterPartitionReassignments and
-ListPartitionReassignments, which move partitions to given nodes, and ElectLeaders.
+"""Handles requests about nodes (DescribeCluster, DescribeQuorum, UnregisterBroker, DescribeLogDirs,
+AlterReplicaLogDirs and UpdateFeatures) and about replicas (AlterPartitionReassignments, which moves
+partitions to given nodes, ListPartitionReassignments and ElectLeaders).
 
-The level of a feature says which form of a protocol clients may use. Other features of Apache Kafka
-are not implemented: ``metadata.version``, ``kraft.version`` and
-``eligible.leader.replicas.version`` are about how its nodes store their metadata.
+UpdateFeatures knows only features whose level says which form of a protocol clients may use. Apache
+Kafka's ``metadata.version``, ``kraft.version`` and ``eligible.leader.replicas.version`` are not
+implemented, because they are about how Kafka's nodes store their metadata.
 
 The first node in a list of replicas is the preferred leader. Moves continue after the reply. A list
-with more or fewer nodes than before changes the replication factor of the partition. Fewer replicas
-than ``min.insync.replicas`` are rejected, because producers could not write then."""
+with more or fewer nodes than before changes the replication factor of the partition. A list with
+fewer nodes than ``min.insync.replicas`` is rejected, because producers could not write then."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -76,8 +76,8 @@ async def describe_cluster(call: KafkaCall, request: cluster_wire.Request) -> cl
 
 
 async def describe_quorum(call: KafkaCall, request: quorum_wire.Request) -> quorum_wire.Response:
-    """Report the cluster's manager as the leader of Kafka's metadata log. There is no such log: the
-    revision of the metadata store is shown as its end offset, and all nodes as voters."""
+    """Describe the quorum of Kafka's metadata log. Penstock has no such log: the reply shows the
+    manager as leader, all nodes as voters, and the revision of the metadata as end offset."""
     checks.check_cluster(call, Operation.DESCRIBE)
     quorum, code = call.context.cluster.quorum(), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     kind = quorum_wire.DescribeQuorumResponsePartitionData
@@ -112,7 +112,7 @@ async def describe_quorum(call: KafkaCall, request: quorum_wire.Request) -> quor
 
 
 async def unregister(call: KafkaCall, request: unregister_wire.Request) -> unregister_wire.Response:
-    """Remove a stopped node. A node with replicas is rejected, because partitions wait for it."""
+    """Remove a stopped node. A node is rejected while partitions have replicas on it."""
     checks.check_cluster(call, Operation.ALTER)
     try:
         await call.context.cluster.unregister(request.broker_id)
@@ -139,14 +139,14 @@ _FEATURES: Final[Mapping[str, Feature]] = {
 
 
 def features(context: KafkaContext) -> Mapping[str, Feature]:
-    """Return the features by name, with streams groups once all nodes support them."""
+    """Return Kafka's features by name. Streams groups are included once all nodes support them."""
     if context.level() >= STREAMS_GROUPS:
         return _FEATURES
     return {name: feature for name, feature in _FEATURES.items() if name != _STREAMS}
 
 
 async def update(call: KafkaCall, request: features_wire.Request) -> features_wire.Response:
-    """Accept only the current levels, because each version of the server has fixed levels."""
+    """Handle UpdateFeatures, which can only set the level that a feature already has."""
     checks.check_cluster(call, Operation.ALTER)
     known, results = features(call.context), []
     async for update in call.slices.each(request.feature_updates):
@@ -166,7 +166,7 @@ async def update(call: KafkaCall, request: features_wire.Request) -> features_wi
 
 
 async def log_dirs(call: KafkaCall, request: describe_wire.Request) -> describe_wire.Response:
-    """Return the replicas on this node, their sizes and how far they are behind their leaders."""
+    """Return the replicas on this node, with their sizes and their lag behind the leaders."""
     context = call.context
     checks.check_cluster(call, Operation.DESCRIBE)
 
@@ -192,7 +192,7 @@ async def log_dirs(call: KafkaCall, request: describe_wire.Request) -> describe_
 
 
 async def alter_log_dirs(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
-    """Accept only the folder that a replica is already in, because a node has one data folder."""
+    """Handle AlterReplicaLogDirs. A node has one data folder, so replicas can only stay in it."""
     is_allowed = on_cluster(call, Operation.ALTER)
     here = call.context.config.log_dir.rstrip("/")
 
@@ -216,7 +216,7 @@ async def alter_log_dirs(call: KafkaCall, request: alter_wire.Request) -> alter_
 
 
 def check_replicas(replicas: Sequence[int], nodes: Collection[int]) -> None:
-    """Raise ApiError unless ``replicas`` has at least one node and only different live nodes."""
+    """Raise ApiError unless ``replicas`` lists one or more live nodes, each of them once."""
     if not 1 <= len(replicas) <= FACTOR_MAX:
         raise invalid(f"A partition must have 1 to {FACTOR_MAX} replicas, not {len(replicas)}.")
     seen: set[int] = set()
@@ -280,8 +280,8 @@ def _find(call: KafkaCall, named: Any) -> Topic | None:
 async def _move(
     context: KafkaContext, topic: Topic, index: int, replicas: Sequence[int] | None
 ) -> None:
-    """Move a partition, or cancel its move if ``replicas`` is None. Store the replication factor
-    and manual placement in the topic, for the manager."""
+    """Move a partition to ``replicas``, or cancel its move if that is None. The topic stores the
+    new replication factor and that a client chose the nodes, so that the manager keeps both."""
     cluster, default, is_assigned = context.cluster, context.config.replicas_default, True
     if replicas is None:
         try:
@@ -333,8 +333,8 @@ async def _chosen(
     reply: Callable[[Topic, int], Awaitable[object]],
     is_shown: Callable[[Topic], bool] = lambda _: True,
 ) -> list[T]:
-    """Reply about the partitions that a request names, or about all if ``named`` is None. Unknown
-    topics are left out, partitions without a reply, and topics without such partitions."""
+    """Build one ``kind`` per topic from the results of ``reply`` for its partitions, without None.
+    ``named`` has the requested topics, or is None for all topics. Unknown topics are left out."""
     context, topics = call.context, list[T]()
     chosen: Iterable[tuple[Topic | None, Sequence[int]]]
     if named is None:
@@ -352,8 +352,8 @@ async def _chosen(
 
 
 async def elect(call: KafkaCall, request: elect_wire.Request) -> elect_wire.Response:
-    """Make the preferred replica of each partition its leader. If no in-sync replica is alive, an
-    unclean election makes any live replica the leader; records that it lacks are lost."""
+    """Elect the preferred leader of each partition. An unclean election elects any live replica if
+    no in-sync replica is alive; records that the new leader lacks are lost."""
     code, is_unclean = ErrorCode.NONE, request.election_type == UNCLEAN
     if not on_cluster(call, Operation.ALTER):
         code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED

@@ -1,6 +1,6 @@
-"""ApiVersions, SaslHandshake and SaslAuthenticate, the first requests of a connection. Also counts
-the entries (array elements) of requests: in the rate limit of a tenant, a request with many entries
-counts as several requests. One with too many entries is rejected."""
+"""Handles ApiVersions, SaslHandshake and SaslAuthenticate, the first requests of a connection. Also
+counts the entries (array elements) of requests, because a request with many entries counts as
+several requests in the rate limit of a tenant."""
 
 import re
 from collections.abc import Sequence
@@ -62,15 +62,15 @@ def served() -> Sequence[versions_wire.ApiVersion]:
 
 @cache
 def encoded_unsupported() -> bytes:
-    """Return the reply to ApiVersions in an unknown version: version 0, an error and all APIs."""
+    """Return the reply, in version 0, to an ApiVersions request of an unknown version."""
     return versions_wire.encode_api_versions_response(
         versions_wire.Response(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=served()), 0
     )
 
 
 async def handshake(call: KafkaCall, request: handshake_wire.Request) -> handshake_wire.Response:
-    """Begin a login with a mechanism. After version 0 the client's tokens come as frames without a
-    header, after version 1 as SaslAuthenticate requests."""
+    """Begin a login with the chosen mechanism. The client then sends tokens: as frames without a
+    header after version 0 of this request, as SaslAuthenticate requests after version 1."""
     connection, logins = call.connection, call.context.logins
     has_tokens_only = call.version < _REQUESTS_FROM
     code = logins.begin(connection, request.mechanism, has_tokens_only=has_tokens_only)
@@ -81,7 +81,7 @@ async def handshake(call: KafkaCall, request: handshake_wire.Request) -> handsha
 
 
 async def authenticate(call: KafkaCall, request: login_wire.Request) -> login_wire.Response:
-    """Process a token of the client. A rejected login ends the connection after the reply."""
+    """Process a login token. If the login is rejected, the connection is closed after the reply."""
     reply = await call.context.logins.take(call.connection, request.auth_bytes)
     if reply.code:
         call.connection.close_after_reply()
@@ -96,7 +96,7 @@ def requests_in(request: Any, frame_bytes: int) -> int:
 
 
 def entries_in(message: Message) -> int:
-    """Return the number of array elements in a message. Only the innermost arrays are counted."""
+    """Return the number of elements in all innermost arrays of a message."""
     total = 0
     for name in _structs_of(type(message)):
         inner = getattr(message, name)
@@ -115,8 +115,8 @@ def entries_in(message: Message) -> int:
 
 
 def _entries_in(messages: Sequence[Message]) -> int:
-    """Return the sum of ``entries_in`` for messages of one class. If each has a single array, as
-    topics have partitions, there is no call per message: 10,000 calls would take 12 ms."""
+    """Return the sum of ``entries_in`` for messages of one class. Messages with one array, such as
+    topics with partitions, need no call per message: 10,000 calls would take 12 ms."""
     names = _arrays_of(type(messages[0]))
     arrays = [array for array in map(attrgetter(names[0]), messages) if array]
     first = arrays[0][0] if arrays else None

@@ -1,8 +1,8 @@
 """The two objects that a handler uses: the context of a tenant and the call of one request.
 
 A ``KafkaContext`` lives as long as the frontend, a ``KafkaCall`` as long as its request. Names in
-Kafka requests have no account, so they belong to the account of the caller: a handler gets the
-context of that account, where topics, groups and transactions of other accounts do not exist."""
+Kafka requests have no account, so they belong to the account of the caller. A handler gets the
+context of that account, in which topics, groups and transactions of other accounts do not exist."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class KafkaContext:
         self.logins = Logins(self.config, passwords, self.quotas)
 
     def of(self, account: str) -> KafkaContext:
-        """Return the context of a tenant. Call it on the node's own context only."""
+        """Return the context of a tenant. Must be called on the context of the node's tenant."""
         own = self.config.account
         tenants = copy(self)
         tenants.account = account
@@ -145,7 +145,7 @@ class KafkaCall(ByIdentity):
 
     @property
     def client_host(self) -> str:
-        """Return the client's address after a slash, as Kafka shows it in group descriptions."""
+        """Return the client's address with a slash before it, as group descriptions show it."""
         return "/" + self.connection.peer
 
     @property
@@ -163,8 +163,8 @@ class KafkaCall(ByIdentity):
         reply: Callable[[Any, Any], Awaitable[object]],
         find: Callable[[Any], object] = lambda topic: topic,
     ) -> list[T]:
-        """Return a reply for each topic of a request, with its name and the results of ``reply``
-        for its partitions. ``reply`` gets what ``find`` has returned for the topic."""
+        """Build one ``kind`` per topic of a request, from its name and the results of ``reply`` for
+        its partitions. ``reply`` gets the result of ``find`` for the topic, and the partition."""
         replies = []
         async for topic in self.slices.each(topics):
             (name, partitions, *_), found = astuple(topic), find(topic)

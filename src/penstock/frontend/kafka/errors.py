@@ -1,8 +1,8 @@
 """The errors that a handler replies with: a code for the client and a text for its users.
 
-Most administrative requests name several resources, and an error in one must not stop the others:
-an ``ApiError`` is caught where the handling of its part of the request ends. An ``ApiError`` about
-the whole request leaves the handler, and ``actions.py`` turns it into a reply."""
+Most administrative requests name several resources, and an error in one must not stop the others. A
+handler catches an ``ApiError`` about one resource and reports it for that resource. An ``ApiError``
+about the whole request leaves the handler, and ``actions.py`` turns it into a reply."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def error_fields(error: ApiError | PenstockError) -> dict[str, Any]:
 
 
 def error_response(api: Api, code: ErrorCode, message: str) -> Any:
-    """Return a response with only an error. The API's response must have a field ``error_code``."""
+    """Return a reply with only an error. The reply of the API must have a field ``error_code``."""
     kind = api.response_class()
     if "error_message" in kind.__struct_fields__:
         return kind(error_code=code, error_message=message)
@@ -51,7 +51,6 @@ def error_response(api: Api, code: ErrorCode, message: str) -> Any:
 
 
 def partition_code(error: PenstockError) -> ErrorCode:
-    """Return the error code for a failed call to a partition."""
     if isinstance(error, OffsetOutOfRange):
         return ErrorCode.OFFSET_OUT_OF_RANGE
     code = ErrorCode(error.code) if isinstance(error, ProducerRefused) else code_of(error)

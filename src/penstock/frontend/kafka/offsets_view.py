@@ -2,10 +2,10 @@
 committed, in Apache Kafka's record format.
 
 The records are made from rows of the topic ``__groups`` when they are fetched, so a commit is
-stored once. A record of the view has the offset of its row, and partitions, leaders and epochs are
-those of ``__groups``. Rows of other kinds and of other tenants' groups are left out. In their place
-a reader gets a control batch, which clients skip, so that its next fetch begins after these rows.
-``docs/adr/0038-consumer-offsets-is-a-view.md`` has the reasons."""
+stored once. A record of the view has the offset of its row. Partitions, leaders and epochs of the
+view are those of ``__groups``. Rows of other kinds and of other tenants are left out. If such
+rows come last in a fetch, the reader gets a control batch in their place, which clients skip, so
+that its next fetch begins after them. ``docs/adr/0038-consumer-offsets-is-a-view.md`` says why."""
 
 from collections.abc import Callable
 from hashlib import blake2b
@@ -46,7 +46,7 @@ _SKIPPED: Final = encode_record(
 
 
 def offsets_view(context: KafkaContext) -> Topic | None:
-    """Return the view as a topic of the tenant, or None before ``__groups`` was created."""
+    """Return the view as a topic of the tenant, or None if ``__groups`` does not exist yet."""
     groups = _groups(context)
     if groups is None:
         return None
@@ -64,7 +64,7 @@ def is_offsets_view(topic: Topic) -> bool:
 
 
 def log_of(context: KafkaContext, topic: Topic) -> Topic:
-    """Return the topic whose log has the records: ``__groups`` for the view, else the topic."""
+    """Return the topic whose log stores the records, which is ``__groups`` for the view."""
     if is_offsets_view(topic):
         return _groups(context) or topic
     return topic
@@ -102,7 +102,7 @@ async def as_offsets(context: KafkaContext, fetched: Fetched, slices: Slices) ->
 
 
 async def _visible(shown: Shown, batch: bytes, header: BatchHeader, slices: Slices) -> list[bytes]:
-    """Return the records of the view for a batch of rows. Rows that cannot be read are left out."""
+    """Return the visible rows of a batch as records of the view. A malformed batch has none."""
     records: list[bytes] = []
     try:
         for number, row in enumerate(iter_records(batch), 1):

@@ -1,17 +1,17 @@
-"""Decides whether a caller may perform one of Kafka's operations on a resource. In policies:
+"""Decides whether a caller may perform a Kafka operation on a resource. Examples in policies:
 
     kafka:Read, kafka:Write …   on   arn:aws:sqs:<region>:<account>:<topic>
                                      arn:penstock:kafka:<region>:<account>:group/<id>
                                      arn:penstock:kafka:<region>:<account>:txn/<id>
                                      arn:penstock:kafka:<region>:<account>:cluster
 
-Access rules of the tenant (``model/acls.py``) apply as well as policies, except to operators: a
-deny of either wins. A queue may also have a policy of its own. As in Kafka, a caller who may read,
-write, delete or alter a resource may describe it, unless describing is explicitly denied; and a
-caller who may alter configs may see them. Internal topics have data of all tenants, so they are for
-operators only, whatever policies allow.
+Besides policies, the access rules of the tenant apply (``model/acls.py``), except to operators. A
+denial by a policy or a rule wins. A queue may also have a policy of its own. As in Kafka, a caller
+who may read, write, delete or alter a resource may also describe it, unless that is explicitly
+denied, and a caller who may alter configs may see them. Internal topics have data of all tenants,
+so they are for operators only, whatever policies allow.
 
-A trusted caller (authentication is off) may do everything."""
+With authentication off, callers are trusted and may do everything."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -33,7 +33,7 @@ UNASKED: Final = -(2**31)  # in replies to clients that did not request their op
 
 
 def on_topic(call: KafkaCall, operation: Operation, name: str, topic: Topic | None = None) -> bool:
-    """Return whether the caller has this right. ``topic`` saves a lookup if it is known already."""
+    """Return whether the caller may perform the operation. ``topic``, if known, saves a lookup."""
     if call.caller.is_trusted:
         return True
     if topic is None:
@@ -72,13 +72,13 @@ def _on(call: KafkaCall, operation: Operation, kind: ResourceType, name: str) ->
 
 
 def reaches_topic(call: KafkaCall, operation: Operation, topic: Topic) -> bool:
-    """Return whether a right on the cluster applies to the topic. A policy of the topic decides."""
+    """Return whether a caller with this right on the cluster also has it on the topic."""
     return topic.settings.policy is None or on_topic(call, operation, topic.name, topic)
 
 
 def may_write_somewhere(call: KafkaCall) -> bool:
-    """Return whether the caller may write to some topic, existing or not, and so may have a
-    producer id. Denials of single topics are found when the producer writes."""
+    """Return whether the caller may write to any topic, existing or not, and so may get a producer
+    id. A denial for a single topic is noticed only when the producer writes to it."""
     if on_cluster(call, Operation.IDEMPOTENT_WRITE):
         return True
     user = call.context.identities.user(call.account, call.caller.user)
@@ -131,8 +131,8 @@ def may_by_rules(call: KafkaCall, operation: Operation, kind: ResourceType, name
 def _by_rules(
     call: KafkaCall, operation: Operation, resource_type: ResourceType, name: str | None
 ) -> Permission | None:
-    """Return what access rules decide, about some resource of the type if ``name`` is None. They do
-    not bind operators, because tenants make them."""
+    """Return what access rules decide about the resource, or about any resource of the type if
+    ``name`` is None. Rules do not apply to operators, because tenants make them."""
     rules = None if call.caller.is_operator else call.context.identities.acls(call.context.account)
     if rules is None:
         return None
@@ -163,7 +163,7 @@ def arn_of(account: str, region: str, kind: int, name: str) -> str:
 
 
 def bits(operations: Iterable[Operation]) -> int:
-    """Return the bit field that stands for a set of operations in replies."""
+    """Return the bit field for a set of operations, as replies contain it."""
     return sum(1 << operation for operation in operations)
 
 
@@ -189,6 +189,6 @@ def group_operations(call: KafkaCall, group_id: str) -> int:
 
 
 def cluster_operations(call: KafkaCall) -> int:
-    """Return the caller's operations on the cluster, none without the right to describe it."""
+    """Return the operations allowed on the cluster, or none if the caller may not describe it."""
     may_describe = on_cluster(call, Operation.DESCRIBE)
     return bits(each for each in OF_CLUSTERS if may_describe and on_cluster(call, each))

@@ -7,14 +7,14 @@ connection: a malformed frame, an API or version that is not supported, an unexp
 (logged once, with its traceback). ApiVersions in an unknown version gets a reply in version 0, so
 that a newer client can choose another version.
 
-The login of the connection decides who the caller is (``login/logins.py``), a handler what the
-caller may do (``permissions.py``). A client above its limits gets its reply with a time to pause,
-and its next request is not read before that time.
+The login of the connection decides who the caller is (``login/logins.py``), and the handler decides
+what the caller may do (``permissions.py``). A client above its limits gets its reply with a time to
+pause, and its next request is not read before that time.
 
 No request blocks the event loop for long: the decoder bounds arrays, handlers work in slices
 (``net/slices.py``), and long messages are decoded and encoded in another thread, one at a time. A
-request with too many entries gets INVALID_REQUEST, or ends the connection if the reply has no field
-for it."""
+request with too many entries (array elements) gets INVALID_REQUEST, or ends the connection if the
+reply has no field for errors."""
 
 import asyncio
 import logging
@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 
 def is_produce(frame: Buffer) -> bool:
-    """Return whether this is a Produce request, which is handled even if the client disconnects."""
+    """Return whether this is a Produce request, which completes even if the client disconnects."""
     return frame[:2] == _PRODUCE_KEY
 
 
@@ -95,12 +95,12 @@ class KafkaFrontend:
         self._aside = asyncio.Lock()
 
     def drain(self) -> None:
-        """Reply to all waiting fetches, and let no later fetch wait."""
+        """Reply to all waiting fetches now, and do not let later fetches wait."""
         self._context.parked.drain()
 
     async def answer(self, connection: KafkaConnection, frame: Buffer) -> Reply:
         """Return the reply to a frame. Raises HangUp to end the connection, and CancelledError if
-        the client disconnects. The memory of a Produce frame is reused after the append."""
+        the client disconnects. A Produce frame may be overwritten once its records are appended."""
         started = self._perf()
         name, code, account = UNKNOWN_API, HUNG_UP, ""
         login = self._logins.of(connection)
@@ -119,7 +119,9 @@ class KafkaFrontend:
                 return (_head(header, api, 0), encoded_unsupported())
             if api.key != PRODUCE and len(frame) > REQUEST_BYTES_MAX:
                 # Only requests with records may be longer.
-                raise HangUp(f"a request has {len(frame)} bytes; {REQUEST_BYTES_MAX} are allowed")
+                raise HangUp(
+                    f"a request of {len(frame)} bytes exceeds the limit of {REQUEST_BYTES_MAX}"
+                )
             name = api.name
             if header.api_key in BEFORE_LOGIN:
                 caller = _NOT_LOGGED_IN
@@ -149,7 +151,7 @@ class KafkaFrontend:
         except Exception as error:
             code = FAILED
             log.error("Kafka request failed", exc_info=error, extra=_about(name, connection, error))
-            raise HangUp("the server failed") from error
+            raise HangUp("the server failed to handle the request") from error
         else:
             return buffers
         finally:
@@ -220,7 +222,7 @@ class KafkaFrontend:
             return await loop.run_in_executor(None, function, *arguments)
 
     def _charge_client(self, call: KafkaCall, size_bytes: int) -> int:
-        """Charge records to their user and client id. Return the pause in milliseconds."""
+        """Charge bytes to the quota of a user and client id. Return the required pause in ms."""
         key = PRODUCED if call.api.key == PRODUCE else FETCHED
         now_ms = self._context.clock.mono_ms()
         pause_ms = self._quotas.charge(*_client(call), key, size_bytes, now_ms=now_ms)
@@ -229,7 +231,7 @@ class KafkaFrontend:
         return pause_ms
 
     def _bounded(self, call: KafkaCall, request: Any) -> Any:
-        """Return the fetch request, limited to the bytes that the client's quota allows."""
+        """Return the fetch request with a byte limit of at most the client's quota."""
         now_ms = self._context.clock.mono_ms()
         most = self._quotas.fetch_bytes_max(*_client(call), now_ms=now_ms)
         field = "bytes_max" if call.api.key == FETCH else "max_bytes"
@@ -245,7 +247,7 @@ def _client(call: KafkaCall) -> tuple[str, str, str]:
 
 
 def _rejected(call: KafkaCall, codec: Codec, error: TooManyEntries) -> Sequence[Piece]:
-    """Return a reply with the error. Raises HangUp if the API's reply has no field for errors."""
+    """Return a reply with the error. Raises HangUp if the reply has no field for errors."""
     response = rejection(call.api, call.version, str(error))
     if response is not None:
         return _encoded(call, codec, response)

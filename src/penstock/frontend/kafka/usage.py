@@ -1,8 +1,8 @@
 """Usage of Kafka clients, counted per tenant.
 
-A request is counted once, for its caller and without a topic, however many topics it names; records
-and bytes are counted per topic, for the topic's owner. Each API counts as one operation, under the
-name that policies use."""
+A request is counted once, for its caller and without a topic, however many topics it names. Records
+and bytes are counted per topic, for the topic's owner. Each API is counted under the name that its
+operation has in policies."""
 
 from collections.abc import Mapping
 from typing import Final

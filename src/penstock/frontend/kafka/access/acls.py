@@ -1,12 +1,12 @@
-"""CreateAcls, DeleteAcls and DescribeAcls: the access rules of the caller's tenant.
+"""Handles CreateAcls, DeleteAcls and DescribeAcls for the access rules of the caller's tenant.
 
 A rule may name any principal and any resource, whether or not they exist. With authentication off
 the reply is SECURITY_DISABLED, because no rules are checked. ``model/acls.py`` evaluates rules.
 
-Below feature level 6 a new rule is one statement of the policy ``kafka-acls`` of a user, because
-older nodes cannot read other rules. It must name an existing user, and an IP address or ``*`` as
-host. Such rules are shown and deleted like others, but only operators may change an operator's
-policy. Other statements that people wrote there stay unchanged and are not shown.
+While the cluster is below feature level 6, some nodes may find rules only in policies. A new rule
+is then stored as a statement of its user's policy ``kafka-acls``. It must name an existing user
+and, as host, an IP address or ``*``. Only operators may change the policy of an operator. Other
+statements of this policy are neither shown nor changed. An example of a rule and its statement:
 
     User:ann may read topics orders-*, from anywhere
         {"Effect": "Allow", "Action": "kafka:Read",
@@ -141,7 +141,8 @@ def _check_rule(acl: model.Acl) -> None:
 async def _add_to_policies(
     call: KafkaCall, changes: StoredIdentities, rules: Mapping[int, model.Acl]
 ) -> Mapping[int, ApiError]:
-    """Store rules in the policies of users, where older nodes find them. Return the errors."""
+    """Store each rule in the policy of its user, where older nodes find it. Return the errors by
+    the position of the rule in the request."""
     errors: dict[int, ApiError] = {}
     by_user: dict[str, dict[int, model.Acl]] = {}
     for position, rule in rules.items():
@@ -211,7 +212,7 @@ async def describe(call: KafkaCall, request: describe_wire.Request) -> describe_
 
 
 async def delete(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    """Delete all rules that match a filter, with effect from the next request of every client."""
+    """Delete all rules that match any of the filters."""
     context, kind, results = call.context, delete_wire.DeleteAclsFilterResult, []
     async for wanted in call.slices.each(request.filters):
         try:
@@ -236,7 +237,7 @@ async def delete(call: KafkaCall, request: delete_wire.Request) -> delete_wire.R
 
 
 def _check_filter(wanted: Filter) -> None:
-    """Raise ApiError for an unknown number, so that no rule is deleted by mistake."""
+    """Raise ApiError for an unknown type or operation, so that no rule is deleted by mistake."""
     for field, number, known in (
         ("resource type", wanted.resource_type_filter, _TYPES),
         ("pattern type", wanted.pattern_type_filter, _PATTERNS),
@@ -271,7 +272,7 @@ async def _delete_of_user(
 
 
 def user_of(rule: model.Acl) -> str:
-    """Return the user whose policy stores the rule. Raises ApiError if a policy cannot store it."""
+    """Return the user whose policy stores the rule. Raises ApiError if no policy can store it."""
     name = rule.principal.removeprefix(PRINCIPAL)
     operations = _OF_RESOURCES.get(rule.resource_type, frozenset())
     is_written = (
@@ -309,7 +310,7 @@ class AclPolicies:
         return [rule for _, rule in self._read(user) if rule is not None]
 
     def with_rules(self, user: User, added: Sequence[model.Acl]) -> User:
-        """Return the user with these rules added to its policy, unless it has them already."""
+        """Return the user with a policy that also contains the rules ``added``."""
         found = self._read(user)
         known = {rule for _, rule in found}
         fresh = [rule for rule in dict.fromkeys(added) if rule not in known]
@@ -349,7 +350,7 @@ class AclPolicies:
         return block
 
     def _rule(self, block: Any, user: str) -> model.Acl | None:
-        """Return the rule that a policy statement expresses, or None if it is another statement."""
+        """Return the access rule that a policy statement expresses, or None if there is none."""
         if not isinstance(block, dict) or block.keys() - _FIELDS:
             return None
         found = self._pattern(block.get("Resource"))

@@ -1,12 +1,12 @@
-"""Passwords and delegation tokens: AlterUserScramCredentials and DescribeUserScramCredentials;
-CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken and DescribeDelegationToken.
+"""Handles requests about passwords (AlterUserScramCredentials, DescribeUserScramCredentials) and
+about delegation tokens (CreateDelegationToken and the like).
 
 A client sends keys that it has derived from a password, so no node ever sees the password. Setting
-the password of an unknown user creates the user, without rights, as Kafka has no request to create
-users. Only operators may change an operator's password.
+the password of an unknown user creates the user, without rights, because Kafka has no request to
+create users. Only operators may change an operator's password.
 
-A program logs in with a token as the token's owner. Only the replies to creating and describing a
-token contain its secret."""
+A client that logs in with a token acts as the owner of the token. The secret of a token is only in
+the replies to CreateDelegationToken and DescribeDelegationToken."""
 
 import base64
 from collections import Counter
@@ -52,7 +52,7 @@ _NO_TIME: Final = -1  # in replies with an error
 
 
 async def alter_scram(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
-    """Set and delete passwords. If one change of a user is invalid, none is made for this user."""
+    """Set and delete passwords. If a change is invalid, none of that user's changes are made."""
     changes: list[Change] = [*request.deletions, *request.upsertions]
     errors: dict[str, ApiError] = {}  # by user
     counts = Counter((each.name, each.mechanism) for each in changes)
@@ -164,8 +164,8 @@ async def describe_scram(call: KafkaCall, request: describe_wire.Request) -> des
 
 
 def _check_tokens(call: KafkaCall) -> DelegationTokens:
-    """Return the store of tokens. Raises ApiError if authentication is off, the client is logged in
-    with a token itself, or a node of the cluster may be too old to support tokens."""
+    """Return the store of delegation tokens. Raises ApiError if authentication is off, the client
+    has logged in with a token, or a node of the cluster may be too old to support tokens."""
     context = call.context
     login = context.logins.of(call.connection)
     if call.caller.is_trusted or isinstance(login.proven, DelegationToken):
@@ -232,7 +232,6 @@ def _new_token(call: KafkaCall, request: create_wire.Request) -> DelegationToken
 
 
 async def renew_token(call: KafkaCall, request: renew_wire.Request) -> renew_wire.Response:
-    """Extend the lifetime of a token, but not beyond its maximum lifetime."""
     period_ms = TOKEN_RENEWAL_MS_MAX
     if request.renew_period_ms > 0:
         period_ms = min(period_ms, request.renew_period_ms)
@@ -248,7 +247,7 @@ async def expire_token(call: KafkaCall, request: expire_wire.Request) -> expire_
 
 
 async def _expire_after(call: KafkaCall, hmac: bytes, period_ms: int) -> tuple[ErrorCode, int]:
-    """Set when the token with this HMAC expires. Return the error code and the new expiry time."""
+    """Set when the token with this HMAC expires. Return an error code and the expiry time."""
     now_ms = call.context.clock.wall_ms()
 
     def change(token: DelegationToken) -> DelegationToken | None:
@@ -273,7 +272,7 @@ async def _expire_after(call: KafkaCall, hmac: bytes, period_ms: int) -> tuple[E
 
 
 async def describe_tokens(call: KafkaCall, request: tokens_wire.Request) -> tokens_wire.Response:
-    """Return live tokens that the caller owns, may renew, or may see by an access rule."""
+    """Return unexpired tokens that the caller owns, may renew or is allowed to describe."""
     tokens = _check_tokens(call)
     owners = None
     if request.owners is not None:

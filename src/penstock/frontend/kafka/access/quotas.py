@@ -1,15 +1,15 @@
 """Client quotas: limits on the bytes per second that a user or client id sends to or fetches from
-this node, and on the connections per second from an address. AlterClientQuotas sets them.
+this node, and on the connections per second from an IP address. AlterClientQuotas sets them.
 
-A quota belongs to an entity: a user, a client id, or a user with a client id. Each is given by
-name, or as the default for all names without a quota. An address (ip) is an entity of its own.
-Quotas are stored per tenant (``metadata/topics/resource_configs.py``) and apply to its own clients.
-Tenants share addresses, so only operators see and set quotas of addresses. The stored name of an
-entity is a text such as ``client-id=app&user=ann``; a part without ``=`` is the default.
+A quota belongs to an entity: a user, a client id, or a user with a client id. An entity may also be
+the default for all users or client ids without a quota of their own. The stored name of an entity
+is a text such as ``client-id=app&user=ann``; a part without ``=`` is the default. Each tenant has
+its own quotas (``metadata/topics/resource_configs.py``) for its own clients. An IP address is an
+entity too, but tenants share addresses, so only operators see and set quotas of addresses.
 
 Bytes are counted in leaky buckets after each request. The reply to a client above its quota says
-how long to pause, and the node does not read from the connection until then. A new connection above
-the rate is closed at once. Each node counts for itself, as in Kafka."""
+how long the client must pause, and the node does not read from the connection until then. A new
+connection above its limit is closed at once. Each node counts separately, as in Kafka."""
 
 import ipaddress
 import math
@@ -75,7 +75,7 @@ def entity_of(text: str) -> Entity:
 
 
 def entities_of(user: str, client_id: str) -> Iterator[Entity]:
-    """Yield all entities that a client belongs to. The first one that has a quota applies."""
+    """Yield the entities of a client, most specific first. The first one with a quota applies."""
     for one_user in (user, None):
         yield (CLIENT_ID, client_id), (USER, one_user)
         yield (CLIENT_ID, None), (USER, one_user)
@@ -107,7 +107,7 @@ class ClientQuotas:
     def charge(
         self, account: str, user: str, client_id: str, key: str, size_bytes: int, *, now_ms: float
     ) -> int:
-        """Count bytes that a client sent or fetched. Return how many ms the client must pause."""
+        """Count bytes that a client sent or fetched. Return how long it must pause, in ms."""
         bucket = self._bucket(_Client(account, user, client_id, key), now_ms)
         if bucket is None:
             return 0
@@ -117,7 +117,6 @@ class ClientQuotas:
     def fetch_bytes_max(
         self, account: str, user: str, client_id: str, *, now_ms: float
     ) -> int | None:
-        """Return the largest allowed size of a fetch reply, or None if the client has no quota."""
         bucket = self._bucket(_Client(account, user, client_id, FETCHED), now_ms)
         return None if bucket is None else int(bucket.rate.per_s * FETCH_SECONDS_MAX)
 
@@ -173,14 +172,14 @@ class ConnectionRates:
             self._changed(account, name, stored.get(Resource(account, CLIENT_QUOTA, name)))
 
     def limit(self, per_s: int | None) -> None:
-        """Limit new connections per second from all addresses together. None removes the limit."""
+        """Limit the new connections per second of all addresses together. None means no limit."""
         if per_s is None:
             self._all = None
         elif self._all is None or self._all.rate.per_s != per_s:
             self._all = LeakyBucket(Rate(per_s, per_s))
 
     def admits(self, address: str, *, now_ms: float) -> bool:
-        """Count a new connection, or return False if it exceeds a rate."""
+        """Count a new connection and return True, or return False if it exceeds a limit."""
         found = (self._all, self._bucket(address, now_ms) if self._rates else None)
         buckets = [bucket for bucket in found if bucket is not None]
         if any(bucket.wait_ms(1, now_ms=now_ms) for bucket in buckets):
@@ -217,7 +216,7 @@ class ConnectionRates:
 
 
 def _plain(address: str) -> str:
-    """Return the canonical text of an IP address. IPv4 addresses mapped to IPv6 become IPv4."""
+    """Return the canonical text of an IP address. An IPv4-mapped IPv6 address becomes IPv4."""
     found = ipaddress.ip_address(address)
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return str(mapped or found)
@@ -270,8 +269,8 @@ async def _alter(
         count, most = len(stored.names(account, CLIENT_QUOTA)), CLIENT_QUOTAS_PER_TENANT_MAX
         if not before and account != call.context.config.account and count >= most:
             raise QuotaExceeded(
-                f"Too many quotas: {count:,} of {most:,} users and client ids have one. Remove some"
-                " first."
+                f"Too many quotas: {count:,} users and client ids have quotas, and at most {most:,}"
+                " are allowed. Remove some first."
             )
         await stored.change(resource, changed)
 

@@ -1,9 +1,9 @@
-"""The configs of brokers under Kafka's names, and the levels of their loggers.
+"""The configs of brokers under Kafka's names, and the log levels of a broker.
 
 Read-only configs show settings of the node, which have other names in its configuration file. The
-configs of ``BROKER_TABLE`` can be changed while nodes run, for one broker or for all. Most of them
-are defaults of topic configs (``node_name`` in ``topic_configs.py``). Configs documented as "No
-effect" are stored and shown, because tools compare what they set with what they see."""
+configs of ``BROKER_TABLE`` can be changed while nodes run, for one broker or for all brokers. Most
+of them are defaults of topic configs (``node_name`` in ``topic_configs.py``). Configs documented as
+"No effect" are stored and shown, because tools compare what they set with what they see."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -123,7 +123,7 @@ LEVELS: Final[Mapping[str, int]] = {
 
 
 def addresses(text: str) -> Mapping[str, int]:
-    """Parse connection limits by address, such as ``10.0.0.7:5,::1:9``. Raises ValueError."""
+    """Return connection limits by address, parsed from a text such as ``10.0.0.7:5,::1:9``."""
     found = {}
     for part in filter(None, map(str.strip, text.split(","))):
         address, _, count = part.rpartition(":")
@@ -230,7 +230,7 @@ def check_is_this_node(context: KafkaContext, name: str) -> None:
 
 def _read(name: str, text: str | None) -> str:
     if text is None:
-        raise invalid_request(f"{name[:100]} needs a value.")
+        raise invalid_request(f"The config {name[:100]} needs a value.")
     row = BROKER_TABLE.get(name)
     if row is None:
         return text  # an unknown name may have any text
@@ -274,7 +274,7 @@ def entries_of_all(configs: Configs) -> list[rows.ConfigEntry]:
 
 
 def _hidden(name: str, synonyms: Sequence[rows.Synonym]) -> rows.ConfigEntry:
-    """Return the entry of an unknown config. Its value is never shown: it may be a secret."""
+    """Return an unknown config without its value, which may be a secret."""
     return rows.ConfigEntry(
         name,
         None,
@@ -325,7 +325,7 @@ def _read_only(context: KafkaContext) -> Iterator[rows.ConfigEntry]:
 def alter_loggers(
     context: KafkaContext, name: str, configs: Iterable[AlterableConfig], *, is_dry: bool
 ) -> None:
-    """Set the levels of loggers, or of none of them if the request has an error."""
+    """Set the levels of loggers. If one of the changes is invalid, no level is set."""
     check_is_this_node(context, name)
     found = _loggers()
     wanted = [(found.get(config.name), config.name, _level(config)) for config in configs]

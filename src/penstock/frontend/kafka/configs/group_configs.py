@@ -1,8 +1,8 @@
-"""The configs of groups and of client metrics.
+"""The configs of groups, and of the metrics that clients push (KIP-714).
 
 Configs of a group may be set before the group exists, because they decide where a share group
-starts when its first member joins. Configs of client metrics (KIP-714: which clients push which
-metrics, and how often) have no effect, because telemetry is not supported."""
+starts when its first member joins. Configs of client metrics (which clients push which metrics, and
+how often) are stored but have no effect, because telemetry is not supported."""
 
 import re
 from collections.abc import Mapping
@@ -142,7 +142,7 @@ def _listed(text: str) -> str:
 
 
 def _patterns(text: str) -> str:
-    """Check a list of NAME=PATTERN. Patterns are not compiled: they have Java's syntax."""
+    """Check a list of NAME=PATTERN. Patterns have Java's regex syntax, so they are not checked."""
     for part in _listed(text).split(",") if text else ():
         if not (found := _PATTERN.match(part)) or found[1] not in _MATCHED:
             raise ValueError(

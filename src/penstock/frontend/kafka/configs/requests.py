@@ -1,9 +1,9 @@
-"""AlterConfigs and IncrementalAlterConfigs, DescribeConfigs and ListConfigResources, for topics,
-groups, brokers, loggers and client metrics.
+"""Handles AlterConfigs, IncrementalAlterConfigs, DescribeConfigs and ListConfigResources, for
+topics, groups, brokers, loggers and client metrics.
 
 AlterConfigs replaces all configs of a resource: configs that are not given get their defaults, but
-a queue stays a queue. IncrementalAlterConfigs sets or deletes single configs, or adds values to
-configs that are lists and removes values from them."""
+a queue stays a queue. IncrementalAlterConfigs sets or deletes single configs, or adds and removes
+values of configs that are lists."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
@@ -102,8 +102,8 @@ async def _alter(call: KafkaCall, resource: Any, edits: Edits, *, is_dry: bool) 
 
 
 def _set_on(topic: Topic) -> dict[str, str]:
-    """Return the topic's configs that AlterConfigs may remove. Internal ones in ``topic.configs``,
-    such as the replication factor, are left out."""
+    """Return the topic's configs that AlterConfigs may remove. Internal configs, such as the
+    replication factor, are left out."""
     configs = {name: text for name, text in topic.configs.items() if name in topics.TABLE}
     return configs if topic.fsync is None else configs | {topics.FSYNC: topic.fsync.value}
 
@@ -166,7 +166,7 @@ def _shown(
 
 
 async def list_resources(call: KafkaCall, request: list_wire.Request) -> list_wire.Response:
-    """List topics and groups that the caller may describe, and client metrics for operators."""
+    """List the resources that the caller may describe. Only operators see client metrics."""
     checks.check_cluster(call, Operation.DESCRIBE_CONFIGS)
     if call.version < _TYPES_FROM:
         types = {int(ResourceType.CLIENT_METRICS)}

@@ -1,7 +1,7 @@
 """Tables of configs, and the changes that a request makes to the configs of one resource.
 
-A function of type ``Read`` checks a value. It returns the text to store, or raises ValueError with
-a text such as "the value must be true or false"."""
+A function of type ``Read`` checks the value of a config. It returns the text to store, or raises
+ValueError with a text such as "the value must be true or false"."""
 
 import ipaddress
 import re
@@ -56,7 +56,7 @@ Synonym = tuple[str, str | None, Source]
 
 
 class ConfigEntry(msgspec.Struct, frozen=True):
-    """A config as clients see it. ``synonyms`` has the current value, then values it overrides."""
+    """A config as clients see it. ``synonyms`` lists its value and then the values it overrides."""
 
     name: str
     value: str | None
@@ -78,7 +78,7 @@ class ConfigRow:
     documentation: str
 
     def entry(self, synonyms: Sequence[Synonym], *, is_read_only: bool = False) -> ConfigEntry:
-        """Return the config with the value of the first synonym, or else its default."""
+        """Return the config with the value of its first synonym, or else with its default."""
         built_in = (self.name, self.default, Source.DEFAULT)
         _, value, source = synonyms[0] if synonyms else built_in
         return ConfigEntry(
@@ -96,7 +96,7 @@ Table = Mapping[str, ConfigRow]
 
 
 def table(text: str, **checks: Read) -> Table:
-    """Parse a table of configs. A row has a name, a type with a check, a default (``-``: none) and
+    """Parse a table of configs. A row has a name, a type with a check, a default (or ``-``) and
     optionally the broker config that sets the default (``=`` stands for the name). Indented lines
     document the rows above. A check is a range ``1..9``, a choice ``a/b`` or one of ``checks``."""
     rows: list[ConfigRow] = []
@@ -188,7 +188,7 @@ def invalid_config(reason: str) -> ApiError:
 def read_by(row: ConfigRow, text: str | None) -> str:
     """Check a value that a client has sent and return the text to store."""
     if text is None:
-        raise invalid_config(f"{row.name} needs a value.")
+        raise invalid_config(f"The config {row.name} needs a value.")
     try:
         return row.read(text.strip())
     except ValueError as error:
@@ -227,7 +227,7 @@ def edit_of(resource: AlterConfigsResource, rows: Table, current: Mapping[str, s
         elif operation in (ListOperation.APPEND, ListOperation.SUBTRACT):
             given[config.name] = _changed_list(config, rows, current)
         else:
-            raise invalid_request(f"Unknown operation {operation}: use 0 to 3.")
+            raise invalid_request(f"Unknown operation {operation}: use 0 (set) to 3 (subtract).")
     return Edit(given, frozenset(removed))
 
 
@@ -236,7 +236,7 @@ def _changed_list(config: AlterableConfig, rows: Table, current: Mapping[str, st
     if row is None or row.type is not ValueType.LIST:
         raise invalid_config(f"The config {name} is not a list.")
     if config.value is None:
-        raise invalid_config(f"{name} needs a value.")
+        raise invalid_config(f"The config {name} needs a value.")
     parts = [part for part in current.get(name, row.default or "").split(",") if part]
     requested = [part.strip() for part in config.value.split(",")]
     if config.config_operation == ListOperation.APPEND:
@@ -247,7 +247,7 @@ def _changed_list(config: AlterableConfig, rows: Table, current: Mapping[str, st
 
 
 def check_level(context: KafkaContext) -> None:
-    """Raise ApiError if an older node of the cluster could not read stored configs."""
+    """Raise ApiError if the cluster may have a node that is too old to read stored configs."""
     if not context.dynamic.is_in_force:
         raise ApiError(
             ErrorCode.UNSUPPORTED_VERSION,
@@ -259,7 +259,7 @@ def check_level(context: KafkaContext) -> None:
 async def store(
     context: KafkaContext, kind: str, name: str, changes: Mapping[str, str | None], *, is_dry: bool
 ) -> None:
-    """Store the changes that differ from the stored values, unless ``is_dry`` is set."""
+    """Store those changes that differ from the stored values, unless ``is_dry`` is set."""
     before = context.dynamic.of(kind, name)
     changed = {key: text for key, text in changes.items() if before.get(key) != text}
     if changed and not is_dry:

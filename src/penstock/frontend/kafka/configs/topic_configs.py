@@ -1,12 +1,12 @@
-"""The configs of topics: a table, what DescribeConfigs shows, and changes of a topic.
+"""The configs of topics: their table, their values for DescribeConfigs, and their changes.
 
 Values are stored as texts under Kafka's names; ``model/stream.py`` turns them into numbers. Configs
 documented as "No effect" are stored and shown, because tools compare what they set with what they
 see. ``penstock.queue``, ``penstock.fsync`` and ``penstock.encryption`` are fields of the topic.
 
-Changes are pure functions, so that the catalog can apply them to the newest version of a topic.
-``penstock.queue=true`` makes a topic a queue for good, because consumers may hold leases on it. A
-config that a queue cannot have is rejected: such configs decide when messages may be lost."""
+Changes are pure functions, so that the catalog can apply them to the newest version of a topic. A
+queue cannot become a stream again, because consumers may hold leases. Configs that queues do not
+support are rejected, not ignored, because they decide when messages are deleted."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -53,7 +53,7 @@ _OF_QUEUES: Final[Mapping[str, str]] = {
 
 
 def _policies(text: str) -> str:
-    """Check a ``cleanup.policy``. An empty one is valid and keeps all records."""
+    """Check a ``cleanup.policy``. An empty policy is valid and means that all records are kept."""
     parts = tuple(dict.fromkeys(part.strip() for part in text.split(","))) if text else ()
     if not set(parts) <= {stream.DELETE, stream.COMPACT}:
         raise ValueError("the value must be delete, compact, 'compact,delete' or empty")
@@ -178,7 +178,7 @@ def row_of(name: str) -> rows.ConfigRow:
 
 
 def set_for_brokers(context: KafkaContext, name: str) -> list[rows.Synonym]:
-    """Return the values that operators have set for this broker and for all brokers."""
+    """Return the values of a config that operators set for this broker and for all brokers."""
     dynamic = context.dynamic
     found = (
         (dynamic.own.get(name), rows.Source.BROKER),
@@ -200,8 +200,8 @@ def entries_of(context: KafkaContext, topic: Topic) -> Iterator[rows.ConfigEntry
 def _of_node(
     context: KafkaContext, topic: Topic, row: rows.ConfigRow, node_name: str
 ) -> list[rows.Synonym]:
-    """Return the defaults that apply if the topic sets no value. Broker configs do not apply to
-    internal topics, nor to configs that are fixed for queues."""
+    """Return the defaults of a config for topics that do not set it. Values that operators have set
+    for brokers do not apply to internal topics, nor to configs that are fixed for queues."""
     if topic.is_queue and row.name in _OF_QUEUES:
         return [(node_name, _OF_QUEUES[row.name], rows.Source.DEFAULT)]
     set_by_operators = [] if is_internal(topic.name) else set_for_brokers(context, node_name)
@@ -231,7 +231,7 @@ def value_of(topic: Topic, name: str) -> str | None:
 def with_configs(
     topic: Topic, edit: rows.Edit, *, now_ms: int, defaults: Mapping[str, str]
 ) -> Topic:
-    """Return the topic with changed configs. ``defaults`` has what operators have set."""
+    """Return the topic with changed configs. ``defaults`` has the defaults set by operators."""
     removed = edit.removed
     texts = {name: rows.read_by(row_of(name), text) for name, text in edit.given.items()}
     for name in removed:
@@ -282,7 +282,7 @@ async def reconfigure(
 def _with_encryption(
     settings: QueueSettings, texts: Mapping[str, str], removed: Collection[str]
 ) -> QueueSettings:
-    """Return the settings with encryption on or off. A KMS key, set by SQS clients, means on."""
+    """Return the settings with encryption on, off or unset. If on, a KMS key is kept."""
     text = texts.get(ENCRYPTION)
     if text is None:
         if ENCRYPTION not in removed:
@@ -324,8 +324,8 @@ def _queue_retention(topic: Topic, text: str | None, removed: Collection[str]) -
     is_whole = retention_ms % SECOND_MS == 0
     if not is_whole or not QUEUE_RETENTION_MS_MIN <= retention_ms <= QUEUE_RETENTION_MS_MAX:
         raise rows.invalid_config(
-            f"{RETENTION_MS} of a queue must be from {QUEUE_RETENTION_MS_MIN} to "
-            f"{QUEUE_RETENTION_MS_MAX} in whole seconds, not {retention_ms}."
+            f"{RETENTION_MS} of a queue must be a multiple of 1000 from"
+            f" {QUEUE_RETENTION_MS_MIN} to {QUEUE_RETENTION_MS_MAX}, not {retention_ms}."
         )
     return retention_ms
 

@@ -1,6 +1,6 @@
-"""ListGroups and DeleteGroups, and the four APIs that describe groups with their members. Each of
-the four describes groups of one kind and does not find other groups. A group that reads topics that
-the caller may not describe is not described, unless it is a classic group."""
+"""Handles ListGroups, DeleteGroups and the four APIs that describe groups with their members. Each
+of these four finds groups of one kind only. A group is not described if it reads topics that the
+caller may not describe, unless it is a classic group."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -34,8 +34,8 @@ _MEMBER_TYPE_CONSUMER = 1  # as opposed to a classic member that is being conver
 
 
 async def list_groups(call: KafkaCall, request: list_wire.Request) -> list_wire.Response:
-    """Return the groups that the caller may describe, filtered by state (version 4) and type
-    (version 5). A caller who may describe the cluster sees all groups."""
+    """Return the groups that the caller may describe, filtered by state (from version 4 on) and
+    type (from version 5 on). A caller who may describe the cluster sees all groups."""
     sees_all = permissions.on_cluster(call, permissions.Operation.DESCRIBE)
     code, found = await call.context.groups.call(
         ListGroups(states=request.states_filter, kinds=request.types_filter)
@@ -105,7 +105,7 @@ async def _may_describe_topics(call: KafkaCall, group: Description) -> bool:
 
 
 def _topics(context: KafkaContext, partitions: Partitions) -> Iterator[tuple[Topic, Sequence[int]]]:
-    """Yield topics with partition indexes, without deleted topics, whose names are unknown."""
+    """Yield each topic with its partition indexes. Deleted topics have no name and are left out."""
     for topic_id, indexes in to_map(partitions).items():
         topic = find_id(context, bytes.fromhex(topic_id))
         if topic is not None:
@@ -113,7 +113,7 @@ def _topics(context: KafkaContext, partitions: Partitions) -> Iterator[tuple[Top
 
 
 async def classic(call: KafkaCall, request: classic_wire.Request) -> classic_wire.Response:
-    """Describe classic groups. An unknown group is Dead, and has an error from version 6 on."""
+    """Describe classic groups. An unknown group is shown as Dead; version 6 adds an error."""
     groups = []
     for group_id, found, operations, code, message in await _look_up(call, request, "classic"):
         if found is not None:
@@ -146,8 +146,8 @@ async def classic(call: KafkaCall, request: classic_wire.Request) -> classic_wir
 def _describer(
     kind: str, wire: Any, members: Callable[[KafkaCall, Description], Awaitable[dict[str, Any]]]
 ) -> Handler:
-    """Return the handler that describes groups of a kind other than classic. ``members`` returns
-    the fields that only groups of this kind have."""
+    """Return a handler that describes groups of one kind (not classic). ``members`` returns the
+    fields of the reply that differ between kinds."""
 
     async def describe(call: KafkaCall, request: Any) -> Any:
         groups = []
@@ -271,7 +271,7 @@ streams: Final = _describer("streams", streams_wire, _streams)
 
 
 async def delete_groups(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    """Delete groups without members, with their offsets or, for share groups, their shares."""
+    """Delete groups that have no members, together with their offsets or lease cursors."""
     results = []
     async for group_id in call.slices.each(dict.fromkeys(request.groups_names)):
         try:

@@ -1,7 +1,7 @@
-"""Coordinators and members of groups: FindCoordinator; JoinGroup, SyncGroup, Heartbeat and
-LeaveGroup of classic groups; ConsumerGroupHeartbeat and ShareGroupHeartbeat, with which members of
-groups whose partitions the coordinator assigns (KIP-848, KIP-932) send their state and get their
-assignment."""
+"""Handles FindCoordinator, and the requests of group members: JoinGroup, SyncGroup, Heartbeat and
+LeaveGroup of classic groups, ConsumerGroupHeartbeat (KIP-848) and ShareGroupHeartbeat (KIP-932).
+With these two heartbeats, members send their state and get the partitions that the coordinator
+assigns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -51,7 +51,6 @@ PREFIX_CHARS_MAX = 255  # of the client or instance id at the start of a member 
 
 
 async def find_coordinator(call: KafkaCall, request: find_wire.Request) -> find_wire.Response:
-    """Return the node that coordinates a group, a transactional id or a share group."""
     if call.version >= _BATCHED_FROM:
         return find_wire.Response(
             coordinators=await call.slices.map(
@@ -76,7 +75,7 @@ def _coordinator(call: KafkaCall, key_type: int, key: str) -> find_wire.Coordina
             checks.check_cluster(call, Operation.CLUSTER_ACTION)
             group_id = key.partition(":")[0]  # without topic id and partition
         else:
-            raise invalid_request(f"Unknown coordinator type {key_type}: use 0 to 2.")
+            raise invalid_request(f"Unknown key type {key_type}: use 0 (group) to 2 (share).")
         # Keys in the internal topic contain the account.
         scoped = scoped_id(context.account, group_id, own_account=context.config.account)
         found = context.brokers.coordinator(internal, scoped)
@@ -89,8 +88,8 @@ def _coordinator(call: KafkaCall, key_type: int, key: str) -> find_wire.Coordina
 
 async def join(call: KafkaCall, request: join_wire.Request) -> join_wire.Response:
     """Add the client to the next generation of a group, and wait until all members have joined. A
-    new member gets its id from this node. From version 4 on the first reply only contains the id,
-    and the member joins again with it, unless it has an instance id."""
+    new member gets its id from this node. From version 4 on, a new member without an instance id
+    first gets a reply with only this id, and joins again with it."""
     if not on_group(call, Operation.READ, request.group_id):
         reply = JoinReply(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     elif sum(len(each.metadata) for each in request.protocols) > METADATA_BYTES_MAX:
@@ -164,7 +163,7 @@ async def heartbeat(call: KafkaCall, request: heartbeat_wire.Request) -> heartbe
 
 
 async def leave(call: KafkaCall, request: leave_wire.Request) -> leave_wire.Response:
-    """Remove members from a group. Before version 3 a request names only one member."""
+    """Remove members from a group. Before version 3, a request can name only one member."""
     checks.check_group(call, Operation.READ, request.group_id)
     leavers = [(each.member_id, each.group_instance_id) for each in request.members]
     is_one = call.version < _SEVERAL_LEAVE_FROM
@@ -180,7 +179,7 @@ async def leave(call: KafkaCall, request: leave_wire.Request) -> leave_wire.Resp
 
 
 async def check_heartbeat(call: KafkaCall, group_id: str, names: Sequence[str] | None) -> None:
-    """Raise ApiError unless the caller may read the group and describe the topics."""
+    """Raise ApiError unless the caller may read the group and describe the topics ``names``."""
     if not group_id:
         raise invalid_request("GroupId can't be empty.")
     checks.check_group(call, Operation.READ, group_id)
@@ -264,8 +263,8 @@ async def share_beat(call: KafkaCall, request: share_wire.Request) -> share_wire
 
 
 async def _open_shares(call: KafkaCall, group_id: str, reply: ShareReply) -> None:
-    """Open the group's share (lease cursor) of each assigned topic before the member gets its
-    assignment, so that records produced before its first fetch are not missed."""
+    """Open the group's share (its lease cursor) of each assigned topic before the member gets its
+    assignment. Records that are produced before the member's first fetch are then not missed."""
     is_earliest = reply.settings.is_earliest
     try:
         for topic_id in {topic_id for topic_id, _ in reply.assignment}:

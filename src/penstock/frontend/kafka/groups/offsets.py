@@ -1,8 +1,8 @@
-"""OffsetCommit, TxnOffsetCommit, OffsetFetch and OffsetDelete: the committed offsets of groups.
-Offsets committed in a transaction take effect if the transaction commits.
+"""Handles OffsetCommit, TxnOffsetCommit, OffsetFetch and OffsetDelete: the committed offsets of
+groups. Offsets committed in a transaction take effect when the transaction commits.
 
-Offsets are stored by topic id: a topic that is deleted and created again starts without offsets.
-The retention time in versions 2 to 4 of OffsetCommit is ignored; that of the node applies."""
+Offsets are stored by topic id, so a topic that is deleted and created again starts without offsets.
+The node's retention time applies, not the one in versions 2 to 4 of OffsetCommit."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
@@ -71,7 +71,8 @@ async def commit(call: KafkaCall, request: commit_wire.Request) -> commit_wire.R
 
 
 async def commit_in_transaction(call: KafkaCall, request: txn_wire.Request) -> txn_wire.Response:
-    """Commit offsets in a transaction, to which AddOffsetsToTxn adds the group before version 5."""
+    """Commit offsets in a transaction. Before version 5, the producer must have added the group to
+    the transaction (AddOffsetsToTxn)."""
     denied: ErrorCode | None = None
     if not on_transaction(call, Operation.WRITE, request.transactional_id):
         denied = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -121,7 +122,7 @@ async def _commit_all(
     commit: Callable[[tuple[PartitionCommit, ...]], Awaitable[CommitReply]],
     reply: Callable[[Any, Results], ReplyT],
 ) -> list[ReplyT]:
-    """Commit the offsets of all existing topics, in portions. Return a reply per topic."""
+    """Commit the offsets of all topics that exist, in portions. Return a reply for each topic."""
     slices = call.slices
     located: list[Topic | ErrorCode] = []
     commits: list[PartitionCommit] = []
@@ -167,8 +168,8 @@ async def _commit_all(
 
 
 async def fetch(call: KafkaCall, request: fetch_wire.Request) -> fetch_wire.Response:
-    """Return committed offsets, -1 if nothing is committed, also for an unknown group or topic.
-    Version 1 has no field for the error of a group, so each partition repeats the error."""
+    """Return committed offsets. The offset is -1 if nothing is committed or the group or topic is
+    unknown. In version 1, an error of the group is repeated for each partition."""
     if call.version >= _MANY_GROUPS_FROM:
         groups = [
             await _of_group(call, each, request.require_stable)
@@ -237,7 +238,7 @@ async def _of_group(
 async def _everything(
     call: KafkaCall, fetched: Iterable[FetchedOffset]
 ) -> list[fetch_wire.OffsetFetchResponseTopics]:
-    """Return the offsets of all topics that still exist and that the caller may describe."""
+    """Group offsets by topic, without topics that are deleted or hidden from the caller."""
     by_topic: dict[str, list[FetchedOffset]] = {}
     async for offset in call.slices.each(fetched):
         by_topic.setdefault(offset.topic_id, []).append(offset)
@@ -274,7 +275,7 @@ def _row(offset: FetchedOffset) -> fetch_wire.OffsetFetchResponsePartitions:
 
 
 async def delete(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    """Delete committed offsets of a group, except for topics that its members read."""
+    """Delete committed offsets of a group, except those of topics that its members still read."""
     checks.check_group(call, Operation.DELETE, request.group_id)
     located = {
         each.name: checks.locate_name(call, Operation.READ, each.name)

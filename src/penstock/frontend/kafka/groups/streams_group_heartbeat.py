@@ -1,7 +1,7 @@
 """StreamsGroupHeartbeat: members of streams groups (KIP-1071) send their state and get their tasks.
 
-Internal topics of the topology that are missing are created here, with the rights of the caller.
-The reply still reports them as missing; the member's next heartbeat finds them."""
+The handler creates missing internal topics of the topology, with the rights of the caller. The
+reply still reports them as missing, and the next heartbeat of the member finds them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -76,7 +76,7 @@ async def run(call: KafkaCall, request: wire.Request) -> wire.Response:
 
 async def _topology(call: KafkaCall, given: wire.Topology) -> TopologyValue:
     """Return the topology in sorted order, so that equal topologies compare equal. Raises ApiError
-    for an invalid name, too many topics or a topic that may not be described."""
+    if it is invalid, too large or has a topic that the caller may not describe."""
     parts = [_part(each) async for each in call.slices.each(given.subtopologies)]
     parts.sort(key=lambda part: part.subtopology_id)
     if len({part.subtopology_id for part in parts}) < len(parts):
@@ -115,7 +115,7 @@ def _part(given: wire.Subtopology) -> Subtopology:
         ):
             if not all(0 <= index < len(topics) for index in indexes):
                 raise _invalid(
-                    f"In subtopology {given.subtopology_id} a copartition index is out of range."
+                    f"Subtopology {given.subtopology_id} has an invalid copartition index."
                 )
             names.update(topics[index] for index in indexes)
         copartitions.append(tuple(sorted(names)))
@@ -149,7 +149,7 @@ def _tasks(given: Sequence[wire.StreamsGroupHeartbeatRequestTaskIds] | None) -> 
 
 
 async def _create(call: KafkaCall, missing: Sequence[InternalTopic]) -> str:
-    """Create missing topics. Return a text about failures, to add to the status in the reply."""
+    """Create missing topics. Return a text about failures for the status in the reply, or ""."""
     failures: dict[str, ApiError] = {}
     create = partial(_create_each, failures)
     if call.context.audit is None:
@@ -171,7 +171,7 @@ async def _create_each(
     failures: dict[str, ApiError], call: KafkaCall, missing: Sequence[InternalTopic]
 ) -> dict[str, int]:
     """Create all topics, or none if the caller may not create one of them. Return error codes by
-    name, without topics that another member has created."""
+    topic name. Topics that another member has created meanwhile are left out."""
     if not on_cluster(call, Operation.CREATE):
         async for topic in call.slices.each(missing):
             if not on_topic(call, Operation.CREATE, topic.name):

@@ -8,12 +8,12 @@
 
 A login lasts as long as its connection, or for the configured time; then the client logs in again
 on the same connection, as the same user. It ends early when its key, password, delegation token,
-user or tenant is deleted or changed. This is checked with the first request after any change of
-identities, for tokens with every request, and again for requests that have waited.
+user or tenant is deleted or changed. This is checked at the first request after any change of
+identities, at every request if a token was used, and again after a request has waited.
 
 With authentication off every client that logs in is trusted, and a user name of twelve digits
-chooses the account. SCRAM is the exception: it proves to the client that the server knows the
-password, so it works only for users who have a password on the server."""
+chooses the account. SCRAM also proves to the client that the server knows the password, so it works
+only for users who have a password on the server."""
 
 import asyncio
 import ipaddress
@@ -58,11 +58,11 @@ _NOT_HERE: Final = (
 
 
 class _ReportedToClient(PasswordRefused):
-    """A login is rejected, and the client gets the reason."""
+    """The login is rejected for a reason that the client may see."""
 
 
 def user_shown(caller: Caller) -> str:
-    """Return the user name that Kafka clients see: ANONYMOUS without a login."""
+    """Return the user name to show to Kafka clients, which is ANONYMOUS without a login."""
     is_anonymous = caller.is_trusted and caller.user == ANONYMOUS
     return KAFKA_ANONYMOUS if is_anonymous else caller.user
 
@@ -160,7 +160,7 @@ class Logins:
         return found is not None and found.stored_key == proven.stored_key
 
     def mechanisms(self, connection: KafkaConnection) -> Sequence[str]:
-        """Return the allowed mechanisms. PLAIN, which sends passwords, needs TLS or localhost."""
+        """Return the allowed mechanisms. PLAIN sends the password, so it needs TLS or localhost."""
         config = self._config
         is_private = connection.is_tls or config.is_insecure or _is_loopback(connection.peer)
         return (PLAIN, *DIGESTS) if is_private or not config.is_auth_on else tuple(DIGESTS)
@@ -183,7 +183,7 @@ class Logins:
         return ErrorCode.NONE
 
     async def take(self, connection: KafkaConnection, token: bytes) -> TokenReply:
-        """Process the next token of a login. An error code in the reply ends the login."""
+        """Process the next token of a login. If the reply has an error code, the login is over."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         login = self.of(connection)
@@ -253,7 +253,6 @@ class Logins:
         return TokenReply(token=token, lifetime_ms=lifetime_ms)
 
     def _end(self, login: Login) -> None:
-        """Reset the login in progress, after success or failure."""
         login.mechanism = None
         login.exchange = None
         login.has_tokens_only = False

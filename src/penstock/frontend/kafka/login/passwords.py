@@ -1,13 +1,13 @@
 """Checks passwords of clients that log in by PLAIN or SCRAM.
 
-Three kinds of names can log in: an access key, with its secret as the password; a user with a
-password, of which the server stores only what SCRAM needs; and, by SCRAM with an extension, the id
-of a delegation token, with its HMAC in base64 as the password. Users of other accounts than the
-node's write their account in front: ``123456789012/ann``.
+A client logs in with one of three kinds of names: an access key, with its secret as the password; a
+user who has a password, of which the server stores only what SCRAM needs; or (only SCRAM) the id of
+a delegation token, with its HMAC in base64 as the password. A user of another account than the
+node's has the account in front of the name: ``123456789012/ann``.
 
-Clients cannot find out whether a name exists: an unknown name has a salt that never changes, as
-many iterations as an existing user might have, and rejecting its password takes as long. Deriving
-keys from a password is slow on purpose, so it is done in threads."""
+Clients cannot find out whether a name exists: an unknown name has a salt that never changes and a
+plausible number of iterations, and its rejection takes as long as that of a wrong password.
+Deriving keys from a password is slow on purpose, so it is done in threads."""
 
 import asyncio
 import base64
@@ -41,8 +41,8 @@ _TOKEN: Final = "\0token/"  # noqa: S105
 
 
 class PasswordHashing:
-    """Derives keys from passwords in a few threads. Payers take turns, with one thread each. The
-    payer is the tenant of the user who logs in, or the client's address if the user is unknown."""
+    """Derives keys from passwords in a few threads. Payers take turns, each with one thread at
+    most. The payer is the tenant of the user, or the client's address if the user is unknown."""
 
     def __init__(self) -> None:
         # By payer, the next payer first: the work of each waiting login, in order of arrival.
@@ -50,7 +50,7 @@ class PasswordHashing:
         self._running: set[str] = set()  # payers
 
     async def run(self, payer: str, work: Work) -> bytes:
-        """Return the result of ``work``, which a thread calls when it is the payer's turn."""
+        """Return the result of ``work``, which runs in a thread when it is the payer's turn."""
         waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(payer, {})[waiter] = work
         self._start()
@@ -89,7 +89,7 @@ class PasswordHashing:
 
 
 class PasswordRefused(Exception):
-    """A login is rejected. The text is for the log of the node, not for the client."""
+    """The login is rejected. The text is for the log of the node and not sent to the client."""
 
 
 class Proven(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ class Passwords:
         self._hashing = PasswordHashing()
 
     async def plain(self, token: bytes, *, peer: str) -> Proven:
-        """Check the name and password in a PLAIN token. ``peer`` is the client's address."""
+        """Check the name and password in a PLAIN token. ``peer`` is the address of the client."""
         name, password = read_plain(token)
         key = self.identities.key(name)
         if key is not None:
@@ -135,7 +135,7 @@ class Passwords:
         return self._proven(credential, credential.user)
 
     def begin_scram(self, mechanism: str, token: bytes) -> tuple[ScramExchange, bool]:
-        """Start a SCRAM login. Return its state, and whether the user or token exists."""
+        """Start a SCRAM login. Return its state and whether the user, key or token exists."""
         first = scram.read_client_first(token)
         account, user = split_scoped(first.user, own_account=self.own_account)
         stored = None
@@ -156,7 +156,7 @@ class Passwords:
         return exchange, stored is not None or self.identities.key(first.user) is not None
 
     async def finish_scram(self, exchange: ScramExchange, token: bytes) -> tuple[Proven, bytes]:
-        """Check the client's proof. Return the caller and the server's last message."""
+        """Check the proof in a SCRAM login. Return the caller and the server's last message."""
         if exchange.is_token:
             return await self._finish_token(exchange, token)
         name, mechanism = exchange.user, exchange.mechanism
@@ -251,7 +251,7 @@ class Passwords:
 
     def _counts(self, account: str, mechanism: str) -> Mapping[int, int]:
         """Return how many passwords of the tenant have each number of iterations. An unknown tenant
-        gets the counts of another one, chosen by keyed hash, so that clients see no difference."""
+        gets the counts of another, chosen by keyed hash, so that clients see no difference."""
         by_account = self.identities.iteration_counts(mechanism)
         found = by_account.get(account)
         if found is not None or not by_account:
@@ -262,7 +262,7 @@ class Passwords:
 
 
 def is_live(token: DelegationToken, identities: Identities, *, now_ms: int) -> bool:
-    """Return whether the token has not expired and its owner is still the same user."""
+    """Return whether the token is unexpired and its owner is still the same user."""
     owner = identities.user(token.account, token.owner)
     is_same = owner is not None and owner.created_at_ms == token.owner_created_at_ms
     return is_same and not token.is_expired(now_ms=now_ms)
@@ -271,7 +271,7 @@ def is_live(token: DelegationToken, identities: Identities, *, now_ms: int) -> b
 def read_plain(token: bytes) -> tuple[str, bytes]:
     parts = token.split(b"\0")
     if len(parts) != _PLAIN_PARTS:
-        raise PasswordRefused("the token does not have the format of PLAIN")
+        raise PasswordRefused("the PLAIN token is malformed")
     acting, name, password = parts
     try:
         text = name.decode()
@@ -280,5 +280,5 @@ def read_plain(token: bytes) -> tuple[str, bytes]:
     if not 0 < len(text) <= NAME_CHARS_MAX or len(password) > PASSWORD_BYTES_MAX:
         raise PasswordRefused("the name is empty or too long, or the password is too long")
     if acting not in (b"", name):
-        raise PasswordRefused("acting as another user is not supported")
+        raise PasswordRefused("a PLAIN login cannot act as another user")
     return text, password

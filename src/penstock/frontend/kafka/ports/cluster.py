@@ -1,6 +1,6 @@
-"""``Brokers``, with which handlers find nodes, leaders and coordinators for clients, and
-``KafkaCluster``, with which admin requests read and change the cluster. Both are for a single node,
-which leads everything; ``node/wiring/kafka_cluster.py`` overrides them for a cluster."""
+"""``Brokers`` finds nodes, leaders and coordinators for clients. ``KafkaCluster`` reads and changes
+the cluster for admin requests. Here both are for a single node, which leads all partitions;
+``node/wiring/kafka_cluster.py`` overrides them for a cluster."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -57,8 +57,8 @@ class Brokers:
         return self._place._replace(epoch=epoch) if epoch else self._place
 
     def epoch_end(self, topic: Topic, index: int, epoch: int) -> tuple[int, int] | None:  # noqa: ARG002
-        """Return the largest leader epoch up to ``epoch`` in a log that this node leads, and its
-        end offset, or None if the log has only one epoch."""
+        """Return the largest leader epoch up to ``epoch`` in a log that this node leads, and the
+        end offset of that epoch, or None if the log has only one epoch."""
         return None
 
     def coordinator(self, internal_topic: str, key: str) -> BrokerAt | None:  # noqa: ARG002
@@ -84,7 +84,7 @@ class ReplicaHere(NamedTuple):
 
 
 class Quorum(NamedTuple):
-    """The manager of the cluster, its epoch, and the revision of the metadata on this node."""
+    """What DescribeQuorum shows: the manager, its epoch, the metadata revision and all nodes."""
 
     leader: int
     epoch: int
@@ -108,8 +108,8 @@ class KafkaCluster:
         topic: Topic,  # noqa: ARG002
         places: Mapping[int, Sequence[int]],
     ) -> AsyncIterator[None]:
-        """Create partitions on given nodes. The body of the ``async with`` stores the topic; if
-        that fails, the partitions are removed. Raises InvalidRequest for a dead node."""
+        """Create partitions on the given nodes. They are removed again if the body of the ``async
+        with``, which stores the topic, fails. Raises InvalidRequest if a node is not alive."""
         for replicas in places.values():
             self._check(replicas)
         yield
@@ -120,23 +120,22 @@ class KafkaCluster:
                 raise InvalidRequest(f"Node {node} does not exist. Nodes: [{self._node}].")
 
     async def moves(self) -> Mapping[tuple[str, int], Reassigned]:
-        """Return every partition that is moving, by topic id and index."""
+        """Return all partitions that are being moved, by topic id and index."""
         return {}
 
     async def move(self, topic: Topic, index: int, replicas: Sequence[int]) -> None:  # noqa: ARG002
-        """Start to move a partition. Raises InvalidRequest if it cannot be on these nodes."""
+        """Start to move a partition to ``replicas``. Raises InvalidRequest for invalid nodes."""
         self._check(replicas)
 
     async def cancel_move(self, topic: Topic, index: int) -> int:
         """Cancel a move. Return the number of replicas. Raises NotFound if there is no move."""
-        raise NotFound(f"{topic.name}/{index} is not moving.")
+        raise NotFound(f"Partition {topic.name}/{index} is not moving.")
 
     async def elect(self, topic: Topic, index: int, *, is_unclean: bool) -> Election:  # noqa: ARG002
         """Elect a leader. Raises NotFound if the partition is still being created."""
         return Election.NOT_NEEDED
 
     async def replica(self, topic: Topic, index: int) -> ReplicaHere | None:
-        """Return this node's replica of a partition, or None if the node has no replica."""
         try:
             return ReplicaHere(await self._broker.call(LogBytes(topic, index)))
         except PenstockError:
@@ -147,7 +146,7 @@ class KafkaCluster:
         topic: Topic,  # noqa: ARG002
         index: int,  # noqa: ARG002
     ) -> Sequence[ProducerSeen] | None:
-        """Return the producers of a partition, or None if this node is not a follower."""
+        """Return the producers of a partition, or None if this node does not follow it."""
         return None
 
     async def stopped(self) -> Sequence[BrokerAt]:

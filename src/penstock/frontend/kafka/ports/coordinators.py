@@ -4,10 +4,10 @@ Coordinators store the groups and transactions of all accounts under ids that co
 (``model/names.py``). Only ``ScopedCoordinators`` adds and removes the account, so a handler cannot
 reach groups of another account, whatever id it gets.
 
-``GuardedCoordinators`` limits calls by a bulkhead. If a coordinator hangs or is overloaded, the
-reply has an error code upon which clients find the coordinator again and retry; no call raises.
-Calls that wait at the coordinator, such as for other members of a group, have no timeout here and
-are only counted. After a failure they are not made before a short call has succeeded."""
+``GuardedCoordinators`` limits calls with a bulkhead. If a coordinator hangs or is overloaded, no
+call raises, but the reply has an error code that makes clients look up the coordinator again and
+retry. Calls that wait at the coordinator, for example for other members of a group, have no timeout
+here. After a failure, such calls are rejected until a short call has succeeded."""
 
 from collections.abc import Coroutine
 from typing import Any, Final, NamedTuple
@@ -56,7 +56,6 @@ RULES: Final[dict[type[CoordinatorCall[Any]], Rule]] = {
 
 
 def _id_of(call: CoordinatorCall[Any]) -> str:
-    """Return the id of the group or transaction, or "" for a call about all groups."""
     if isinstance(call, calls.TransactionCall):
         return call.transactional_id
     return call.group_id if isinstance(call, calls.GroupCall) else ""

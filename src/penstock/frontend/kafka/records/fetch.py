@@ -1,4 +1,4 @@
-"""Fetch: return batches of many partitions as they are in the log, and wait for them on request.
+"""Handles Fetch: returns batches of many partitions as they are stored, and waits for new ones.
 
     read partitions that are due ── enough, an error, or no wait? ──► reply
               │ no
@@ -6,8 +6,8 @@
               ▲                                 │
               └── read partitions that advanced, from the next offset on
 
-A reply has whole batches, within ``bytes_max`` and the limit of each partition. It has at least one
-batch, if there is any: otherwise a batch above the limit would stop its reader forever.
+A reply has whole batches, within ``bytes_max`` and the limit of each partition. The first batch may
+exceed these limits: otherwise a large batch would stop its reader forever.
 
 A ``FetchSet`` has the partitions of a request. In a fetch session, this set and its watches are
 kept for the next request, so that a partition without changes is not read again."""
@@ -140,13 +140,13 @@ def _find(call: KafkaCall, key: TopicKey) -> Topic | ErrorCode:
 
 
 async def _found_before(call: KafkaCall, keys: Iterable[TopicKey]) -> Find:
-    """Find many topics in time slices, so that the session can then be changed without a pause."""
+    """Look up many topics in time slices. Return a function that finds them without a pause."""
     found = {key: _find(call, key) async for key in call.slices.each(dict.fromkeys(keys))}
     return lambda key: found[key] if key in found else _find(call, key)
 
 
 class _Overtaken(Exception):
-    """The next request of the session came before the reply to this one."""
+    """The next request of the session has arrived before the reply to this request."""
 
 
 class _Fetch(ByIdentity):
@@ -188,7 +188,7 @@ class _Fetch(ByIdentity):
     async def want(
         self, parts: Sequence[Sequence[FetchTopic]], find: Find, forgotten: Sequence[ForgottenTopic]
     ) -> bool:
-        """Add the other parts of a large request. Return False if there was no room for them."""
+        """Add the second and later parts of a large request. Return False without room for them."""
         sessions = self.context.fetch_sessions
         for part in parts:
             await self.slices.next()
@@ -205,7 +205,7 @@ class _Fetch(ByIdentity):
                 self.check_turn()
 
     async def look(self) -> list[PartitionFetch]:
-        """Read partitions that are due. Return the partitions in which records were found."""
+        """Read partitions that are due. Return those in which records were found."""
         wanted = self.wanted
         grown = []
         for number, one in enumerate(tuple(wanted.due)):
@@ -236,7 +236,7 @@ class _Fetch(ByIdentity):
         return grown
 
     async def _read(self, one: PartitionFetch, topic: Topic) -> None:
-        """Read a partition, and watch it for new records if needed. An empty read is repeated after
+        """Read a partition, and watch it for new records if needed. An empty read is repeated once
         the watch has begun, because records may have arrived in between."""
         log = log_of(self.context, topic)
         watches = self.watches and one.unwatch is None
@@ -296,7 +296,7 @@ class _Fetch(ByIdentity):
             raise _Overtaken
 
     async def wait(self, wait_ms: int) -> None:
-        """Wait for records, unless the tenant has its maximum number of waits."""
+        """Wait for records, unless too many requests of the tenant are already waiting."""
         wanted, context = self.wanted, self.context
         try:
             waker = Waker(context.quotas, context.account, wait_ms)
@@ -369,7 +369,7 @@ class _Fetch(ByIdentity):
         return FetchTopicResponse(key, ZERO_UUID, partitions)
 
     def _count(self) -> None:
-        """Report the records in the reply to metrics and usage, without control batches."""
+        """Count the records in the reply, except control batches, in metrics and usage."""
         if self.size:
             count = sum(one.record_count for one in self.wanted.looked)
             self.context.meter.received(count, self.size)
@@ -393,7 +393,7 @@ class _Fetch(ByIdentity):
         return (len(wanted.looked) if self.session.is_kept else wanted.count) > ADDED_AT_ONCE_MAX
 
     async def end_in_slices(self) -> None:
-        """End the fetch as ``end`` does, in time slices."""
+        """Do the same as ``end``, in time slices."""
         wanted, epoch = self.wanted, self.epoch
         steps = wanted.settling() if self.session.is_kept else wanted.releasing()
         try:

@@ -1,6 +1,6 @@
-"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords: the start and end of partitions.
+"""Handles ListOffsets, OffsetForLeaderEpoch and DeleteRecords.
 
-Negative timestamps of ListOffsets have special meanings, each from some version on:
+Negative timestamps of ListOffsets have special meanings, each from a certain version on:
 
     -1 the end        -2 the start        -3 the newest record
     -4 the start on this node: the same as -2
@@ -118,8 +118,8 @@ async def _listed(
 
 
 async def epoch_ends(call: KafkaCall, request: epoch_wire.Request) -> epoch_wire.Response:
-    """Return the end offsets of leader epochs. After a change of leader, readers check with them
-    whether records that they have read were truncated."""
+    """Return the end offsets of leader epochs. After a change of leader, readers need them to find
+    out whether records that they have read were truncated."""
     is_node = on_cluster(call, Operation.CLUSTER_ACTION)
 
     def find(each: epoch_wire.OffsetForLeaderTopic) -> Topic | ErrorCode:
@@ -158,7 +158,7 @@ async def _epoch_end(
 
 
 async def delete_records(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    """Delete records of streams with ``cleanup.policy=delete``. Queues are rejected."""
+    """Delete all records before an offset. Only streams with ``cleanup.policy=delete`` allow it."""
     topics = []
     deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1_000
     async for each in call.slices.each(request.topics):

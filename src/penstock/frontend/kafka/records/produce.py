@@ -1,14 +1,14 @@
-"""Produce: append batches to partitions; the reply is sent when they are committed.
+"""Handles Produce: appends batches to partitions, and replies when they are committed.
 
-Batches are not decoded unless the topic has rules about records: header and checksum are checked
-(``wire/kafka/batches.py``), and the log gets a slice of the frame. Each partition succeeds or fails
-by itself. First all batches are appended, and the next request of the connection may begin. Then
-the handler waits for the commits, so that partitions and requests share calls of fsync.
+Batches are not decoded unless the topic has rules about single records. Headers and checksums are
+checked (``wire/kafka/batches.py``), and the log gets a slice of the frame. Each partition succeeds
+or fails on its own. First all batches are appended, and the next request of the connection may
+begin. Then the handler waits for the commits, so that partitions and requests share fsync calls.
 
-Queues accept records too; the key of a record is its message group. FIFO queues do not: their
-messages need a deduplication id.
+Queues also accept records, and use the key of a record as its message group. FIFO queues reject
+records, because their messages need a deduplication id.
 
-With acks=0 there is no reply. Upon an error the connection is closed, so that the client requests
+With acks=0 there is no reply. After an error the connection is closed, so that the client requests
 metadata and starts again."""
 
 from collections.abc import Generator, Sequence
@@ -77,9 +77,9 @@ class RecordsRefused(ApiError):
 
 
 class RecordRules:
-    """The rules of a topic for single records, at one moment: compacted topics need keys, and
-    timestamps may have to be near the present. Batches are decompressed only if a record may break
-    a rule. One bad record rejects its batch, and the reply names all bad records (KIP-467)."""
+    """The rules of a topic for single records: in compacted topics they need keys, and timestamps
+    may have to be near the current time. Batches are decompressed only if a record may break a
+    rule. One bad record rejects its batch, and the reply names all bad records (KIP-467)."""
 
     __slots__ = ("_is_compacted", "earliest_ms", "latest_ms", "opens_all")
 
@@ -206,7 +206,7 @@ async def produce(call: KafkaCall, request: ProduceRequest) -> ProduceResponse |
 def _target(
     call: KafkaCall, name: str, topic_id: bytes, rejected: ApiError | None
 ) -> Topic | ApiError:
-    """Return the topic to append to, or the error that all its partitions get."""
+    """Return the topic to append to, or the error to report for each of its partitions."""
     if rejected is not None:
         return rejected
     if call.version >= _BY_ID_FROM:
@@ -234,8 +234,8 @@ async def _ready(
     opened: set[Place],
 ) -> Batches:
     """Check the batches of a partition and open the partition, so that an append which starts
-    before the caller's next await reaches the log at once. ``opened`` has the partitions that this
-    connection knows to be open; they stay open as long as their topic exists."""
+    before the caller's next await reaches the log at once. ``opened`` has the partitions that the
+    connection knows to be open; a partition stays open as long as its topic exists."""
     index = partition.index
     if not has_partition(target, index):
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -315,7 +315,7 @@ def _open_all(opened: OpenedBatch) -> Generator[None, None, None]:
 async def _records_refused(
     context: KafkaContext, topic: Topic, index: int, error: RecordsRefused, errors_max: int
 ) -> ProducePartitionResponse:
-    """Return the reply that names the bad records, with the log's start offset from the leader."""
+    """Return the reply that names the bad records. It also has the start offset of the log."""
     try:
         ends = await context.broker.call(Ends(topic, index))
     except PenstockError as failed:

@@ -1,5 +1,5 @@
-"""Base class of structs that are compared, hashed and printed by identity. They form reference
-cycles, and refer to records and secrets that must not get into a log."""
+"""A base class for structs that are compared, hashed and printed by identity, because they form
+reference cycles, and refer to records and secrets that must not get into a log."""
 
 import msgspec
 

@@ -4,15 +4,15 @@
     id 0, epoch 0           all partitions, and the id of a new session; 0 if there is no room
     id n, epoch 1, 2, 3 …   only partitions with new records or offsets
     id n, epoch 0           session n ends, a new one begins
-    any, epoch -1           session n ends, none begins
+    id n, epoch -1          session n ends, none begins
 
 The epoch counts the requests of a session, so that a lost or repeated request is noticed: it gets
 an error, and the client opens a new session. Clients must expect this error at any time, so
 sessions are only in memory and may be dropped to make room. Only the caller who opened a session
-can use it. As in Kafka, the session to drop is one that was not used for two minutes, else one that
-is at least two minutes old, smaller than the new one and not of a replica.
+can use it. As in Kafka, a session is dropped if it was not used for two minutes or, if there is no
+such session, if it is older than two minutes, smaller than the new one and not of a replica.
 
-Time and randomness are arguments. ``fetch_sets.py`` has the partitions of a session."""
+Callers pass the time and random numbers. ``fetch_sets.py`` has the partitions of a session."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
@@ -63,7 +63,7 @@ class FetchSession(ByIdentity, kw_only=True):
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Return the rank by which sessions are dropped, the lowest first."""
+        """Return a sort key. The session with the lowest rank is dropped first."""
         return self.is_of_replica, self.size
 
 
@@ -99,13 +99,13 @@ class FetchSessions:
             catalog.on_change(self._catalog_changed)
 
     def _catalog_changed(self, _before: Topic | None, _after: Topic | None) -> None:
-        """Make each session find its topics again with its next request."""
+        """Make each session look up its topics again at its next request."""
         self._catalog_turn += 1
 
     def stale_topics(
         self, session_id: int, owner: object, rights_turn: int
     ) -> Collection[TopicKey]:
-        """Return the topics of a session that its next request must find again."""
+        """Return the topics of a session that its next request must look up again."""
         kept = self._kept.get(session_id)
         if kept is None or kept.owner != owner:
             return ()
@@ -122,9 +122,9 @@ class FetchSessions:
         owner: object = None,
         rights_turn: int = 0,
     ) -> FetchSession | ErrorCode:
-        """Return the session of a request, after applying the changes in the request. A new session
-        ends with the request unless ``keep`` keeps it. ``owner`` is the caller; ``rights_turn``
-        counts changes of access rights, after which topics must be found again."""
+        """Return the session of a request, with the changes in the request applied. A new session
+        ends with its request unless ``keep`` is called. ``owner`` is the caller. ``rights_turn``
+        changes with access rights, after which topics must be looked up again."""
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             older = self._kept.get(request.session_id)
             if older is not None and older.owner == owner:
@@ -168,14 +168,14 @@ class FetchSessions:
         forgotten: Sequence[ForgottenTopic],
         find: Find,
     ) -> bool:
-        """Add another part of a large request. Return False if there was no room for it."""
+        """Add another part of a large request. Return False if there is no room for it."""
         session.wanted.want(topics, find, is_by_id=session.is_by_id)
         session.wanted.forget(forgotten, is_by_id=session.is_by_id)
         return not session.is_kept or self._has_room(session)
 
     def _has_room(self, session: FetchSession) -> bool:
-        """Count the partitions of a kept session, and return False if there are too many. A session
-        with none or too many is dropped, and its client opens a new one."""
+        """Count the partitions of a kept session. Return whether there is room for them. The
+        session is dropped if there is no room or if it has no partitions."""
         partitions = self._partitions
         partitions.add(session.account, session.wanted.count - session.size)
         session.size = session.wanted.count
@@ -185,7 +185,7 @@ class FetchSessions:
         return not is_full
 
     def keep(self, session: FetchSession, *, now_ms: int, chance: Callable[[], int]) -> None:
-        """Keep the session if there is room. ``chance`` returns a random number for its id."""
+        """Keep the session if there is room. Its id is made from a random number, ``chance()``."""
         size = session.wanted.count
         if not session.wants_id or not size or size > self._partitions.bound:
             return
@@ -236,7 +236,7 @@ def next_epoch(epoch: int) -> int:
 
 
 def _victim(some: Sequence[FetchSession], new: FetchSession, *, now_ms: int) -> FetchSession | None:
-    """Return the session to drop for a new one. ``some`` begins with the least recently used."""
+    """Return the session to drop for ``new``, if any. ``some`` begins with the longest unused."""
     oldest = next(iter(some), None)
     if oldest is None or now_ms - oldest.used_at_ms > IDLE_MS_MAX:
         return oldest

@@ -12,7 +12,7 @@ In a session, a partition without new records is only watched:
              └── requested again, replied with records or an error, or no room for it
 
 A fetch reads only partitions that are due. Partitions that were in a reply with records go to the
-end of the queue, so that each partition is read at some time, however little a reply can hold."""
+end of the queue, so that every partition is read eventually, even if replies are small."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -100,7 +100,7 @@ class PartitionFetch(ByIdentity):
         self.is_left = False
 
     def take(self, fetched: Fetched, room: int | None) -> int:
-        """Take all batches, or none if they do not fit in ``room``. Return the size taken."""
+        """Add all fetched batches, or none if they exceed ``room``. Return the bytes added."""
         self.ends = fetched.ends
         size = sum(map(len, fetched.buffers))
         if not size:
@@ -118,7 +118,7 @@ class PartitionFetch(ByIdentity):
 
     @property
     def is_news(self) -> bool:
-        """Return whether the reply to a session must contain the partition."""
+        """Return whether a reply in a session must contain the partition."""
         ends = self.ends
         if self.size > 0 or self.code != ErrorCode.NONE:
             return True
@@ -147,7 +147,7 @@ class PartitionFetch(ByIdentity):
 
     def advanced(self) -> None:
         """Mark the partition as due, because it may have new records. This ends the watch, so that
-        a busy partition causes no work for a reader that never returns."""
+        a busy partition causes no work for a reader that sends no further request."""
         self.stop_watching()
         of = self.of.set
         of.due[self] = None
@@ -211,13 +211,13 @@ class FetchSet(ByIdentity):
                 del self.topics[key]
 
     def read_as(self, *, is_committed: bool) -> None:
-        """Set the isolation level. If it changes, all partitions are read again."""
+        """Set the isolation level. If the level changes, all partitions must be read again."""
         if is_committed != self.is_committed:
             self.is_committed = is_committed
             self.look_again(self)
 
     def reading_as(self, *, is_committed: bool) -> Iterator[None]:
-        """Set the isolation level in steps. The level changes only with the last step."""
+        """Do the same as ``read_as`` in steps, yielding after each. The last sets the level."""
         if is_committed != self.is_committed:
             for some in portions(list(self)):
                 self.look_again(some)
@@ -225,7 +225,7 @@ class FetchSet(ByIdentity):
             self.is_committed = is_committed
 
     def find_again(self, find: Find) -> None:
-        """Find all topics again, after a change of the catalog or of rights."""
+        """Look up all topics again, after a change of topics or access rights."""
         for topic in self.topics.values():
             before, topic.found = topic.found, find(topic.key)
             if not _is_same(before, topic.found):
@@ -239,7 +239,7 @@ class FetchSet(ByIdentity):
             self.due[one] = None
 
     def refuse_forbidden(self) -> None:
-        """Drop records of topics that the caller may no longer read."""
+        """Replace records of topics that the caller may no longer read with an error."""
         for one in self.looked:
             found = one.of.found
             if isinstance(found, ErrorCode):
@@ -247,15 +247,16 @@ class FetchSet(ByIdentity):
                 one.code = found
 
     def settle(self) -> None:
-        """End a fetch: forget what it found, and mark the partitions that the next fetch reads.
-        Partitions without records in the reply come before the others."""
+        """End a fetch: forget what it found, and mark the partitions that the next fetch must read.
+        Partitions with records in this reply are read last."""
         self._settle(self.looked)
         self.looked.clear()
         self.wake = None
         self.is_busy = False
 
     def settling(self) -> Iterator[None]:
-        """Do the same as ``settle`` in steps. A later request may call ``settle`` between them."""
+        """Do the same as ``settle`` in steps, and yield after each of them. A later request may
+        call ``settle`` before the last step."""
         for some in portions(sorted(self.looked, key=lambda one: one.size > 0)):
             self._settle(some)
             for one in some:
@@ -278,7 +279,7 @@ class FetchSet(ByIdentity):
             self.due[one] = None
 
     def release(self) -> None:
-        """Release all partitions. The set must not be used any more."""
+        """Release all partitions. The set must not be used afterwards."""
         self._release(self.topics.values())
         self.looked.clear()
         self.due.clear()
@@ -296,8 +297,8 @@ class FetchSet(ByIdentity):
         self.release()
 
     def _release(self, some: Iterable[TopicFetch]) -> None:
-        """Break reference cycles, so that memory is freed at once. Replies have megabytes, and the
-        garbage collector would let many of them pile up."""
+        """Break reference cycles, so that memory is freed at once. Replies can have megabytes, and
+        the garbage collector would let many of them pile up."""
         for topic in some:
             for one in topic.partitions.values():
                 one.stop_watching()
@@ -305,7 +306,7 @@ class FetchSet(ByIdentity):
 
 
 def _is_same(before: Topic | ErrorCode, now: Topic | ErrorCode) -> bool:
-    """Return whether partitions can be watched and read as before, because none has changed."""
+    """Return whether a topic is unchanged, so that its partitions can be watched as before."""
     if isinstance(before, Topic) and isinstance(now, Topic):
         return before.topic_id == now.topic_id and before.partition_count == now.partition_count
     return before is now

@@ -1,11 +1,11 @@
 """Share sessions: the partitions that a member of a share group reads from this node, and the
-records that it holds.
+records that it holds (has leases on).
 
 A member sends its list of partitions once, and later only changes. Each request has the epoch of
 the session, so a lost request or reply is noticed at once. Clients acknowledge offsets; the session
 finds the lease for each offset. An acknowledgement of an earlier lease has no effect.
 
-``shares/share_groups.py`` carries out what is planned here."""
+This module only decides which leases to change. ``shares/share_groups.py`` changes them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
@@ -51,8 +51,8 @@ class AckPlan(msgspec.Struct, gc=False):
 
 
 def are_valid(batches: Iterable[AckBatch], *, is_renewal: bool) -> bool:
-    """Return whether batches are ascending, each with one ack type for all its offsets or one type
-    for each offset. ``is_renewal`` allows the type that extends leases."""
+    """Return whether batches are in ascending order, each with one ack type for all its offsets or
+    one type for each offset. ``is_renewal`` allows the type RENEW, which extends leases."""
     last = -1
     ack_max = Ack.RENEW if is_renewal else Ack.REJECT
     for batch in batches:
@@ -90,12 +90,12 @@ class ShareSession(ByIdentity):
         return True
 
     def forget(self, places: Iterable[Place]) -> None:
-        """Remove partitions. Their records that the member holds may still be acknowledged."""
+        """Remove partitions. The member may still acknowledge records of them that it holds."""
         for place in places:
             self._places.pop(place, None)
 
     def places(self) -> list[Place]:
-        """Return the partitions. Each request begins with another one, so that none starves."""
+        """Return the partitions, rotated with each request so that none of them starves."""
         places = list(self._places)
         turn = self.epoch % len(places) if places else 0
         return places[turn:] + places[:turn]
@@ -130,8 +130,8 @@ class ShareSession(ByIdentity):
             yield (topic_id, partition), claims
 
     def plan(self, place: Place, batches: Sequence[AckBatch]) -> AckPlan | None:
-        """Return the leases to change, or None if the member does not hold one of the records. In a
-        long range, only records that the member holds are visited."""
+        """Return the leases that acknowledgements change, or None if the member does not hold one
+        of the records. In a long range, only records that the member holds are visited."""
         held = self._held.get(place, {})
         plan = AckPlan()
         added = (plan.accepted, plan.accepted, plan.released, plan.rejected, plan.renewed)  # by Ack
@@ -173,7 +173,7 @@ class ShareSessions:
     def open(
         self, group_id: str, member_id: str, owner: object, *, account: str = ""
     ) -> ShareSession | ErrorCode:
-        """Open a session. The caller must have closed an older session of the member."""
+        """Open a session. The caller must have closed the member's previous session."""
         place = (account, group_id, member_id)
         assert place not in self._sessions, "closed before"
         if self._shares.is_full() or self._shares.is_used_up(account):
@@ -186,7 +186,7 @@ class ShareSessions:
     def go_on(
         self, group_id: str, member_id: str, epoch: int, *, account: str = ""
     ) -> ShareSession | ErrorCode:
-        """Return the session of a request and advance its epoch, unless the request closes it."""
+        """Return the session of a request. Its epoch is advanced unless the request closes it."""
         session = self._sessions.get((account, group_id, member_id))
         if session is None:
             return ErrorCode.SHARE_SESSION_NOT_FOUND

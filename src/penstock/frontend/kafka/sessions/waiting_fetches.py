@@ -1,4 +1,4 @@
-"""Fetches that wait for records. They get their replies at once when the node stops."""
+"""Fetches that wait for records. When the node stops, they get their replies at once."""
 
 import asyncio
 
@@ -33,12 +33,12 @@ class WaitingFetches:
 
 
 class Waker:
-    """One wait of a fetch, which ends when a partition has new records or the time is up."""
+    """The wait of one fetch, which is woken by new records and when its time is up."""
 
     __slots__ = ("_account", "_loop", "_quotas", "_timer", "future", "is_time_up")
 
     def __init__(self, quotas: TenantQuotas | None, account: str, wait_ms: int) -> None:
-        """Begin a wait. Raises Throttled if the tenant has its maximum number of waits."""
+        """Begin a wait. Raises Throttled if too many requests of the tenant are waiting."""
         self._quotas = quotas if quotas is not None and quotas.begin_wait(account) else None
         self._account = account
         self._loop = asyncio.get_running_loop()

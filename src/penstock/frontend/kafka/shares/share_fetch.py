@@ -151,7 +151,7 @@ async def _acknowledge_all(
 
 
 def _may_read(call: KafkaCall, topic_id: bytes) -> bool:
-    """Return False if the caller may not read the topic. Unknown topics are reported elsewhere."""
+    """Return whether the caller may read the topic. Unknown topics get another error later."""
     topic = find_id(call.context, topic_id)
     return topic is None or on_topic(call, Operation.READ, topic.name, topic)
 
@@ -192,7 +192,7 @@ class _Leases(ByIdentity):
 
     @property
     def is_enough(self) -> bool:
-        """Return whether the reply can be sent, because there is a leased record or an error."""
+        """Return whether the reply can be sent now: a record was leased, or there is an error."""
         if self.taken or not self.live or not self.session.is_open:
             return True
         return any(one.code for one in self.partitions)
@@ -244,7 +244,7 @@ class _Leases(ByIdentity):
         self.size += sum(map(len, acquired.batches))
 
     async def release_denied(self, call: KafkaCall) -> None:
-        """Release records of topics that the caller may no longer read, after a wait."""
+        """After a wait, release records of topics that the caller may no longer read."""
         for one in self.partitions:
             if not one.picks or _may_read(call, one.place[0]):
                 continue
@@ -263,7 +263,7 @@ class _Leases(ByIdentity):
 
 
 async def _wait(context: KafkaContext, leases: _Leases, wait_ms: int) -> None:
-    """Wait for records, unless the tenant has its maximum number of waits."""
+    """Wait for records, unless too many requests of the tenant are already waiting."""
     try:
         waker = Waker(context.quotas, context.account, wait_ms)
     except Throttled as throttled:
@@ -306,7 +306,7 @@ async def _reply(
     leases: _Leases | None,
     batch_size: int,
 ) -> ShareFetchReply:
-    """Return the reply, without partitions that have no records, errors or acknowledgements."""
+    """Return the reply. Partitions without records, errors and acknowledgements are left out."""
     topics: dict[bytes, list[SharePartitionReply]] = {}
     partitions = [] if leases is None else leases.partitions
     if acked:
@@ -337,7 +337,7 @@ async def _reply(
 
 
 def ranges(picks: Picks, length_max: int) -> list[tuple[int, int, int]]:
-    """Return ranges of offsets with equal delivery counts, as (first, last, delivery count)."""
+    """Return ranges of offsets with the same delivery count, as (first, last, delivery count)."""
     found: list[tuple[int, int, int]] = []
     if not picks:
         return found
@@ -353,8 +353,8 @@ def ranges(picks: Picks, length_max: int) -> list[tuple[int, int, int]]:
 
 
 async def share_acknowledge(call: KafkaCall, request: ack_wire.Request) -> ack_wire.Response:
-    """Process acknowledgements. The last request of a member has the closing epoch, which releases
-    all records that are not acknowledged."""
+    """Process acknowledgements. The last request of a member has the closing epoch, after which all
+    records that it has not acknowledged are released."""
     if request.share_session_epoch == OPENING:  # only a fetch opens a session
         session: ShareSession | ErrorCode = (
             _check_member(call, request) or ErrorCode.INVALID_SHARE_SESSION_EPOCH

@@ -1,6 +1,6 @@
-"""DescribeShareGroupOffsets, AlterShareGroupOffsets and DeleteShareGroupOffsets: how far share
-groups have read; and how leases of share sessions are acknowledged, extended and released. A share
-is the lease cursor of a group over a topic.
+"""Handles DescribeShareGroupOffsets, AlterShareGroupOffsets and DeleteShareGroupOffsets. Also
+acknowledges, extends and releases the leases of share sessions. A share is the lease cursor of a
+group over a topic.
 
 The records of a member are released at once when it closes its session, opens another one, or loses
 the connection of its session, so that other members need not wait until its leases expire. Leaving
@@ -59,7 +59,8 @@ async def check_share_group(
     may_be_new: bool = False,
     may_be_other: bool = False,  # also allows groups of other kinds
 ) -> bool:
-    """Return whether the share group exists. Raises ApiError if not, unless that is allowed."""
+    """Return whether the share group exists. Raises ApiError if the arguments do not allow that the
+    group is missing, of another kind, or has members."""
     found = await context.groups.call(DescribeGroup(group_id))
     if found.code not in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
         raise ApiError(ErrorCode(found.code))
@@ -89,7 +90,7 @@ async def open_share(
 
 
 async def describe(call: KafkaCall, request: describe_wire.Request) -> describe_wire.Response:
-    """Return the offset of the first unfinished record and, from version 1 on, the lag."""
+    """Return the start offset of each partition and, from version 1 on, the lag of the group."""
     groups, kind = [], describe_wire.DescribeShareGroupOffsetsResponseGroup
     async for requested in call.slices.each(request.groups):
         group_id = requested.group_id
@@ -197,7 +198,7 @@ async def _check_empty_group(
 
 
 async def delete_offsets(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    """Delete the shares of a group without members, so that it starts again in these topics."""
+    """Delete the shares (lease cursors) of a group without members, so that it starts again."""
     await _check_empty_group(call, Operation.DELETE, request.group_id)
     topics = []
     async for each in call.slices.each(request.topics):
@@ -240,7 +241,7 @@ async def open_session(
 
 
 def _lost(context: KafkaContext, connection: KafkaConnection) -> None:
-    """Close the sessions of a connection, and release their records in the background."""
+    """Close the sessions of a lost connection, and release their records in the background."""
     for session in context.share_sessions.owned_by(connection):
         context.share_sessions.close(session)
         task = asyncio.get_running_loop().create_task(
@@ -298,7 +299,7 @@ async def acknowledge(
     *,
     is_renewal: bool,
 ) -> ErrorCode:
-    """Process all acknowledgements of a partition, or none if the member lacks a lease."""
+    """Process all acknowledgements of a partition, or none if one of the leases is missing."""
     if not are_valid(batches, is_renewal=is_renewal):
         return ErrorCode.INVALID_REQUEST
     share = share_at(context, session, place)

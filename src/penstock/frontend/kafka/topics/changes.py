@@ -1,5 +1,5 @@
-"""CreateTopics, CreatePartitions and DeleteTopics. Each topic of a request succeeds or fails by
-itself; the broker opens and closes logs when the catalog changes."""
+"""Handles CreateTopics, CreatePartitions and DeleteTopics. Each topic of a request succeeds or
+fails on its own. The broker opens and closes logs when the catalog of topics changes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -72,7 +72,7 @@ def new_stream(
 
 
 def with_replicas(context: KafkaContext, topic: Topic, replicas: int) -> Topic:
-    """Return the topic with this replication factor, or unchanged on a single node."""
+    """Return the topic with this replication factor. A single node does not store the factor."""
     nodes = len(context.cluster.nodes)
     if not 1 <= replicas <= nodes:
         allowed = "1, as there is one node" if nodes == 1 else f"1 to {nodes}, the number of nodes"
@@ -88,8 +88,8 @@ def _with(topic: Topic, config: str, value: str) -> Topic:
 
 
 async def create_topics(call: KafkaCall, request: wire.Request) -> wire.Response:
-    """Create streams, or queues with ``penstock.queue``. The manager chooses the nodes, unless the
-    request assigns them. The reply has configs only if the caller may see them."""
+    """Create streams, or queues if ``penstock.queue`` is set. The manager chooses the nodes, unless
+    the request assigns them. The reply has configs only if the caller may see them."""
     may_create_any = on_cluster(call, Operation.CREATE)
     twice = checks.repeated(topic.name for topic in request.topics)
     results: dict[str, wire.CreatableTopicResult] = {}
@@ -139,12 +139,12 @@ async def _create(context: KafkaContext, wanted: wire.CreatableTopic, *, is_dry:
 
 
 def _assigned(context: KafkaContext, wanted: wire.CreatableTopic) -> Mapping[int, Sequence[int]]:
-    """Return the assigned replicas of each partition, or none if the manager chooses them."""
+    """Return the assigned replicas by partition. Empty means that the manager chooses them."""
     if not wanted.assignments:
         return {}
     if (wanted.num_partitions, wanted.replication_factor) != (DEFAULT, DEFAULT):
         raise invalid_request(
-            "With assignments, the number of partitions and the replication factor must be -1."
+            "A topic with assignments must have partition count -1 and replication factor -1."
         )
     check_partition_count(len(wanted.assignments))
     places = {one.partition_index: one.broker_ids for one in wanted.assignments}
@@ -173,7 +173,7 @@ def _created(call: KafkaCall, topic: Topic, *, is_dry: bool) -> wire.CreatableTo
 
 async def add_partitions(call: KafkaCall, request: grow_wire.Request) -> grow_wire.Response:
     """Add partitions to topics. Existing records stay where they are, so a key may be in two
-    partitions, as in Kafka. A FIFO queue is rejected, because it guarantees order by group."""
+    partitions, as in Kafka. FIFO queues are rejected, because they guarantee order by group."""
     twice = checks.repeated(topic.name for topic in request.topics)
     results: dict[str, grow_wire.CreatePartitionsTopicResult] = {}
     async for wanted in call.slices.each(request.topics):
@@ -214,7 +214,7 @@ async def _grow(
 def _check_growth(topic: Topic, count: int) -> None:
     if topic.is_fifo:
         raise _invalid_count(
-            f"{topic.name} is a FIFO queue: its message groups must stay in their partitions."
+            f"{topic.name} is a FIFO queue, whose number of partitions cannot be changed."
         )
     if count <= topic.partition_count:
         raise _invalid_count(
@@ -231,7 +231,7 @@ def _check_growth(topic: Topic, count: int) -> None:
 def _places_of_added(
     context: KafkaContext, topic: Topic, wanted: grow_wire.CreatePartitionsTopic
 ) -> Mapping[int, Sequence[int]]:
-    """Return the assigned replicas of each new partition, or none if the manager chooses them."""
+    """Return the assigned replicas of new partitions. Empty means that the manager chooses them."""
     _check_growth(topic, wanted.count)
     if wanted.assignments is None:
         return {}

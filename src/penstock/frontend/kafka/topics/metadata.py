@@ -1,8 +1,8 @@
-"""Metadata and DescribeTopicPartitions, with which clients find nodes and leaders of partitions.
+"""Handles Metadata and DescribeTopicPartitions, with which clients find the leaders of partitions.
 
-With auto-creation on, Metadata creates a requested topic that does not exist. Produce never does:
-it may be the last request of a producer whose topic was deleted. Topics that the caller may not
-describe are not in the list of all topics, and are not found by name or id."""
+With auto-creation on, Metadata creates a requested topic that does not exist. Produce never does,
+because it may be the last request of a producer whose topic was deleted. Topics that the caller may
+not describe are not in the list of all topics, and are not found by name or id."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -87,7 +87,7 @@ async def metadata(call: KafkaCall, request: wire.Request) -> wire.Response:
 def _distinct(
     call: KafkaCall, requested: Sequence[wire.MetadataRequestTopic]
 ) -> Iterable[wire.MetadataRequestTopic]:
-    """Return the requested topics without duplicates. If any has an id, only ids count."""
+    """Return the requested topics without duplicates. If any has an id, names are ignored."""
     if call.version < _BY_ID_FROM or all(each.topic_id == ZERO_UUID for each in requested):
         return dict.fromkeys(requested)
     ids = dict.fromkeys(each.topic_id for each in requested if each.topic_id != ZERO_UUID)
@@ -145,7 +145,7 @@ def _described(
 
 
 async def describe(call: KafkaCall, request: partitions_wire.Request) -> partitions_wire.Response:
-    """Return a page of partitions, with a cursor that points to the start of the next page."""
+    """Return a page of partitions, and a cursor that points to the start of the next page."""
     reply, _ = _PAGE
     cursor, after = request.cursor, partitions_wire.DescribeTopicPartitionsResponseCursor
     room = max(1, min(request.response_partition_limit, PAGE_PARTITIONS_MAX))

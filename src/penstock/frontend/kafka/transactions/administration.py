@@ -1,4 +1,4 @@
-"""DescribeProducers, DescribeTransactions and ListTransactions, and WriteTxnMarkers, with which
+"""Handles DescribeProducers, DescribeTransactions, ListTransactions and WriteTxnMarkers, with which
 operators end hanging transactions."""
 
 import asyncio
@@ -38,9 +38,9 @@ _EPOCH_RAISED_FROM: Final = 2  # transaction version
 
 
 async def producers(call: KafkaCall, request: producers_wire.Request) -> producers_wire.Response:
-    """Return the producer ids that write to a partition, and the first offsets of their open
-    transactions. The timestamp is the last time that the partition got a batch of the producer;
-    after a restart without a snapshot it is the time of the restart."""
+    """Return the producers that write to a partition, and the first offsets of their open
+    transactions. The timestamp of a producer is the time of its last batch in the partition or,
+    after a restart without a snapshot, the time of the restart."""
     # A partition may have very many producers, so a request must not name it more than once.
     described: set[tuple[str, int]] = set()
 
@@ -63,7 +63,7 @@ async def producers(call: KafkaCall, request: producers_wire.Request) -> produce
 async def _producers(
     context: KafkaContext, topic: Topic, index: int
 ) -> list[producers_wire.ProducerState]:
-    """Return the producers of a partition, also on followers: tools query every replica."""
+    """Return the producers of a partition. Followers reply too: tools query every replica."""
     try:
         found = await context.broker.call(Producers(topic, index))
     except NotLeader:
@@ -110,8 +110,8 @@ async def _topics(call: KafkaCall, found: TxnValue) -> list[describe_wire.TopicD
 
 
 async def list_transactions(call: KafkaCall, request: list_wire.Request) -> list_wire.Response:
-    """Return the transactional ids that the caller may describe, filtered by state, by producer, by
-    how long a transaction has been open (version 1) and by a pattern (version 2)."""
+    """Return the transactional ids that the caller may describe, filtered by state, producer, time
+    since the transaction began (from version 1 on) and a pattern (from version 2 on)."""
     known = OTHER_NAMES.union(STATE_NAMES.values())
     unknown = [name for name in request.state_filters if name not in known]
     pattern: Pattern | None = None
@@ -159,9 +159,9 @@ def _is_wanted(request: list_wire.Request, txn: TxnValue, now_ms: int) -> bool:
 async def write_markers(call: KafkaCall, request: marker_wire.Request) -> marker_wire.Response:
     """Write markers that end transactions in partitions, without their coordinator.
 
-    A marker is rejected if its producer or coordinator has been replaced. In transaction version 2
-    the epoch is raised with each transaction, so a marker with the epoch of an open transaction is
-    late: it was meant for the previous transaction, and is rejected too."""
+    A marker is rejected if a newer producer or coordinator has taken over. In transaction version 2
+    the epoch is raised with each transaction, so a marker with the epoch of an open transaction was
+    meant for the previous transaction. It comes too late and is rejected as well."""
     may_write = on_cluster(call, Operation.ALTER) or on_cluster(call, Operation.CLUSTER_ACTION)
     kind, results = marker_wire.WritableTxnMarkerTopicResult, []
     # One marker after the other: two may be for the same producer.

@@ -1,5 +1,5 @@
-"""Transactions of producers: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, and the
-check before a transactional batch is appended."""
+"""Handles the transactions of producers (InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn and
+EndTxn), and checks transactional batches before they are appended."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -69,7 +69,7 @@ async def check_transaction(
     )
     if code in _LATER:
         raise ApiError(
-            ErrorCode.NOT_ENOUGH_REPLICAS, f"The transaction cannot continue yet: {code}."
+            ErrorCode.NOT_ENOUGH_REPLICAS, f"The transaction cannot continue yet (error {code})."
         )
     if code:
         raise ApiError(code_for_version(code, version, NEVER, _PRODUCE_ABORTABLE_FROM))
@@ -78,8 +78,8 @@ async def check_transaction(
 def code_for_version(
     code: ErrorCode, version: int, fenced_from: int, abortable_from: int
 ) -> ErrorCode:
-    """Return an error code that a client of this version knows: before the given versions,
-    PRODUCER_FENCED and TRANSACTION_ABORTABLE are replaced by older codes."""
+    """Return an error code that a client of this version knows: below the versions ``fenced_from``
+    and ``abortable_from``, PRODUCER_FENCED and TRANSACTION_ABORTABLE become older codes."""
     if code is ErrorCode.PRODUCER_FENCED and version < fenced_from:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if code is ErrorCode.TRANSACTION_ABORTABLE and version < abortable_from:
@@ -88,11 +88,11 @@ def code_for_version(
 
 
 async def init_producer_id(call: KafkaCall, request: init_wire.Request) -> init_wire.Response:
-    """Return a producer id, so that no batch of the producer is appended twice.
+    """Return a producer id, with which the server detects batches that are sent twice.
 
-    Without a transactional id the producer id is new every time and its epoch is 0. With one the
-    coordinator returns the same id with the next epoch, which fences an earlier producer, after it
-    has aborted a transaction that the earlier producer left open."""
+    Without a transactional id, the producer id is new every time and its epoch is 0. With one, the
+    coordinator aborts a transaction that an earlier producer left open, and returns the same id
+    with the next epoch, which fences the earlier producer."""
     transactional_id = request.transactional_id
     try:
         if transactional_id is not None:
@@ -125,7 +125,7 @@ async def init_producer_id(call: KafkaCall, request: init_wire.Request) -> init_
 
 
 async def add_offsets(call: KafkaCall, request: add_wire.Request) -> add_wire.Response:
-    """Add a group to a transaction, in which the producer will commit offsets of the group."""
+    """Add a group to a transaction, in which the producer will commit offsets for the group."""
     checks.check_transactional_id(call, Operation.WRITE, request.transactional_id)
     checks.check_group(call, Operation.READ, request.group_id)
     code = await call.context.transactions.call(
@@ -141,8 +141,8 @@ async def add_offsets(call: KafkaCall, request: add_wire.Request) -> add_wire.Re
 
 async def end_transaction(call: KafkaCall, request: end_wire.Request) -> end_wire.Response:
     """Commit or abort a transaction. The reply is sent when the decision is durable; markers are
-    written to the partitions afterwards. From version 5 on the producer gets a new epoch with each
-    end, so that nothing it sent before can become part of its next transaction."""
+    written to the partitions afterwards. From version 5 on, the producer then gets a new epoch, so
+    that nothing it sent before can become part of its next transaction."""
     checks.check_transactional_id(call, Operation.WRITE, request.transactional_id)
     reply = await call.context.transactions.call(
         calls.EndTransaction(
@@ -162,8 +162,8 @@ async def end_transaction(call: KafkaCall, request: end_wire.Request) -> end_wir
 
 async def add_partitions(call: KafkaCall, request: txn_wire.Request) -> txn_wire.Response:
     """Add partitions to a transaction before the producer writes to them. If one cannot be added,
-    none is, and the others get OPERATION_NOT_ATTEMPTED. Versions 4 and later are for nodes: they
-    have several transactions, may only verify partitions, and need rights on the cluster."""
+    none is, and the others get OPERATION_NOT_ATTEMPTED. Versions 4 and later are for brokers: they
+    have several transactions, may verify partitions without adding them, and need more rights."""
     if call.version >= _BATCHED_FROM:
         checks.check_cluster(call, Operation.CLUSTER_ACTION)
         kind = txn_wire.AddPartitionsToTxnResult
@@ -226,7 +226,7 @@ async def _transaction(
 
 
 def transactional_code(topic: Topic | None, index: int) -> ErrorCode:
-    """Return an error code if a partition cannot be in transactions, such as in a queue."""
+    """Return NONE if the partition may be in transactions, and an error code otherwise."""
     if topic is None or not checks.has_partition(topic, index):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if topic.is_queue or checks.is_internal_topic(topic):
