@@ -143,8 +143,7 @@ class Meter:
 def render_samples(
     by_family: Mapping[Family, Sequence[Sample]],
 ) -> Generator[None, None, list[bytes]]:
-    """Render samples in steps of about 2 ms, after each of which None is yielded. Return the text
-    in pieces."""
+    """Return samples as pieces of text, in steps of about 2 ms that yield None."""
     pieces: list[bytes] = []
     for family, samples in by_family.items():
         for start in range(0, len(samples), RENDERED_SAMPLES):
