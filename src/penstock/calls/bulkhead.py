@@ -2,8 +2,8 @@
 the calls to others. A call beyond the limit is rejected at once. Parked calls (long polls) have a
 limit of their own: they use no worker of the callee, and there may be thousands.
 
-Every message passes here, so a successful call costs a few additions and one dict entry, without a
-timer or a clock. One periodic sweep per callee finds and cancels the calls that are late.
+Every message passes here, so a successful call costs a few additions and one dict entry, and needs
+no timer and no clock. One periodic sweep per callee finds and cancels the calls that are late.
 
 After five failed calls to a partition in a row, calls to this partition are rejected at once, while
 calls to other partitions go on. The circuit breaker of the whole callee opens after five failures

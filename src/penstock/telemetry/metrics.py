@@ -1,5 +1,5 @@
 """The metrics of a node. Counting happens for every request and message, so it only adds to an
-attribute or a list element. Labels, text and gauges, which cost more, are computed by a scrape.
+attribute or a list element. Labels, text and gauges, which cost more, are computed at each scrape.
 
 Use a ``Meter`` only in the event loop's thread, because additions are not atomic. Gauges are not
 stored: their owner registers a collector, which must return their values without waiting.
@@ -143,7 +143,8 @@ class Meter:
 def render_samples(
     by_family: Mapping[Family, Sequence[Sample]],
 ) -> Generator[None, None, list[bytes]]:
-    """Return samples as pieces of text, in steps of about 2 ms that yield None."""
+    """Return samples as pieces of text. The generator yields None every 2 ms or so, to let the
+    event loop do other work."""
     pieces: list[bytes] = []
     for family, samples in by_family.items():
         for start in range(0, len(samples), RENDERED_SAMPLES):

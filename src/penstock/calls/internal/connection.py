@@ -4,8 +4,9 @@ All frames of one iteration of the event loop are sent in one write, because the
 be the largest cost of a call. If a peer does not read, no more calls are sent once the write buffer
 exceeds ``write_bytes_high``. If that lasts or the buffer grows further, the connection is closed.
 
-One timer checks the deadlines of all calls in progress (a timer per call would add a tenth to its
-cost), so a deadline is noticed up to TICK_SECONDS late. Idle connections have no timer.
+One timer checks the deadlines of all calls in progress, because a timer per call would make calls
+ten percent more expensive. So a deadline is noticed up to TICK_SECONDS late. Idle connections have
+no timer.
 
 Both ends require a certificate signed by the cluster's own authority. This proves only that the
 peer belongs to the cluster, so the certificate must also contain the id of the node: as a DNS name
@@ -236,9 +237,9 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         return wire.decode_hello(frame)
 
     def _has_proved(self, hello: Hello, secret: bytes) -> bool:
-        """Handle a hello from a peer that must prove the shared secret. Reply to its first hello
-        with this node's proof and return False; return True after its second. Raises HelloRefused
-        if a proof is wrong."""
+        """Return whether the peer has proved the shared secret: False for its first hello, which is
+        answered with this node's proof, and True for its second hello. Raises HelloRefused if a
+        proof is wrong."""
         is_caller, first = self.side is Side.CALLER, self._first
         if first is not None and msgspec.structs.replace(hello, proof=b"") != first:
             raise HelloRefused(f"The second hello of node {hello.node_id} differs from its first.")

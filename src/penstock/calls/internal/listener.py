@@ -1,7 +1,7 @@
 """Serves the calls of other nodes.
 
 Replies are sent in the order in which they are ready. A call that is served from memory needs no
-task. The hello limits the calls in progress; calls beyond that limit are rejected, because the
+task. The hello states a maximum of calls in progress; calls beyond it are rejected, because the
 caller should queue them. When a connection is lost, its calls are cancelled."""
 
 import asyncio

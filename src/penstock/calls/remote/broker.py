@@ -4,8 +4,8 @@ A call raises the error that the other node raised. It raises Unreachable if the
 and OutcomeUnknown or DeadlineExceeded if the call may have been carried out.
 
 If the reply to a lease call is lost, late or no longer wanted, the call GIVE_BACK releases the
-messages. It is sent on the same connection, so it cannot overtake the lease call, which it names by
-a ticket number that is used only once.
+messages. GIVE_BACK is sent on the same connection, so it cannot overtake the lease call. It names
+the lease call by a ticket number that is used only once.
 
 All listeners on partitions of one topic share one call that waits at the other node. It contains
 the known state of each partition, and is made again after each reply, which comes when a state has

@@ -1,6 +1,6 @@
 """Serves the broker calls of other nodes (``wire/internal/broker_calls.py``).
 
-If the caller knows a topic that this node does not know yet, the service waits a little for it. The
+If the caller knows a topic that this node does not know yet, the service waits a short time. The
 service rejects a call whose leader epoch differs from the current one and names the leader, because
 one of the two nodes does not know of an election yet. The service also remembers the leases of each
 ticket for a while, so that they can be released if the reply was lost.

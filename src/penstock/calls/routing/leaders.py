@@ -1,8 +1,8 @@
 """Sends calls to the leaders of partitions, and retries them.
 
-A call that was certainly not carried out is retried until a time limit: the node did not lead the
-partition, the connection was closed, or the partition had no leader. A call with an unknown outcome
-is retried only if it is idempotent; otherwise it raises OutcomeUnknown.
+A call that was certainly not carried out (the node did not lead the partition, the connection was
+closed, or the partition had no leader) is retried until a time limit. A call with an unknown
+outcome is retried only if it is idempotent; otherwise it raises OutcomeUnknown.
 
 A call to another node uses the bulkhead of that node. An open circuit breaker counts as a closed
 connection. The local broker has its own bulkhead (``calls/callees.py``).

@@ -1,4 +1,4 @@
-"""Receives from a queue with several leaders.
+"""Receives messages from a queue whose partitions have several leaders.
 
 First the nodes are called one after the other, so that no more messages are leased than requested.
 This node usually comes first (``NodeOrder``). If no node has a message and the caller waits, the
@@ -9,8 +9,8 @@ for them; otherwise they are released in the background.
 When leaders change, a parked receive moves to the new leaders. A node that fails is called again
 after a pause.
 
-The limit on in-flight messages applies to the sum over all nodes (``broker/partition/queue.py``).
-The limit is reached if one node reports so and no node has a message."""
+The limit on in-flight messages applies to the sum over all nodes (``broker/partition/queue.py``). A
+receive without a wait fails if one node reports this limit and no node has a message."""
 
 import asyncio
 from collections.abc import Sequence

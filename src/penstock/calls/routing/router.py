@@ -1,8 +1,8 @@
 """The brokers of all nodes as one ``BrokerPort``, so that callers need not know which node leads.
 
 A call about one partition goes to its leader, a call about a whole queue to all its leaders, whose
-replies are joined. Move tasks run at the leader of the first partition of their source. That leader
-also creates the shares of a topic.
+replies are joined. A task that moves messages runs at the leader of the first partition of its
+source queue. That leader also creates the shares of a topic.
 
 A message to a standard queue may go to any partition that has a leader. Sending a message to
 another node costs about twice as much as storing it locally. So a node stores messages in the

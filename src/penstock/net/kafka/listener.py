@@ -5,10 +5,10 @@ in progress. A produce request starts as soon as the produce request before it h
 ``written``, so they start in the order of arrival, then wait for their commits together and share a
 sync. Any other request starts when all requests before it have their replies.
 
-Starting a task for a produce request would cost more than many requests do, and a later task could
-overtake it. So the first step of the request's coroutine runs at once (``EagerCoroutine``), up to
-its first wait or even to its end. This step runs outside of any task, so it must not use functions
-that need a task, such as ``asyncio.timeout``.
+Starting a task for a produce request would often cost more than the request itself, and a later
+task could overtake it. So the first step of the request's coroutine runs at once
+(``EagerCoroutine``), up to its first wait or even to its end. This step runs outside of any task,
+so it must not use functions that need a task, such as ``asyncio.timeout``.
 
 Requests that cannot start yet are copied, up to READ_AHEAD_BYTES_MAX; then reading pauses. A frame
 with a forbidden length closes the connection (a TLS hello on a plain port looks like such a frame).
@@ -292,7 +292,7 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         task.add_done_callback(lambda task: self._served(request, task))
 
     def written(self) -> None:
-        """Let the next produce request start, because the last one has its offsets."""
+        """Called by a produce request that has its offsets, so that the next one may start."""
         self._is_written = True
         if not self._is_starting and (self._waiting or self._is_reading_paused):
             self._listener.loop.call_soon(self._start_waiting)

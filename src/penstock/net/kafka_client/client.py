@@ -157,8 +157,8 @@ class KafkaClient:
         raise AssertionError("there is at least one address")
 
     def retried(self, ask: Callable[[], T], *, is_repeatable: bool = True) -> T:
-        """Return the result of ``ask``, retried within the timeout after errors that may pass. If
-        no reply came, it is retried only if it is repeatable and the cluster was reached before."""
+        """Call ``ask`` until it succeeds, fails for good, or the timeout is over. After a lost
+        reply, it is called again only if it is repeatable and the cluster was reached before."""
         ends_at = time.monotonic() + self._dialling.timeout_s
         pause_s = _PAUSE_S
         while True:
@@ -232,7 +232,8 @@ class KafkaClient:
         return sorted(found)
 
     def coordinator(self, name: str, *, kind: int = GROUP) -> int:
-        """Return the coordinator of a group, or of a transactional id (``kind`` TRANSACTION)."""
+        """Return the node that coordinates a group, or a transactional id if ``kind`` is
+        TRANSACTION."""
         from penstock.wire.kafka.generated.find_coordinator import FindCoordinatorRequest
 
         request = FindCoordinatorRequest(key=name, key_type=kind)

@@ -7,7 +7,8 @@ also limits the nesting: a body of a million brackets is rejected before it uses
 A decoder cannot be interrupted, and may need a second for 8 MiB of JSON. So a large body is first
 scanned, to limit the number of strings and the bytes outside of strings, and thus the lists and
 maps that the decoder builds. Strings above 64 KiB are decoded in pieces: a token replaces each of
-them while the other values are decoded. Generators yield None every few milliseconds."""
+them while the other values are decoded. Generators yield None every few milliseconds, to let the
+event loop do other work."""
 
 import re
 from collections.abc import Generator, Mapping

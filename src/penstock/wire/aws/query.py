@@ -60,7 +60,8 @@ def fields_of(query: str, body: bytes = b"") -> dict[str, str]:
 
 
 def fields_in_steps(query: str, body: bytes) -> Generator[None, None, dict[str, str]]:
-    """Return the fields like ``fields_of``, in steps of a few milliseconds that yield None."""
+    """Return the fields like ``fields_of``. The generator yields None every few milliseconds, to
+    let the event loop do other work."""
     if len(body) > FORM_BYTES_MAX:
         raise fault(
             "RequestEntityTooLarge",
@@ -294,7 +295,6 @@ def text_pairs(text: str, *, errors: str = "replace") -> list[tuple[str, str]]:
 
 
 def body_pairs(body: bytes) -> Generator[None, None, list[tuple[str, str]]]:
-    """Return the names and values of a form, in steps of a few milliseconds that yield None."""
     if not body.isascii():
         body.decode()  # before its escapes, which must be UTF-8 by themselves
     pairs = []

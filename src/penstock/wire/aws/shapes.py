@@ -1,7 +1,8 @@
 """Typed requests and replies of the 23 SQS operations, for both the JSON and the query protocol.
 
-``wire_name`` derives the AWS names of fields. A name is given only if AWS breaks its own rule
-(``tags`` of CreateQueue, ``queueUrls`` of one reply). A test compares all names with the AWS SDK.
+``wire_name`` derives the AWS names of fields. A name is set explicitly where AWS breaks its own
+rule (``tags`` of CreateQueue, ``queueUrls`` of one reply). A test compares all names with the AWS
+SDK.
 
 Every request field is optional, and null means absent. The actions check required fields, because
 each action has its own errors. Requests are not frozen, because the frontend sets ``queue_url`` of

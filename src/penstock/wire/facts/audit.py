@@ -13,7 +13,7 @@ All nodes of a cluster write to the same partition, but each node has its own ch
 record would have to wait for all nodes if they had to agree on one order.
 
 Fields may be added at the end; a field that changes its meaning needs a new ``VERSION``. Neither
-affects the chain, which hashes bytes. ``docs/usage.md`` describes the fields."""
+affects the chain, which hashes bytes and not fields. ``docs/usage.md`` describes the fields."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256

@@ -86,7 +86,7 @@ class StandingsReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DropRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Asks whether a node that is no longer a replica may delete its files of a partition (R22)."""
+    """Asks whether a former replica may delete its files of a partition (rule R22)."""
 
     topic_id: str
     index: int

@@ -1,5 +1,5 @@
-"""Assignments of consumer groups, and records of ``__consumer_offsets`` in Apache Kafka's format.
-Some programs read committed offsets from that topic.
+"""Encodes assignments of consumer groups, and records of ``__consumer_offsets`` in Apache Kafka's
+format, for programs that read committed offsets from that topic.
 
     assignment  version i16 · ConsumerProtocolAssignment, which a broker forwards unchanged
 

@@ -1,4 +1,4 @@
-"""Fetch requests and replies, and ShareFetch replies, compiled from their classes.
+"""The codecs of Fetch requests and replies and of ShareFetch replies, compiled from these classes.
 
 A reply is a list of buffers, which the connection writes in order. Headers alternate with batches,
 which are not copied."""
@@ -134,7 +134,7 @@ decode_fetch_response, _encode_response = codec(FetchResponse, *_VERSIONS, has_s
 
 
 def encode_fetch_reply(value: FetchResponse, version: int) -> tuple[list[Piece], int]:
-    """Return the buffers to write, in order and with the records, and their total size."""
+    """Return the buffers of a reply in order, including the records, and their total size."""
     buffers: list[Piece] = []
     buffers.append(_encode_response(value, version, buffers))
     return buffers, sum(map(len, buffers))

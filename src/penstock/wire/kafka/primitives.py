@@ -33,7 +33,7 @@ _INTS_MAX = 256  # longer arrays are rare
 
 
 class Malformed(ValueError):
-    """The bytes are not a valid message. Decoders raise no other errors."""
+    """The bytes are not a valid message. Decoders raise this error for any invalid bytes."""
 
 
 class TooManyEntries(Malformed):
@@ -54,7 +54,7 @@ class UnsupportedVersion(ValueError):
 
 
 class Unencodable(ValueError):
-    """A value cannot be encoded, which is a bug of the server."""
+    """A value cannot be encoded, because of a bug in the code that created the value."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False): ...

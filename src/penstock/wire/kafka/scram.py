@@ -10,7 +10,7 @@ No reply reveals why a proof was refused: wrong password, wrong nonce and unknow
 same. Channel binding is not offered, so a client that requires it is refused.
 
 A client trusts a server only after the server's last message has proved that the server knows the
-stored credential. A client also limits the iterations: with too few, a false server could guess the
+stored credential. A client also limits the iterations: with too few, a fake server could guess the
 password from the proof, and too many would keep the client busy."""
 
 import base64
