@@ -1,9 +1,9 @@
-"""Makes ``spark.read.format("penstock")`` available: PySpark imports all modules ``pyspark_*``.
+"""Makes ``spark.read.format("penstock")`` work. PySpark imports all modules named ``pyspark_*``.
 
-Spark runs this import, and all Python workers, with the program ``PYSPARK_PYTHON`` or ``python3``.
-If a job is started as ``.venv/bin/python job.py``, these may be a Python without Penstock, and
-Spark reports DATA_SOURCE_NOT_FOUND. So a job must import this module before it creates its session,
-or call ``register`` afterwards."""
+Spark runs this import, and all Python workers, with the program in ``PYSPARK_PYTHON``, or else
+``python3``. If a job is started as ``.venv/bin/python job.py``, that may be a Python without
+Penstock, and Spark reports DATA_SOURCE_NOT_FOUND. So a job must import this module before it
+creates its session, or call ``register`` afterwards."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ class DefaultSource(PenstockSource):
 
 
 def register(spark: "SparkSession") -> None:
-    """Register ``format("penstock")`` in an existing session."""
+    """Register ``format("penstock")`` in a Spark session that already exists."""
     context = spark.sparkContext
     if context.pythonExec == _PYTHON_DEFAULT:
         context.pythonExec = os.environ["PYSPARK_PYTHON"]

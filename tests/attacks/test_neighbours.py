@@ -337,7 +337,7 @@ async def test_twelve_late_calls_of_one_tenant_leave_the_node_to_the_others(
             assert callees.backend("n").state() is BreakerState.CLOSED
             assert callees.backend("n").breaker.opened_count == 0
             (refused,) = await outcomes(calls.call(Append(own, 0, [message()])))
-            assert "partition does not reply" in str(refused)
+            assert "does not reply for this partition" in str(refused)
 
 
 async def test_a_partition_that_hangs_on_another_node_leaves_that_node_to_the_others(

@@ -1,4 +1,4 @@
-"""Calls from one role of a node to another, on this node or on another one.
+"""Calls between the roles of a node, such as frontend and broker, on the same or another node.
 
-``bulkhead`` and ``callees`` limit the calls to each callee. ``routing`` finds the leading node,
-``remote`` has both ends of a broker call between nodes, ``internal`` the connections."""
+``bulkhead`` and ``callees`` limit the calls to each callee, ``routing`` finds the node that leads a
+partition, ``remote`` has the client and server of broker calls, ``internal`` the connections."""

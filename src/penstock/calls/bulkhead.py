@@ -2,14 +2,14 @@
 the calls to others. A call beyond the limit is rejected at once. Parked calls (long polls) have a
 limit of their own: they use no worker of the callee, and there may be thousands.
 
-Every message passes here, so a successful call costs a few additions and one table entry, no timer
-and no clock. One periodic sweep per callee finds and cancels the calls that are late.
+Every message passes here, so a successful call costs a few additions and one dict entry, and needs
+no timer and no clock. One periodic sweep per callee finds and cancels the calls that are late.
 
-A late call counts as a failure of its partition first: after five in a row, calls to this partition
-are rejected at once, while calls to other partitions go on. The circuit breaker of the whole callee
-opens after five failures in a row if they are lost connections or late calls of at least two
-tenants, because the partitions of one tenant may hang while others work. An open breaker lets
-single calls through as probes, to find out whether the callee is back."""
+After five failed calls to a partition in a row, calls to this partition are rejected at once, while
+calls to other partitions go on. The circuit breaker of the whole callee opens after five failures
+in a row, if they are lost connections or late calls of at least two tenants, because the partitions
+of one tenant may hang while others work. An open breaker lets single calls through as probes, to
+find out whether the callee replies again."""
 
 import asyncio
 import logging
@@ -53,8 +53,6 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """A circuit breaker. It reads no clock: callers pass the time."""
-
     def __init__(self) -> None:
         self._failures = 0
         self._general_failures = 0  # failures that concern every tenant
@@ -68,7 +66,7 @@ class Breaker:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether failures since the last reply concern more than one tenant."""
+        """Return whether a failure since the last success concerns more than one tenant."""
         return self._general_failures > 0 or len(self._tenants) >= TENANTS_MIN
 
     def state(self, *, now_ms: int) -> BreakerState:
@@ -79,7 +77,7 @@ class Breaker:
         return BreakerState.OPEN
 
     def admits(self, *, now_ms: int) -> bool:
-        """Return whether a call may be made. The caller must report the result of the call once."""
+        """Return whether a call may be made now. If so, the caller must report its result."""
         if not self._is_open:
             return True
         if self._is_probing or now_ms < self._retry_at_ms:
@@ -95,7 +93,7 @@ class Breaker:
         self._is_probing = False
 
     def failed(self, *, now_ms: int, tenant: str | None = None) -> None:
-        """Note a failed call of ``tenant``; None for a failure that concerns every tenant."""
+        """Count a failed call. ``tenant`` is None if the failure concerns every tenant."""
         self.failed_at_ms = now_ms
         self._failures += 1
         if tenant is None:
@@ -117,7 +115,7 @@ class Breaker:
 
 
 class CalleeUnavailable(Overloaded):
-    """The callee replies late or not at all; a later retry may succeed."""
+    """The callee replied late or not at all; a later retry may succeed."""
 
     def __init__(self, message: str, *, is_lost: bool = False) -> None:
         super().__init__(message)
@@ -128,7 +126,8 @@ class CalleeRefused(CalleeUnavailable): ...
 
 
 class Bulkhead:
-    """Limits the calls to one callee: ``call``, or ``enter`` and then ``left`` or ``failed``."""
+    """Limits the calls to one callee. ``call`` makes a whole call; other callers use ``enter`` or
+    ``park`` before the call, and ``left`` or ``failed`` after it."""
 
     def __init__(
         self,
@@ -142,8 +141,8 @@ class Bulkhead:
         late: tuple[type[PenstockError], ...] = (),
         own_account: str | None = None,
     ) -> None:
-        """Create a bulkhead. ``lost`` are the errors of a lost connection, ``late`` those of a
-        callee that did not reply in time. Tenants other than ``own_account`` may use only a part of
+        """Create a bulkhead. ``lost`` are the error types that mean a lost connection, ``late``
+        those that mean no reply in time. A tenant other than ``own_account`` may use only a part of
         the limit."""
         self.shares = SharedLimit(calls_max, TENANT_CALLS_PERCENT, own_account=own_account)
         self._is_counting = False  # whether ``shares`` counts the calls of each tenant
@@ -197,7 +196,7 @@ class Bulkhead:
         topic: Topic | None = None,
         partition: int = ALL_PARTITIONS,
     ) -> T:
-        """Make a call. ``work`` creates the awaitable, so that a rejected call does not start."""
+        """Make a call unless the bulkhead rejects it. ``work`` returns the awaitable."""
         number = self.enter(topic, partition)
         try:
             reply = await work()
@@ -258,7 +257,7 @@ class Bulkhead:
             task.uncancel()  # the reply came although the sweep had cancelled the call
 
     def failed(self, number: int, error: BaseException) -> None:
-        """Note the error of a call. One that the callee raised counts as a reply. Raises
+        """End a call that raised ``error``. An error sent by the callee counts as a reply. Raises
         CalleeUnavailable if the call was late or its connection was lost."""
         if number > 0:
             self.in_use -= 1
@@ -320,7 +319,7 @@ class Bulkhead:
         if shares.is_used_up(topic.account):
             self.refused_count += 1
             raise Throttled(
-                f"This tenant has {shares.of(topic.account):,} of {shares.most:,} calls to"
+                f"This tenant has {shares.of(topic.account):,} of at most {shares.most:,} calls to"
                 f" {self.name} in progress.",
                 retry_after_ms=RETRY_AFTER_MS,
             )
@@ -339,7 +338,7 @@ class Bulkhead:
         # Check the partition first: a call that it rejects must not count as a probe of the callee.
         if failing is not None and not failing.admits(now_ms=now_ms):
             self.refused_count += 1
-            raise CalleeRefused(f"The partition does not reply at {self.name}; retry shortly.")
+            raise CalleeRefused(f"{self.name} does not reply for this partition; retry shortly.")
         if not self.breaker.admits(now_ms=now_ms):
             _end_probe(failing, now_ms)
             self.refused_count += 1
@@ -382,7 +381,6 @@ class Bulkhead:
             log.warning("circuit breaker of a partition opened", extra={**named, "reason": reason})
 
     def _note_reply(self, topic: Topic | None, partition: int) -> None:
-        """Close the breakers of the callee and of this partition, not those of other partitions."""
         if self.state() is not BreakerState.CLOSED:
             log.info("circuit breaker closed", extra={"callee": self.name})
         self.breaker.succeeded()

@@ -1,9 +1,9 @@
-"""The bulkheads of everything that a frontend calls: the metadata, every node that serves
-partitions, and the coordinators of groups and of transactions of each node, because one of their
-logs may hang while all others work. Also reports their states to the metrics and the admin API.
+"""The bulkheads around everything that a frontend calls: the metadata service, and each node that
+serves partitions. The group and transaction coordinators of a node have separate bulkheads, because
+the log of one may hang while the others work. Metrics and the admin API show their states.
 
-A broker call passes one bulkhead only: the one of this node, of the metadata, or of the other node
-that serves the call (``routing``)."""
+A broker call passes only one bulkhead: that of the metadata service, of the local broker, or of the
+other node to which ``routing`` sends the call."""
 
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final
@@ -95,7 +95,8 @@ class Callees:
 
 
 async def guarded(bulkhead: Bulkhead, broker: Calls, call: BrokerCall[R]) -> R:
-    """Make a broker call, which does not wait for messages if earlier calls failed."""
+    """Make a broker call through a bulkhead. If earlier calls failed, a receive does not wait for
+    messages (no long polling)."""
     wait_ms = call.wait_ms
     if wait_ms > 0 and bulkhead.is_suspect(call.topic):
         call, wait_ms = call.at_once(), 0

@@ -1,4 +1,4 @@
-"""Child processes that end with this process, even if it is killed (Linux only)."""
+"""Child processes that end when this process ends, even if this process is killed (Linux only)."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG: Final = 1
 def start_child(
     command: Sequence[str], *, env: Mapping[str, str], end: signal.Signals | None, **streams: Any
 ) -> "subprocess.Popen[bytes]":
-    """Start a child process, which gets the signal ``end`` when this process ends."""
+    """Start a child process that receives the signal ``end`` when this process ends."""
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # loaded before the fork
 
     def end_with_parent() -> None:

@@ -1,8 +1,8 @@
-"""Splits the bytes of a connection into frames: a length of four bytes, then that many bytes.
+"""Splits the bytes of a connection into frames, each of which begins with its length in four bytes.
 
-All connections of a listener receive into shared chunks. A frame is a view of its chunk, so usually
-nothing is copied; the view is valid until more bytes are received, unless ``keep`` is called. An
-incomplete frame is moved to the front of a chunk that has room for it.
+All connections of a listener receive into shared buffers (chunks). A frame is a view of its chunk,
+so usually nothing is copied. The view is valid until more bytes are received, unless ``keep`` is
+called. An incomplete frame is moved to the front of a chunk with more room.
 
     ┌─────┬─────────────┬─────┬─────────────┬─────┬──────┬─ ─ ─ ─ ─ ─
     │ len │ frame       │ len │ frame       │ len │ part │  received next
@@ -10,9 +10,8 @@ incomplete frame is moved to the front of a chunk that has room for it.
                                             └─ moved ────┘
 
 Memory for a whole frame is allocated at once only while all connections together hold less than
-HELD_BYTES_MAX; otherwise it grows as bytes arrive, because a client may state a wrong length. A
-connection without an incomplete frame holds no memory.
-"""
+HELD_BYTES_MAX. Otherwise the memory grows as bytes arrive, because a client may state a wrong
+length. A connection without an incomplete frame holds no memory."""
 
 import struct
 
@@ -54,7 +53,7 @@ class Chunks:
         return self._landing
 
     def take(self, whole: int, have: int) -> Chunk:
-        """Return a chunk for a frame of ``whole`` bytes, ``have`` of which have arrived."""
+        """Return a chunk for a frame of ``whole`` bytes, of which ``have`` bytes have arrived."""
         size = CHUNK_BYTES
         if whole >= LARGE_FROM:
             size = -(-(whole + SPARE_ROOM_BYTES) // SPARE_ROOM_BYTES) * SPARE_ROOM_BYTES
@@ -88,8 +87,8 @@ class Chunks:
 
 
 class FrameReader:
-    """Splits received bytes into frames. Call ``room``, ``received``, ``next_frame`` until it
-    returns None, then ``settle``."""
+    """Splits received bytes into frames. For each read, call ``room`` and ``received``, then
+    ``next_frame`` until it returns None, then ``settle``."""
 
     __slots__ = ("_at", "_chunk", "_chunks", "_end", "_own", "_whole", "frame_bytes_max")
 

@@ -1,7 +1,7 @@
-"""The base class of all listeners, which counts connections, checks deadlines and drains.
+"""The base class of all listeners. It counts connections, checks deadlines and drains connections.
 
-One periodic sweep checks the deadlines of all connections, instead of a timer per request. A
-connection notes when its phase (such as reading a header) began, by the clock of the sweep."""
+One periodic sweep checks the deadlines of all connections, instead of a timer per request. Each
+connection notes the time of the last sweep when it enters a phase, such as reading a header."""
 
 import asyncio
 import ipaddress
@@ -34,11 +34,11 @@ class Peer(asyncio.BaseProtocol):
 
     @abstractmethod
     def check_deadline(self, now: float) -> None:
-        """Close the connection if its phase has lasted too long."""
+        """Close the connection if its current phase has lasted too long."""
 
     @abstractmethod
     def close_if_idle(self) -> None:
-        """Close the connection, but not before the reply to a request in progress."""
+        """Close the connection now, or after the reply to the request in progress."""
 
     def abort(self) -> None:
         self._transport.abort()
@@ -51,7 +51,7 @@ class Peer(asyncio.BaseProtocol):
 
 class Listener:
     def __init__(self, *, connections_max: int, per_address_max: int = 0) -> None:
-        """Create a listener. ``per_address_max`` limits connections per address; 0: no limit."""
+        """Create a listener. ``per_address_max`` limits connections per address (0: no limit)."""
         self.connections: set[Peer] = set()
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time()  # set by the sweep, so up to half a second old
@@ -78,7 +78,7 @@ class Listener:
         handshake_seconds_max: float = HANDSHAKE_SECONDS_MAX,
         reuse_port: bool = False,
     ) -> str:
-        """Bind a port, which ``reuse_port`` shares between processes. Returns ``host:port``."""
+        """Listen on a port and return ``host:port``. ``reuse_port`` lets processes share it."""
         self.is_tls = tls is not None
         self._server = await self.loop.create_server(
             self.make_connection,
@@ -111,7 +111,7 @@ class Listener:
             self._sweeper.cancel()
 
     def opened(self, connection: Peer, address: str = "") -> bool:
-        """Count a new connection. Returns False if it must be rejected."""
+        """Count a new connection. Return False if the connection must be rejected."""
         if len(self.connections) >= self._connections_max or self.is_draining:
             return False
         if self.admits is not None and address and not self.admits(address):
@@ -130,8 +130,8 @@ class Listener:
     def limit(
         self, *, connections_max: int, per_address_max: int, addresses: Mapping[str, int]
     ) -> None:
-        """Set new limits, which do not close connections. The listener must have had a limit per
-        address from the start, or it has not counted addresses."""
+        """Set new limits, without closing connections. The listener must have been created with a
+        limit per address, because otherwise it has not counted connections by address."""
         assert self._per_address_max > 0, "addresses are not counted"
         self._connections_max = min(connections_max, self._most)
         self._per_address_max = per_address_max
@@ -156,11 +156,11 @@ class Listener:
         self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
 
     def swept(self) -> None:
-        """Called by the sweep, twice a second."""
+        """Called twice a second, at the beginning of each sweep."""
 
 
 def source_of(address: str) -> str:
-    """Return the address to count: for IPv6 its /64 network, which one client usually owns."""
+    """Return the address to count connections by: for IPv6 the /64 network, not one address."""
     if ":" not in address:
         return address
     try:

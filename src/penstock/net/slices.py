@@ -5,13 +5,13 @@ and then lets the event loop do other work:
 
     async for each in slices.each(request.topics): ...
 
-Usually no slice is over and nothing is awaited. All requests share one ``Turns``: only one of the
-requests that use slices runs in each iteration of the event loop, so many large requests delay
-others no more than one does. ``each`` costs 3 µs per entry; frequent requests check ``is_over``
-themselves or use ``map``. Work that is written as a generator runs with ``in_slices``.
+Usually no slice is over and nothing is awaited. All requests share one ``Turns``: in each iteration
+of the event loop, only one of the requests that use slices runs, so that many large requests delay
+other requests no more than one does. ``each`` costs 3 µs per entry; frequent requests check
+``is_over`` themselves or use ``map``. Work that is written as a generator runs with ``in_slices``.
 
-Records of batches of up to 1 MiB are decompressed at once, which takes about a millisecond, those
-of larger ones in a thread: two at a time, and one at a time for each tenant."""
+Batches of up to 1 MiB are decompressed at once, which takes about a millisecond. Larger batches are
+decompressed in threads: two at a time, and only one at a time for each tenant."""
 
 import asyncio
 import hashlib
@@ -49,7 +49,7 @@ def portions(entries: Sequence[T]) -> list[tuple[T, ...]]:
 
 
 async def in_slices(steps: Generator[None, None, T]) -> T:
-    """Run a generator to its end and return its result. It must yield every few milliseconds."""
+    """Run a generator, which must yield every few milliseconds, and return its result."""
     since = time.perf_counter()
     while True:
         try:
@@ -143,7 +143,7 @@ class Each(Generic[T]):
 
 
 def unpacked_now(batch: bytes, header: BatchHeader) -> bytes | None:
-    """Return the decompressed records, or None if that would take more than about a millisecond."""
+    """Return the decompressed records, or None if decompressing takes more than a millisecond."""
     if header.codec == Codec.NONE:
         return records_blob(batch, header)
     if len(batch) > QUICK_PACKED_BYTES_MAX:

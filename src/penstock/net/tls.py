@@ -1,7 +1,7 @@
-"""The certificate of a listener, in one TLS context for all connections that is renewed in place.
+"""A listener's certificate, in one TLS context that can be renewed while connections are open.
 
-A new certificate is loaded into a separate context first, so that an unusable one never replaces
-the current one. Open connections keep the old certificate."""
+A new certificate is first loaded into a separate context, so that an unusable certificate never
+replaces the current one. Open connections keep the old certificate."""
 
 import ssl
 from pathlib import Path
@@ -35,8 +35,8 @@ class Certificates:
         self.expires_at_ms = _expiry_ms(files.certificate)
 
     def renew(self) -> bool:
-        """Load changed files, and return whether there were any. If they are unusable, raises
-        CertificateUnusable and keeps the old certificate."""
+        """Load the files if they have changed, and return whether they have. If they are unusable,
+        raise CertificateUnusable and keep the old certificate."""
         stamps = self._read_stamps()
         if stamps == self._stamps:
             return False

@@ -1,10 +1,9 @@
-"""The clock of a node, and a check whether it ran evenly during a restart of the process.
+"""The clock of a node, and a check whether its values before and after a restart can be compared.
 
-Leases and delays use CLOCK_BOOTTIME: unlike CLOCK_MONOTONIC it continues while a laptop sleeps, so
-a lease does not last longer because the lid was closed. Both clocks restart with the machine. So a
-node that restarts subtracts the elapsed time from its leases only if the machine has not rebooted
-and the wall clock was not set.
-"""
+Leases and delays use CLOCK_BOOTTIME. Unlike CLOCK_MONOTONIC, it continues while a laptop sleeps, so
+a lease does not last longer because the lid was closed. CLOCK_BOOTTIME starts again when the
+machine reboots. So a node that restarts subtracts the elapsed time from its leases only if the
+machine has not rebooted and the wall clock was not set."""
 
 import time
 from pathlib import Path
@@ -37,7 +36,7 @@ class SystemClock:
 
 
 def elapsed_trustworthy(before: ClockAnchor, now: ClockAnchor) -> bool:
-    """Return whether the boot clock measured the time between two anchors without a gap."""
+    """Return whether neither a reboot nor a change of the wall clock came between two anchors."""
     if not before.boot_id or before.boot_id != now.boot_id:
         return False
     return abs(before.offset_ms - now.offset_ms) <= JUMP_MS_MAX

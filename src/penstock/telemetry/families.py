@@ -1,10 +1,10 @@
 """All metrics of Penstock, each declared once with its help text for operators.
 
-Names follow Prometheus: base units last, ``_total`` on counters. A label that clients choose has a
-cap where it is counted (``metrics.py``). Series per queue are separate families whose names begin
-with ``object``, and only ``/metrics/objects`` returns them: a node with a hundred thousand queues
-must stay cheap to scrape, and a sum over a family must not count anything twice.
-"""
+Names follow the rules of Prometheus: the base unit at the end, and ``_total`` for counters. For a
+label whose values clients choose, ``metrics.py`` limits the number of series. Series per queue are
+separate families whose names begin with ``object``, and only ``/metrics/objects`` returns them: a
+node with a hundred thousand queues must stay cheap to scrape, and a sum over a family must not
+count anything twice."""
 
 from collections.abc import Sequence
 from enum import StrEnum

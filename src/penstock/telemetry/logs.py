@@ -1,12 +1,12 @@
 """Structured logs with the standard library's logging, one event per line on standard error.
 
 Code calls ``log.info("lease expired", extra={"topic": ..., "offset": ...})``, with a fixed event
-and fields. The output is one JSON object per line, or a short readable line at a terminal. Standard
-output is not used, because ``serve`` promises exactly one line there.
+and variable fields. The output is one JSON object per line, or a short readable line at a terminal.
+Standard output is not used, because ``serve`` promises to print exactly one line there.
 
 No input from outside can forge a line or control a terminal: control characters are escaped in both
-formats. Fields that may hold a message's body or a secret are hidden by name, and so is any text
-after a word that announces a credential."""
+formats. Fields whose names suggest a message body or a secret are hidden, and so is any text after
+a word such as "password" that announces a secret."""
 
 import logging
 import re
@@ -135,7 +135,7 @@ def configure(
     node: str = "",
     stream: TextIO | None = None,
 ) -> None:
-    """Send all logs of this process to standard error. May be called again to change the level."""
+    """Send all logs of this process to standard error. A second call changes the level."""
     stream = stream or sys.stderr
     shape = LogFormat(format)
     if shape is LogFormat.AUTO:

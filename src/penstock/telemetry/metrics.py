@@ -1,11 +1,11 @@
-"""The counters of a node. Counting happens for every request and message, so it is one attribute or
-list addition; everything expensive (labels, text, gauges) waits for the scrape.
+"""The metrics of a node. Counting happens for every request and message, so it only adds to an
+attribute or a list element. Labels, text and gauges, which cost more, are computed at each scrape.
 
-Use it only in the event loop's thread, because additions are not atomic. Gauges are not stored:
-their owner registers a collector, which must return their values from memory and at once.
+Use a ``Meter`` only in the event loop's thread, because additions are not atomic. Gauges are not
+stored: their owner registers a collector, which must return their values without waiting.
 
-Samples are written in the Prometheus text format (version 0.0.4), a hundred times as fast as by the
-client library, which would block the event loop."""
+Samples are written in the Prometheus text format (version 0.0.4) without the Prometheus client
+library, which takes a hundred times as long and would block the event loop."""
 
 import math
 import platform
@@ -105,7 +105,7 @@ class Meter:
         return self._requests.setdefault((api, protocol, code), _Requests(durations))
 
     def register_collector(self, collector: Collector) -> None:
-        """Add a function that returns samples of gauges at each scrape."""
+        """Add a function that each scrape calls to get the values of gauges."""
         self._collectors.append(collector)
 
     def register_histogram(
@@ -143,7 +143,8 @@ class Meter:
 def render_samples(
     by_family: Mapping[Family, Sequence[Sample]],
 ) -> Generator[None, None, list[bytes]]:
-    """Return samples as pieces of text. Yields None after every few milliseconds of work."""
+    """Return samples as pieces of text. The generator yields None every 2 ms or so, to let the
+    event loop do other work."""
     pieces: list[bytes] = []
     for family, samples in by_family.items():
         for start in range(0, len(samples), RENDERED_SAMPLES):

@@ -187,7 +187,7 @@ async def test_a_failure_of_this_node_is_told_at_once(cluster: Cluster) -> None:
             with pytest.raises(CalleeUnavailable):
                 await calls.anywhere.call(Ends(here, 0))
             assert asked == number
-        with pytest.raises(CalleeRefused, match="partition does not reply at backend:n1"):
+        with pytest.raises(CalleeRefused, match="backend:n1 does not reply for this partition"):
             await calls.anywhere.call(Ends(here, 0))
     assert asked == FAILURES_MAX
 

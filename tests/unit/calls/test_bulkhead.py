@@ -88,7 +88,7 @@ async def test_a_tenant_has_half_of_the_calls_and_the_nodes_own_has_all() -> Non
         return bulkhead.in_use - before
 
     assert await begin("greedy", 15) == 10
-    with pytest.raises(Throttled, match="10 of 10 calls to backend:n in progress"):
+    with pytest.raises(Throttled, match="10 of at most 10 calls to backend:n in progress"):
         await bulkhead.call(answer, topic_of("greedy"), 0)
     assert await begin("other", 4) == 4
     assert await begin("own", 9) == 6

@@ -292,7 +292,9 @@ async def test_a_request_or_an_answer_longer_than_a_frame_is_refused_by_name() -
     small = InternalConfig(frame_bytes_max=65_536)
     async with listening(role, config=small) as (_, port):
         async with calling(port) as client:
-            with pytest.raises(InvalidRequest, match=r"test\.echo of .* bytes is too large"):
+            with pytest.raises(
+                InvalidRequest, match=r"test\.echo request of .* bytes is too large"
+            ):
                 await ask(client, "x" * 70_000)
             assert await ask(client, "x" * 60_000) == "x" * 60_000
         async with calling(port, config=small) as client:
@@ -477,7 +479,7 @@ async def test_too_many_that_wait_are_throttled_and_a_turn_that_never_comes_ends
         await role.until(lambda: role.begun == ["wait first"])
         waiting = [asyncio.create_task(ask(client, "wait", timeout_ms=200)) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(Throttled, match="Too many calls wait"):
+        with pytest.raises(Throttled, match="Too many calls are waiting"):
             await ask(client, "one more")
         for task in waiting:
             with pytest.raises(Unreachable, match="too many calls"):

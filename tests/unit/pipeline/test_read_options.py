@@ -18,7 +18,7 @@ GIVEN = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"}
     ("options", "why"),
     [
         ({"subscribe": "t"}, "kafka.bootstrap.servers is missing"),
-        ({**GIVEN, "kafka.bootstrap.servers": "here"}, "'here' is not HOST:PORT"),
+        ({**GIVEN, "kafka.bootstrap.servers": "here"}, "'here' does not have the form HOST:PORT"),
         ({**GIVEN, "assign": '{"t":[0]}'}, "given: subscribe and assign"),
         ({"kafka.bootstrap.servers": "a:1"}, "exactly one of subscribe.* none is given"),
         ({**GIVEN, "startingOffsets": "begin"}, "earliest, latest or JSON, not 'begin'"),

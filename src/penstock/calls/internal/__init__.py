@@ -1,1 +1,1 @@
-"""Connections between nodes: both ends, their certificates, calls and replies."""
+"""Connections between nodes: the calling side, the listening side, and what both share."""

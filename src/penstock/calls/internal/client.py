@@ -1,11 +1,11 @@
-"""Makes calls to another node, over one connection with many calls in progress.
+"""The client for calls to another node, with one connection for many calls in progress.
 
-The first call connects. After a failure the client connects again after a pause that grows with
-each failure and has a random part, so that the callers of a node that comes back do not all connect
-at once. A call during the pause fails at once with Unreachable.
+The first call opens the connection. After a failure the client reconnects after a pause that grows
+with each failure and has a random part, so that clients do not all reconnect at the same moment. A
+call during the pause fails at once with Unreachable.
 
-A call whose connection was lost is made once more if it is idempotent, and raises OutcomeUnknown
-otherwise. A call that is cancelled here is cancelled at the other node."""
+If the connection is lost during a call, the call is sent once more if it is idempotent, and raises
+OutcomeUnknown otherwise. Cancelling a call here also cancels it at the other node."""
 
 import asyncio
 import random
@@ -98,7 +98,8 @@ class _Calling(NodeConnection):
     async def ask(self, call: Call[Q, R], payload: bytes, *, deadline: float) -> R:
         if not self.fits(payload):
             raise InvalidRequest(
-                f"A {call.name} of {len(payload):,} bytes is too large for {self._client.place}."
+                f"The {call.name} request of {len(payload):,} bytes is too large for"
+                f" {self._client.place}."
             )
         if self._waiting or not self._has_room:
             await self._wait(deadline, len(payload))
@@ -135,7 +136,7 @@ class _Calling(NodeConnection):
 
     async def _wait(self, deadline: float, size: int) -> None:
         if len(self._waiting) >= self._config.waiting_max:
-            raise Throttled(f"Too many calls wait for {self._client.place}.")
+            raise Throttled(f"Too many calls are waiting to be sent to {self._client.place}.")
         room: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(_Waiting(room, deadline, size))
         self.arm()
@@ -168,7 +169,7 @@ class _Calling(NodeConnection):
     def arrived(self, header: Header, payload: memoryview) -> None:
         kind = header.kind
         if kind is not Kind.REPLY and kind is not Kind.ERROR:
-            raise faults.MalformedFrame(f"the called node sent a {kind.name} frame")
+            raise faults.MalformedFrame(f"the called node sent an unexpected {kind.name} frame")
         one = self._pending.pop(header.request_id, None)
         if one is None:
             return  # the call was cancelled, or its time is over
@@ -346,7 +347,7 @@ class InternalClient:
 
 
 class FirstReachable:
-    """Calls one of several equivalent nodes until it is unreachable or stopping, then the next."""
+    """Calls one of several equivalent nodes, and changes to the next when that one fails."""
 
     def __init__(
         self,

@@ -1,11 +1,12 @@
-"""A connection between two nodes, as both ends see it: hello, frames and limits.
+"""The part of a connection between two nodes that both ends share: hello, frames and limits.
 
-All frames of one iteration of the event loop go out in one write, because the system call would be
-the largest cost of a call. A peer that does not read gets no more calls once the write buffer
-exceeds ``write_bytes_high``; the connection is closed if that lasts or the buffer grows further.
+All frames of one iteration of the event loop are sent in one write, because the system call would
+be the largest cost of a call. If a peer does not read, no more calls are sent once the write buffer
+exceeds ``write_bytes_high``. If that lasts or the buffer grows further, the connection is closed.
 
-One timer checks the deadlines of all calls in progress (a timer per call would add a tenth to its
-cost), so a deadline is noticed up to TICK_SECONDS late. Idle connections have no timer.
+One timer checks the deadlines of all calls in progress, because a timer per call would make calls
+ten percent more expensive. So a deadline is noticed up to TICK_SECONDS late. Idle connections have
+no timer.
 
 Both ends require a certificate signed by the cluster's own authority. This proves only that the
 peer belongs to the cluster, so the certificate must also contain the id of the node: as a DNS name
@@ -99,8 +100,9 @@ class InternalConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeEnd:
-    """This end of the connections to other nodes. ``check_hello`` raises HelloRefused for an
-    unsuitable peer. Both ends must prove that they know ``secret``, if it is set."""
+    """The settings of this node for its connections to other nodes. ``check_hello`` raises
+    HelloRefused for an unsuitable peer. With a ``secret``, both ends must prove that they know
+    it."""
 
     node_id: str
     cluster_id: str
@@ -159,7 +161,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
 
     @abstractmethod
     def expire(self, now: float) -> bool:
-        """End calls past their deadline. Returns whether any call is left."""
+        """Fail the calls whose deadline has passed. Return whether any calls remain in progress."""
 
     @abstractmethod
     def lost(self, reason: str) -> None: ...
@@ -235,8 +237,9 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         return wire.decode_hello(frame)
 
     def _has_proved(self, hello: Hello, secret: bytes) -> bool:
-        """Return whether the peer has proved the secret with its second hello. The first hello is
-        answered with this node's proof. Raises HelloRefused if a proof is wrong."""
+        """Return whether the peer has proved the shared secret: False for its first hello, which is
+        answered with this node's proof, and True for its second hello. Raises HelloRefused if a
+        proof is wrong."""
         is_caller, first = self.side is Side.CALLER, self._first
         if first is not None and msgspec.structs.replace(hello, proof=b"") != first:
             raise HelloRefused(f"The second hello of node {hello.node_id} differs from its first.")
@@ -271,7 +274,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
     def send(
         self, kind: Kind, call: int, request_id: int, payload: bytes, *, deadline_ms: int = 0
     ) -> None:
-        """Send a frame in the next iteration of the event loop. The caller has checked ``fits``."""
+        """Send a frame in the next iteration of the event loop. The payload must pass ``fits``."""
         left_ms = min(deadline_ms, wire.DEADLINE_MS_MAX)
         header = wire.pack_header(self._version, kind, call, request_id, left_ms, len(payload))
         self._parts.append(header)
@@ -301,8 +304,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
             self._transport.writelines(parts)
         self.flushed()
 
-    def flushed(self) -> None:
-        """Called when the queued frames have been written to the transport."""
+    def flushed(self) -> None: ...
 
     def pause_writing(self) -> None:
         self._stalled_since = self._loop.time()

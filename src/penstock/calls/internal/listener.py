@@ -1,8 +1,8 @@
 """Serves the calls of other nodes.
 
-Replies are sent in the order in which they are ready. A call that is served from memory never
-becomes a task. Calls beyond the number that the hello allows are rejected, because the caller
-should queue them. When a connection is lost, its calls are cancelled."""
+Replies are sent in the order in which they are ready. A call that is served from memory needs no
+task. The hello states a maximum of calls in progress; calls beyond it are rejected, because the
+caller should queue them. When a connection is lost, its calls are cancelled."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ class InternalListener(Listener):
         return _Served(self)
 
     def note_refusal(self, error: faults.HelloRefused) -> None:
-        """Log a rejected hello, at most once in REFUSAL_SECONDS because the caller retries."""
+        """Log a rejected hello, but at most once in REFUSAL_SECONDS, because the caller retries."""
         if self.now - self._refusal_logged_at >= REFUSAL_SECONDS:
             self._refusal_logged_at = self.now
             log.warning("handshake of another node rejected", extra={"reason": str(error)})
@@ -98,7 +98,7 @@ class _Served(NodeConnection):
                 one.has_caller = False
                 one.task.cancel()
         else:
-            raise faults.MalformedFrame(f"the caller sent a {kind.name} frame")
+            raise faults.MalformedFrame(f"the caller sent an unexpected {kind.name} frame")
 
     def _begin(self, header: Header, payload: memoryview) -> None:
         request_id = header.request_id
@@ -181,7 +181,6 @@ class _Served(NodeConnection):
             self.send(Kind.ERROR, number, request_id, faults.encode_failure(error))
 
     def pause_writing(self) -> None:
-        """Read no more calls until the peer reads its replies."""
         super().pause_writing()
         self._transport.pause_reading()
 

@@ -1,1 +1,1 @@
-"""Both ends of a broker call between nodes: the broker of another node, and the service there."""
+"""Broker calls between nodes: ``broker`` is the client, ``service`` the server."""

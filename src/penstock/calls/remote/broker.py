@@ -1,15 +1,16 @@
-"""The broker of another node: a ``BrokerPort`` over calls between nodes.
+"""A client for the broker of another node: a ``BrokerPort`` that sends each call to that node.
 
-A call raises the error that the other node raised, Unreachable (the call was not made), or
-OutcomeUnknown or DeadlineExceeded (the call may have been carried out).
+A call raises the error that the other node raised. It raises Unreachable if the call was not made,
+and OutcomeUnknown or DeadlineExceeded if the call may have been carried out.
 
-If the reply of a lease is lost, late or no longer wanted, GIVE_BACK releases the leases. It is sent
-on the same connection, so it cannot overtake the lease, and names a ticket that is used only once.
+If the reply to a lease call is lost, late or no longer wanted, the call GIVE_BACK releases the
+messages. GIVE_BACK is sent on the same connection, so it cannot overtake the lease call. It names
+the lease call by a ticket number that is used only once.
 
-For the listeners on all partitions of a topic, one call waits at the other node. It sends the known
-state of each partition, and gets a reply when a state has changed or the time is over; then it is
-made again. If the node does not reply or no longer leads a partition, the listeners are called as
-well, and the call is made again after a pause."""
+All listeners on partitions of one topic share one call that waits at the other node. It contains
+the known state of each partition, and is made again after each reply, which comes when a state has
+changed or the wait is over. If the node does not reply or no longer leads a partition, the
+listeners are called as well, and the next call is made after a pause."""
 
 import asyncio
 import random
@@ -56,9 +57,9 @@ class RemoteBroker:
         outcomes: dict[str, int] | None = None,
         chance: Callable[[int], int] = random.getrandbits,
     ) -> None:
-        """Create a broker. ``caller`` returns the connection to the node or raises Unreachable;
-        ``parked`` the one for long polls, which would fill the other; ``epoch_of`` the known epoch
-        of a leader. ``outcomes`` counts the calls."""
+        """Create a client. ``caller`` returns the connection to the node or raises Unreachable,
+        ``parked`` a separate connection for long polls, ``epoch_of`` the known leader epoch of a
+        partition. ``outcomes`` counts the calls by outcome."""
         self._caller = caller
         self._parked = parked or caller
         self._epoch_of = epoch_of

@@ -1,16 +1,16 @@
 """Serves the broker calls of other nodes (``wire/internal/broker_calls.py``).
 
-The service waits a little for a topic that the caller knows but this node does not know yet. It
-rejects a call whose epoch differs from the current one and names the leader, because one of the two
-nodes does not know of an election yet. And it remembers the leases of each ticket for a while, so
-that they can be released if the reply was lost.
+If the caller knows a topic that this node does not know yet, the service waits a short time. The
+service rejects a call whose leader epoch differs from the current one and names the leader, because
+one of the two nodes does not know of an election yet. The service also remembers the leases of each
+ticket for a while, so that they can be released if the reply was lost.
 
 A listener cannot be sent to another node. Instead the other node repeats a call that states what it
-knows, and the call waits here until that has changed. For the end offsets of a partition the call
-contains the offsets themselves, and nothing is kept here between two calls. For the records of a
-share that became available again there is no state to compare, so these events are counted here,
-from the first call until a while after the last. A new counter, also after an election, begins with
-a number that was never sent, so the other node checks once more than needed, which is safe."""
+knows, and the call waits here until that has changed. A wait for new end offsets states the offsets
+that the caller knows, and nothing is kept here between two calls. A wait for records of a share to
+become available again has no such state, so these events are counted here, from the first call
+until a while after the last. A new counter, also after an election, begins with a number that was
+never sent, so the other node checks once more than needed, which is safe."""
 
 import asyncio
 import secrets
@@ -81,7 +81,8 @@ class BrokerService:
         return None if topic is None or topic.modified_at_ms < request.modified_at_ms else topic
 
     async def _catch_up(self, request: wire.OfTopic) -> Topic:
-        """Wait for the caller's version of the topic. After a timeout, return an older version."""
+        """Return the topic once this node knows the caller's version of it, or after a timeout the
+        older version that this node knows."""
         topic_id = request.topic_id
         until = self._loop.time() + self._catch_up_seconds
         while (left := until - self._loop.time()) > 0:
@@ -120,7 +121,6 @@ class BrokerService:
             raise NotLeader(place, leader=leader, epoch=led[1])
 
     def _is_added(self, topic: Topic, partition: int) -> bool:
-        """Return whether the source topic of a share now has this partition."""
         source = None if topic.source_id is None else self._catalog.find_id(topic.source_id)
         return source is not None and 0 <= partition < source.partition_count
 

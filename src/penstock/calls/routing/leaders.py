@@ -1,15 +1,15 @@
-"""Sends a call to a node, and retries it.
+"""Sends calls to the leaders of partitions, and retries them.
 
-A call that was not carried out is retried until a time limit: the node does not lead the partition
-(and usually knows which node does), the connection is closed, or the partition has no leader. A
-call with an unknown outcome is retried only if it is idempotent, and else raises OutcomeUnknown.
+A call that was certainly not carried out (the node did not lead the partition, the connection was
+closed, or the partition had no leader) is retried until a time limit. A call with an unknown
+outcome is retried only if it is idempotent; otherwise it raises OutcomeUnknown.
 
 A call to another node uses the bulkhead of that node. An open circuit breaker counts as a closed
 connection. The local broker has its own bulkhead (``calls/callees.py``).
 
-Listeners are called when the leaders of a topic change (``LeaderChanges``), or follow the leader of
-a partition (``FollowingListener``). One task waits for changes for all of them. It checks each
-topic once, and at most a hundred times a second: when a node dies, thousands of leaders change."""
+``LeaderChanges`` calls listeners when the leaders of a topic change, ``FollowingListener`` moves a
+listener to each new leader of a partition. One task waits for changes for all listeners. It checks
+a topic at most a hundred times a second: when a node dies, thousands of leaders change."""
 
 import asyncio
 import logging
@@ -43,18 +43,18 @@ class Routes(Protocol):
     """The leaders that this node knows. A share has the leaders of its source topic."""
 
     def leader(self, topic: Topic, partition: int) -> tuple[int, int] | None:
-        """Return the leader's node and epoch, or None if no leader is known."""
+        """Return the node id and the epoch of the leader, or None if no leader is known."""
 
     def leaders(self, topic: Topic) -> Mapping[int, int]:
-        """Return the leader's node by partition, without partitions that have no leader."""
+        """Return the node id of the leader for each partition that has a leader."""
 
     def nodes(self) -> Sequence[int]: ...
 
     async def wait_changed(self, timeout_s: float) -> None:
-        """Wait for the next change of a leader. No change after the call is missed."""
+        """Wait until any leader changes after this call, or until the timeout."""
 
     def note_leader(self, place: str, leader: int, epoch: int) -> None:
-        """Note a reported leader of ``topic id/partition``, unless a later epoch is known."""
+        """Remember the leader of ``place`` (topic id/partition) unless a later epoch is known."""
 
 
 # The leader's node and epoch, by partition.
@@ -102,7 +102,6 @@ class Leaders:
     # ── Retries ──────────────────────────────────────────────────────────────────────────────
 
     async def retry(self, call: C, attempt: Callable[[C], Coroutine[Any, Any, R]]) -> R:
-        """Call ``attempt`` until it succeeds. After a time limit, raises the last error."""
         until = self._loop.time() + self._retry_seconds_max
         tries = 0
         while True:
@@ -114,7 +113,7 @@ class Leaders:
             await self._pause(last, tries, until)
 
     async def at_leader(self, topic: Topic, partition: int, call: BrokerCall[R]) -> R:
-        """Send a call to the leader of a partition, with the same retries as ``retry``."""
+        """Send a call to the leader of a partition, and retry it until a time limit."""
         until = self._loop.time() + self._retry_seconds_max
         tries = 0
         while True:
@@ -132,7 +131,6 @@ class Leaders:
             await self._pause(last, tries, until)
 
     async def _pause(self, last: AttemptFailed, tries: int, until: float) -> None:
-        """Wait until a leader changes or a pause is over. Raises the error after ``until``."""
         topic, tried, now = last.topic, last.tried, self._loop.time()
         if now >= until:
             raise last.error
@@ -154,7 +152,7 @@ class Leaders:
     def failed(
         self, error: PenstockError, node: int, call: BrokerCall[R], topic: Topic, tried: Led
     ) -> AttemptFailed:
-        """Return the exception for a call that may be retried; raise the error otherwise."""
+        """Return an AttemptFailed if the call may be retried. Otherwise raise the error."""
         if isinstance(error, NotLeader):
             self.note(error)
         elif isinstance(error, CalleeRefused) and node != self.own_node:
@@ -217,7 +215,7 @@ class LeaderChanges:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, topic: Topic, listener: Listener) -> Remove:
-        """Call ``listener`` when a leader or epoch changes. Returns a function that removes it."""
+        """Call ``listener`` when a leader changes. Return a function that removes the listener."""
         watched = self._topics.get(topic.topic_id)
         if watched is None:
             watched = self._topics[topic.topic_id] = _Watched(topic, self._look(topic))
@@ -260,9 +258,9 @@ class LeaderChanges:
 
 
 class FollowingListener:
-    """A listener at the leader of a partition. It moves to each new leader, and is also called
-    then, because a caller that waits must find the new leader. If the new leader has not opened the
-    partition yet, the listener is added after a short pause."""
+    """A listener that is always registered at the current leader of a partition. It is also called
+    when the leader changes, because a caller that waits must find the new leader. If the new leader
+    has not opened the partition yet, registering is retried after a short pause."""
 
     def __init__(
         self,

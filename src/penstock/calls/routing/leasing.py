@@ -1,15 +1,16 @@
-"""Receives from a queue with several leaders.
+"""Receives messages from a queue whose partitions have several leaders.
 
 First the nodes are called one after the other, so that no more messages are leased than requested.
 This node usually comes first (``NodeOrder``). If no node has a message and the caller waits, the
 receive is parked at all nodes. The first reply with messages ends the wait, and the other calls are
-cancelled. Messages that another node has leased by then are returned too if the request has room
-for them, else released in the background.
+cancelled. Messages that another node has leased by then are also returned if the request has room
+for them; otherwise they are released in the background.
 
-When leaders change, a parked receive moves along. A node that fails is called again after a pause.
+When leaders change, a parked receive moves to the new leaders. A node that fails is called again
+after a pause.
 
-The limit on leased messages counts those of all nodes (``broker/partition/queue.py``). It is
-reached if one node reports it and no node has a message."""
+The limit on in-flight messages applies to the sum over all nodes (``broker/partition/queue.py``). A
+receive without a wait fails if one node reports this limit and no node has a message."""
 
 import asyncio
 from collections.abc import Sequence
@@ -197,7 +198,6 @@ class Leasing:
     # ── Releasing ────────────────────────────────────────────────────────────────────────────
 
     def cancel(self, topic: Topic, task: LeaseTask) -> None:
-        """Cancel a lease call, and release the messages if it leased some nevertheless."""
         self._cancelled.add(task)
         task.add_done_callback(partial(self._ended, topic))
         task.cancel()
@@ -263,7 +263,7 @@ class _Parked:
                 self._leasing.cancel(self._topic, task)
 
     def _spread(self, left_s: float) -> None:
-        """Park at all current leaders, and cancel the calls to nodes that no longer lead."""
+        """Park the receive at all current leaders, and cancel it at nodes that no longer lead."""
         now = self._loop.time()
         nodes = set(self._leasing.routes.leaders(self._topic).values())
         for node in [node for node in self._tasks if node not in nodes]:
@@ -286,7 +286,6 @@ class _Parked:
         return min(last, max(0.001, min(due) - self._loop.time()))
 
     def _collect(self) -> Sequence[Delivery]:
-        """Return the deliveries that have arrived. Raises an error that ends the wait."""
         deliveries: list[Delivery] = []
         raised: BaseException | None = None
         for node, task in [item for item in self._tasks.items() if item[1].done()]:
@@ -337,10 +336,10 @@ class _Queue:
 
 
 class NodeOrder:
-    """The order in which the leaders of a queue are asked for messages: this node first, without a
-    network call. Every fourth time another node comes first while its messages have waited longer
-    (by its own clock); otherwise half as often each time, down to every thirty-second time, but at
-    least once a second."""
+    """The order in which the leaders of a queue are asked for messages. This node usually comes
+    first, because that needs no network call. Another node comes first every fourth time, as long
+    as its messages have waited longer than those here. If they have not, another node comes first
+    half as often, down to every thirty-second time, but at least once a second."""
 
     def __init__(self, own_node: int) -> None:
         self._own = own_node

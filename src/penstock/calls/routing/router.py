@@ -1,14 +1,14 @@
-"""The brokers of all nodes as one ``BrokerPort``: callers need not know which node leads.
+"""The brokers of all nodes as one ``BrokerPort``, so that callers need not know which node leads.
 
 A call about one partition goes to its leader, a call about a whole queue to all its leaders, whose
-replies are joined. Move tasks run at the leader of the first partition of their source. That leader
-also creates the shares of a topic.
+replies are joined. A task that moves messages runs at the leader of the first partition of its
+source queue. That leader also creates the shares of a topic.
 
-A message to a standard queue may go to any partition that has a leader. Sending to another node
-costs about twice as much as storing a message locally. So a node stores a message in one of the
-partitions that it leads, round robin. A node that leads none uses the partition that the caller
-chose, or the next one whose leader is reachable. For a second after a local partition has rejected
-a message (full disk, damage), the node uses the caller's choice."""
+A message to a standard queue may go to any partition that has a leader. Sending a message to
+another node costs about twice as much as storing it locally. So a node stores messages in the
+partitions that it leads itself, round robin. A node that leads none uses the partition that the
+caller chose, or the next one whose leader is reachable. After a local partition has rejected a
+message (full disk, damage), the node uses the caller's choice for a second."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -124,7 +124,8 @@ class Appending:
         self._nearby = LocalPartitions(leaders.own_node, leaders.routes, now)
 
     async def attempt(self, call: calls.Append) -> Sequence[Appended]:
-        """Append at this node, else at the partition of the call or the next one with a leader."""
+        """Append to a partition led by this node if there is one; otherwise to the partition that
+        the call names, or to the next one whose leader is reachable."""
         topic, count, leaders = call.topic, call.topic.partition_count, self._leaders
         here = self._here(call)
         if here is not None:
@@ -204,7 +205,7 @@ class LocalPartitions:
 
 
 class Joining:
-    """A call to all leaders of a topic. Replies of an attempt are kept for the next one."""
+    """A call to all leaders of a topic. An attempt keeps the replies of earlier attempts."""
 
     def __init__(self, leaders: Leaders, call: calls.LeadersCall[Any]) -> None:
         rule = RULES[type(call)]
@@ -218,8 +219,8 @@ class Joining:
         self._asked: set[int] = set()
 
     async def attempt(self, _call: calls.BrokerCall[Any]) -> Any:
-        """Call the nodes that have not replied or lead more partitions now, all at the same time.
-        Raises AttemptFailed if a node did not reply or a partition has no leader."""
+        """Call in parallel the nodes whose replies are missing or do not cover all their
+        partitions. Raises AttemptFailed if a node did not reply or a partition has no leader."""
         topic = self._call.topic
         led = self._leaders.led(topic, range(topic.partition_count))
         nodes: dict[int, set[int]] = {}
@@ -242,7 +243,6 @@ class Joining:
         return self._joined([self._replies[node] for node in nodes])
 
     async def _ask(self, node: int, led: Led) -> Any:
-        """Return the node's reply or error; AttemptFailed if the call may be retried."""
         is_repeated = node in self._asked
         self._asked.add(node)
         counted_on = [(each, one[1]) for each, one in led.items() if one and one[0] == node]

@@ -1,8 +1,8 @@
 """Rejects requests that a web page made a browser send to this server.
 
-Where authentication is off, the server trusts every request, and a page of any web site can make
-the browser of a developer send some: forms, images, ``fetch`` without CORS. Three request headers
-identify such requests, because a page cannot change them:
+If authentication is off, the server trusts every request, and a page of any web site can make a
+developer's browser send requests: with forms, images, or ``fetch`` without CORS. Three request
+headers identify such requests, because a page cannot change them:
 
 - ``Sec-Fetch-Site`` says whether the page belongs to another site. Browsers send this header only
   to trustworthy addresses: HTTPS, ``localhost`` and loopback addresses.
@@ -13,9 +13,9 @@ identify such requests, because a page cannot change them:
   addresses, and names that no attacker can own, are served. ``0.0.0.0`` and ``[::]`` reach this
   machine as well, but browsers do not treat them as trustworthy, so they are rejected.
 
-What remains is a GET by a page, which carries no ``Origin``, to a name that is not trustworthy,
-such as ``localhost.localstack.cloud``. On a port where a GET can change something, a query string
-from a browser without ``Sec-Fetch-Site`` is rejected.
+These headers do not identify a GET (which has no ``Origin``) to a name that browsers do not treat
+as trustworthy, such as ``localhost.localstack.cloud``. So on a port where a GET can change
+something, a GET with a query string is rejected if a browser sent it without ``Sec-Fetch-Site``.
 
 With authentication on, a page cannot sign a request, and only ``Sec-Fetch-Site`` is checked.
 """
@@ -43,8 +43,8 @@ _BROWSER: Final = "mozilla/"  # how the User-Agent of every browser begins
 
 class BrowserGuard:
     def __init__(self, *, is_open: bool, external_url: str = "", acts_on_get: bool = False) -> None:
-        """Create a guard. ``is_open`` means that authentication is off, ``acts_on_get`` that a GET
-        can change something."""
+        """Create a guard. ``is_open`` says that authentication is off, ``acts_on_get`` that a GET
+        request can change something."""
         self._is_open = is_open
         self._acts_on_get = acts_on_get
         self._external = urlsplit(external_url).hostname or ""
@@ -52,7 +52,7 @@ class BrowserGuard:
         self.served: set[str | None] = {None}
 
     def refusal(self, headers: Mapping[str, str], url: bytes, parser: Parser) -> str | None:
-        """Return why a request is rejected, or None."""
+        """Return the reason why a request is rejected, or None if it is allowed."""
         if "sec-fetch-site" in headers:
             if _is_foreign(headers, url, parser):
                 return "Requests by web pages of other sites are rejected."
@@ -108,8 +108,8 @@ def _is_own(origin: str, host: str) -> bool:
 
 
 def _is_foreign(headers: Mapping[str, str], url: bytes, parser: Parser) -> bool:
-    """Return whether a page of another site sent the request. Following a link to this server is
-    allowed if the link has no query string."""
+    """Return whether a page of another site sent the request. A link to this server does not count
+    unless it has a query string."""
     if headers["sec-fetch-site"].strip().lower() not in _FOREIGN_SITES:
         return False
     is_link = headers.get("sec-fetch-mode", "").strip().lower() == "navigate"

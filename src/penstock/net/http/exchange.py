@@ -1,4 +1,4 @@
-"""HTTP requests and replies as values, checks of request headers, and the encoding of replies."""
+"""Types for HTTP requests and replies, checks of request headers, and the encoding of replies."""
 
 import asyncio
 import re
@@ -44,7 +44,7 @@ class HttpReply(msgspec.Struct, gc=False):
 
 
 class Refused(Exception):
-    """A request is invalid. ``status`` is the HTTP status of the error reply."""
+    """The request is invalid. ``status`` is the HTTP status of the error reply."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -65,13 +65,13 @@ def check_head(headers: Mapping[str, str], parser: Parser, body_bytes_max: int) 
     elif encoding is not None and (
         encoding.strip().lower() != "chunked" or parser.get_http_version() != "1.1"
     ):
-        raise Refused(400, "the only supported transfer-encoding is chunked, in HTTP/1.1")
+        raise Refused(400, "transfer-encoding must be chunked, and requires HTTP/1.1")
 
 
 def body_after_upgrade(headers: Mapping[str, str], parser: Parser) -> bytes:
-    """Return a header section that makes a second parser read the body of a request that offers an
-    upgrade; empty if there is no body. The first parser takes the body for bytes of the other
-    protocol, and bytes in it that look like a request must not become one."""
+    """Return a header section for a second parser, which then reads the body of a request with an
+    ``Upgrade`` header; empty if there is no body. The first parser stops at the body, and bytes in
+    the body that look like a request must not be served as one."""
     method = parser.get_method()
     if method == b"CONNECT":
         raise Refused(400, "this server is not a proxy")
@@ -89,9 +89,9 @@ def body_after_upgrade(headers: Mapping[str, str], parser: Parser) -> bytes:
 def _check_host(host: str | None, parser: Parser) -> None:
     if host is None:
         if parser.get_http_version() != "1.0":
-            raise Refused(400, "the header host is missing")
+            raise Refused(400, "the Host header is missing")
     elif len(host) > HOST_CHARS_MAX or _HOST.fullmatch(host.strip()) is None:
-        raise Refused(400, "the header host is not a host name")
+        raise Refused(400, "the Host header is not a valid host name")
     elif len(_HOSTS) < HOSTS_MAX:
         _HOSTS.add(host)
 
@@ -122,7 +122,7 @@ def plain(status: int, message: str) -> bytes:
 
 
 class PieceWriter:
-    """Writes a large reply in pieces of at most TURN_BYTES_MAX, then calls ``done``."""
+    """Writes a large reply in pieces of at most TURN_BYTES_MAX bytes, then calls ``done``."""
 
     def __init__(
         self,

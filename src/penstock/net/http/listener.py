@@ -1,9 +1,9 @@
 """The HTTP listener, which parses requests, encodes replies and enforces all limits.
 
-It is an ``asyncio.Protocol`` on httptools (llhttp), because a framework would cost several times
-the rest of the request path. A handler gets complete requests only, within their size and
-deadlines, with one Host, one length and one of each header in ``_SINGLE``. An invalid request gets
-an error reply, and its connection is closed."""
+The listener is an ``asyncio.Protocol`` on httptools (llhttp), because a web framework would cost
+several times as much as everything else in a request. A handler gets only complete requests, within
+the limits on size and time, in which the headers in ``_SINGLE`` occur at most once. An invalid
+request gets an error reply, and its connection is closed."""
 
 import asyncio
 from collections import deque
@@ -64,7 +64,7 @@ class HttpConfig:
 
 
 class HttpListener(Listener):
-    """A listener whose ``handle`` runs in a task that is cancelled when the client disconnects."""
+    """Runs ``handle`` for each request, in a task that is cancelled when the client disconnects."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class HttpListener(Listener):
         outlives: Callable[[HttpRequest], bool] = lambda _request: False,
     ) -> None:
         """Create a listener. ``forbid`` creates the reply to a request that ``guard`` rejects.
-        ``outlives`` returns whether to complete a request whose client has disconnected."""
+        ``outlives`` returns whether a request is completed even if its client disconnects."""
         super().__init__(
             connections_max=config.connections_max,
             per_address_max=config.connections_per_address_max,
@@ -426,7 +426,7 @@ class _HttpConnection(Peer, asyncio.Protocol):
             self.abort()
 
     def _hold(self) -> None:
-        """Count an incomplete body in the common limit, and reject it beyond that."""
+        """Count the bytes of an incomplete body, and reject the body if a limit is exceeded."""
         bodies, address = self._listener.bodies, source_of(self._peer)
         bodies.add(address, self._body_bytes - self._held_bytes)
         self._held_bytes = self._body_bytes
@@ -449,7 +449,7 @@ class _HttpConnection(Peer, asyncio.Protocol):
         self._transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Send an error reply and ignore later bytes, which may hide another request."""
+        """Send an error reply and ignore all later bytes, which could contain a hidden request."""
         if self._phase == LINGERING or self._transport.is_closing():
             return
         if self._task is not None:

@@ -1,17 +1,17 @@
 """The Kafka listener, which parses frames, sends replies in order and enforces all limits.
 
 A connection is served one request at a time, except for produce requests, several of which may be
-in progress. Each produce request starts at once, in the order of arrival, when the one before it
-has called ``written``; they wait for their commits together and share a sync. Any other request
-starts when all requests before it have their replies.
+in progress. A produce request starts as soon as the produce request before it has called
+``written``, so they start in the order of arrival, then wait for their commits together and share a
+sync. Any other request starts when all requests before it have their replies.
 
-Starting a task for a produce request would cost more than many requests do, and a later task may
-overtake it. So the first step of its coroutine runs at once (``EagerCoroutine``), up to its first
-wait or often its end. That step runs outside of any task and must not need one (as
-``asyncio.timeout`` does).
+Starting a task for a produce request would often cost more than the request itself, and a later
+task could overtake it. So the first step of the request's coroutine runs at once
+(``EagerCoroutine``), up to its first wait or even to its end. This step runs outside of any task,
+so it must not use functions that need a task, such as ``asyncio.timeout``.
 
 Requests that cannot start yet are copied, up to READ_AHEAD_BYTES_MAX; then reading pauses. A frame
-with a forbidden length ends the connection (a TLS hello on a plain port reads as such a length).
+with a forbidden length closes the connection (a TLS hello on a plain port looks like such a frame).
 Until a client has logged in (``admit``), its frames must be small and its time is limited."""
 
 import asyncio
@@ -64,8 +64,8 @@ class KafkaListener(Listener):
         config: KafkaConfig,
         outlives: Callable[[Buffer], bool] = lambda _frame: False,
     ) -> None:
-        """Create a listener. ``outlives`` recognizes produce requests, which are completed even if
-        the client has disconnected."""
+        """Create a listener. ``outlives`` returns whether a request is a produce request, which is
+        completed even if the client disconnects."""
         super().__init__(
             connections_max=config.connections_max,
             # Addresses are always counted, because an operator may set a limit at any time.
@@ -90,7 +90,7 @@ class _Request:
 
 
 class KafkaConnection(Peer, asyncio.BufferedProtocol):
-    """A connection to a client. ``session`` holds what handlers know about the client."""
+    """A connection to a client. ``session`` holds what the handlers know about the client."""
 
     def __init__(self, listener: KafkaListener) -> None:
         self.session: dict[str, object] = {}
@@ -292,7 +292,7 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         task.add_done_callback(lambda task: self._served(request, task))
 
     def written(self) -> None:
-        """Note that the last produce request has its offsets, so that the next one may start."""
+        """Called by a produce request that has its offsets, so that the next one may start."""
         self._is_written = True
         if not self._is_starting and (self._waiting or self._is_reading_paused):
             self._listener.loop.call_soon(self._start_waiting)
@@ -315,7 +315,7 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         self._start_waiting()
 
     def _send_ready(self) -> None:
-        """Send the replies that do not have to wait for an earlier one."""
+        """Send the replies that are complete and do not have to wait for an earlier reply."""
         requests, transport = self._requests, self._transport
         parts: list[Piece] = []
         size = 0
@@ -430,8 +430,8 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
 
 
 class EagerCoroutine(Generic[T]):
-    """A coroutine that has begun. An exception of its first step is raised by the constructor.
-    Unless ``is_done`` is set, it must be awaited once."""
+    """A coroutine whose first step has already run. The constructor runs that step, and raises its
+    exceptions. Unless ``is_done`` is set afterwards, the object must be awaited once."""
 
     __slots__ = ("_awaited", "_coroutine", "is_done", "result")
 

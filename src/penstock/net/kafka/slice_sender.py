@@ -16,7 +16,7 @@ BUFFERS_MAX = 64  # in one system call
 
 
 class SliceSender:
-    """Sends one reply at a time. Calls ``moved`` after each part, ``done`` at the end."""
+    """Sends one reply at a time. Calls ``moved`` after each part, and ``done`` at the end."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class SliceSender:
         return bool(self._pieces)
 
     def send(self, pieces: Sequence[Piece]) -> bool:
-        """Send pieces. Returns whether all are sent; otherwise ``done`` is called later."""
+        """Send pieces. Return True if all were sent at once; otherwise ``done`` is called later."""
         assert not self._pieces, "one reply at a time"
         self._pieces.extend(pieces)
         self._sent = 0
@@ -57,7 +57,7 @@ class SliceSender:
         self._socket.close()
 
     def _push(self) -> bool:
-        """Send up to TURN_BYTES_MAX. Returns whether everything is sent."""
+        """Send up to TURN_BYTES_MAX bytes. Return whether nothing is left to send."""
         left = TURN_BYTES_MAX
         try:
             while self._pieces:

@@ -1,9 +1,9 @@
 """A blocking Kafka client for commands and Spark workers.
 
-The client has one socket per node, with one request at a time. Requests and replies are the classes
-of ``wire/kafka``, in the newest version that both sides support. Requests go to the leaders and
-coordinators that the cluster names. ``fetch`` returns batches as views of the reply, ``produce``
-sends whole batches. A client must be used by one thread of one process."""
+The client has one socket per node, with one request in progress at a time. Requests and replies are
+the classes of ``wire/kafka``, in the newest version that both sides support. Requests go to the
+leaders and coordinators that the cluster names. ``fetch`` returns batches as views of the reply,
+``produce`` sends whole batches. A client must be used by only one thread."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -89,12 +89,12 @@ def parse_addresses(text: str) -> list[tuple[str, int]]:
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise ValueError(f"the address '{text}' is not HOST:PORT")
+        raise ValueError(f"the address '{text}' does not have the form HOST:PORT")
     return host.strip("[]"), int(port)
 
 
 class KafkaClient:
-    """A client of a cluster, given some of its addresses. All methods raise KafkaTrouble."""
+    """A client of a cluster, given the addresses of some nodes. Methods raise KafkaTrouble."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class KafkaClient:
         timeout_s: float = 30.0,
         client_id: str = "penstock",
     ) -> None:
-        """Create a client. ``timeout_s`` limits each call, with all its attempts."""
+        """Create a client. ``timeout_s`` limits each method call, including its retries."""
         security = security or Security()
         tls = security.tls_context() if security.is_tls else None
         self._dialling = Dialling(security, tls, timeout_s, client_id)
@@ -139,7 +139,7 @@ class KafkaClient:
         wait_s: float = 0.0,
         version_max: int | None = None,
     ) -> Any:
-        """Send a request once, to any node or to ``node``, and return the decoded reply."""
+        """Send a request once, to ``node`` or else to any node, and return the decoded reply."""
         at = self._any() if node is None else self._nodes[node]
         return at.call(key, request, wait_s=wait_s, version_max=version_max)
 
@@ -157,8 +157,8 @@ class KafkaClient:
         raise AssertionError("there is at least one address")
 
     def retried(self, ask: Callable[[], T], *, is_repeatable: bool = True) -> T:
-        """Return the result of ``ask``, retried within the timeout if the cluster was reached once;
-        after a lost reply only if the request is repeatable."""
+        """Call ``ask`` until it succeeds, fails for good, or the timeout is over. After a lost
+        reply, it is called again only if it is repeatable and the cluster was reached before."""
         ends_at = time.monotonic() + self._dialling.timeout_s
         pause_s = _PAUSE_S
         while True:
@@ -190,8 +190,8 @@ class KafkaClient:
     # ── The cluster ──────────────────────────────────────────────────────────────────────────
 
     def metadata(self, topics: Iterable[str] | None = None, *, may_create: bool = False) -> Any:
-        """Return the metadata of the given topics or of all, and remember the leaders. With
-        ``may_create`` the server may create missing topics."""
+        """Return the metadata of the given topics, or of all topics, and remember their leaders.
+        ``may_create`` allows the server to create missing topics."""
         from penstock.wire.kafka.generated.metadata import MetadataRequest, MetadataRequestTopic
 
         named = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
@@ -218,7 +218,7 @@ class KafkaClient:
         return sorted(node.node_id for node in self.metadata(()).brokers)
 
     def groups(self, nodes: Iterable[int] | None = None) -> list[Group]:
-        """Return the groups that the given nodes coordinate, or all groups."""
+        """Return the groups that the given nodes coordinate; without ``nodes`` all groups."""
         from penstock.wire.kafka.generated.list_groups import ListGroupsRequest
 
         found = []
@@ -232,7 +232,8 @@ class KafkaClient:
         return sorted(found)
 
     def coordinator(self, name: str, *, kind: int = GROUP) -> int:
-        """Return the node that coordinates a group or, with TRANSACTION, a transactional id."""
+        """Return the node that coordinates a group, or a transactional id if ``kind`` is
+        TRANSACTION."""
         from penstock.wire.kafka.generated.find_coordinator import FindCoordinatorRequest
 
         request = FindCoordinatorRequest(key=name, key_type=kind)
@@ -252,8 +253,9 @@ class KafkaClient:
     def offsets(
         self, wanted: Mapping[Place, int], *, is_committed: bool = False
     ) -> dict[Place, int]:
-        """Return the offset of each partition at a time in ms, EARLIEST or LATEST (if committed,
-        the start of the first open transaction); -1 if all records are older."""
+        """Return an offset for each partition. ``wanted`` has EARLIEST, LATEST or a time in ms,
+        which finds the first record at or after that time (-1 if there is none). With
+        ``is_committed``, LATEST is the start of the first open transaction."""
         from penstock.wire.kafka.generated import list_offsets as api
 
         def request(places: Sequence[Place]) -> Any:
@@ -285,9 +287,9 @@ class KafkaClient:
     def fetch(
         self, wanted: Mapping[Place, int], *, wait_ms: int = 500, **limits: Any
     ) -> dict[Place, Fetched]:
-        """Return batches from the given offsets on; the first may begin before its offset. Leaves
-        out partitions with a new leader if others have a reply. Errors that a retry cannot fix,
-        such as OFFSET_OUT_OF_RANGE, are in the reply. ``limits`` are those of ``try_fetch``."""
+        """Return batches of each partition. The first batch may begin before the requested offset.
+        A partition whose leader has changed is missing in the result, unless this is so for all:
+        then the call is retried. Other errors, such as OFFSET_OUT_OF_RANGE, are in the result."""
 
         def ask() -> dict[Place, Fetched]:
             replies = self.try_fetch(wanted, wait_ms=wait_ms, **limits)
@@ -340,9 +342,9 @@ class KafkaClient:
         acks: int = ACKS_ALL,
         transactional_id: str | None = None,
     ) -> dict[Place, int]:
-        """Append one batch to each partition. Return the first offsets, -1 for a duplicate. Batches
-        that are repeatable, with a producer id and sequence numbers, are sent again after a lost
-        reply. If this raises an error, other batches may have been appended."""
+        """Append one batch to each partition. Return the first offset of each, -1 for a duplicate.
+        ``is_repeatable`` says that batches have a producer id and sequence numbers, so that they
+        can be sent again if no reply comes. After an error, some may have been appended."""
         left = dict(batches)
         placed: dict[Place, int] = {}
 
@@ -412,7 +414,7 @@ class KafkaClient:
         return by_node
 
     def _by_place(self, replies: Iterable[Any]) -> dict[Place, Any]:
-        """Return the replies by partition, and forget leaders that moved."""
+        """Return the replies by partition, and forget leaders that are out of date."""
         by_place: dict[Place, Any] = {}
         for reply in replies:
             for topic in reply.topics:

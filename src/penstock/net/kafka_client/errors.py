@@ -1,4 +1,4 @@
-"""The errors of the Kafka client. All can be pickled, for Spark workers."""
+"""The errors of the Kafka client, which can be pickled for Spark workers."""
 
 from penstock.wire.kafka.faults import ErrorCode
 
@@ -54,7 +54,7 @@ class HungUp(Unreachable):
 
 
 class NotKafka(Unreachable):
-    """The server speaks another protocol than configured, or its certificate is not trusted."""
+    """The server does not use the configured protocol, or its certificate is not trusted."""
 
     is_passing = False
 

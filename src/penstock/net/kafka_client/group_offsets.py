@@ -1,5 +1,5 @@
-"""Reads and commits the offsets of a consumer group without joining it. The Spark sink and replays
-also use committed offsets as small durable records."""
+"""Reads and commits the offsets of a consumer group without joining the group. The Spark sink and
+replays of messages also store their progress as committed offsets."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -37,8 +37,8 @@ def committed_offsets(client: KafkaClient, group: str) -> dict[Place, Committed]
 
 
 def share_starts(client: KafkaClient, group: str) -> dict[Place, int]:
-    """Return the first offset of each partition that a share group has not finished, or -1 if the
-    group has not read the partition."""
+    """Return, for each partition, the offset before which a share group has finished all records,
+    or -1 if the group has not read the partition."""
     from penstock.wire.kafka.generated import describe_share_group_offsets as api
 
     groups = [api.DescribeShareGroupOffsetsRequestGroup(group, None)]
@@ -56,7 +56,7 @@ def share_starts(client: KafkaClient, group: str) -> dict[Place, int]:
 
 
 def commit_offsets(client: KafkaClient, group: str, offsets: Mapping[Place, Committed]) -> None:
-    """Commit offsets of a group, which must have no members."""
+    """Commit offsets for a group. The group must not have members."""
     from penstock.wire.kafka.generated import offset_commit as api
 
     topics = [

@@ -1,15 +1,14 @@
-"""A connection of the blocking Kafka client to one node, with one request at a time, and the
-security settings of the client.
+"""A connection of the blocking Kafka client to one node, and the client's security settings.
 
     connect ── TLS ──► ApiVersions ──► SaslHandshake, SaslAuthenticate ──► any request
 
-The first call opens the connection. One deadline covers a whole request and reply. Any error
-meanwhile, Ctrl-C included, closes the connection, because the rest of a half-read reply must not be
-read as the next reply. A connection that the server has closed is noticed before the next request
-is sent, and opened again.
+The first call opens the connection. One deadline covers sending a request and reading the reply.
+Any error in between, including Ctrl-C, closes the connection, because the remaining bytes of a
+reply must not be read as the next reply. If the server has closed the connection, the next call
+notices this before it sends its request, and opens a new connection.
 
-``Security`` can be pickled for a Spark worker. The properties have the names that librdkafka and
-Kafka's own clients use."""
+``Security`` can be pickled for Spark workers. ``security_from`` reads properties with the names
+that librdkafka and Kafka's own clients use."""
 
 import re
 import secrets
@@ -90,7 +89,7 @@ class Security:
             if "\0" in self.user or "\0" in self.password:
                 raise SecurityInvalid("the user name or the password contains a zero byte")
         if self.key_file and not self.certificate_file:
-            raise SecurityInvalid("there is a key file without a certificate file")
+            raise SecurityInvalid("a key file is set without a certificate file")
 
     @property
     def is_tls(self) -> bool:
@@ -118,7 +117,6 @@ class Security:
 
 
 def security_from(properties: Mapping[str, str]) -> Security:
-    """Return the security settings in the properties of a Kafka client."""
     for key in properties:
         if key.startswith(_FAMILIES) and key not in _KEYS:
             raise SecurityInvalid(f"{key} is not supported; use one of {', '.join(_KEYS)}")
@@ -144,7 +142,7 @@ def security_from(properties: Mapping[str, str]) -> Security:
 
 
 def log_in(security: Security, call: Callable[[int, Any], Any]) -> int:
-    """Log in. Returns the lifetime of the login in ms; 0 if it has no limit."""
+    """Log in. Return the lifetime of the login in ms, or 0 if it has no limit."""
     from penstock.wire.kafka.generated.sasl_handshake import SaslHandshakeRequest
 
     reply = call(SASL_HANDSHAKE, SaslHandshakeRequest(security.mechanism))
@@ -199,7 +197,7 @@ class KafkaNode:
     def call(
         self, key: int, request: Any, *, wait_s: float = 0.0, version_max: int | None = None
     ) -> Any:
-        """Send a request and return the reply, for which the server may wait ``wait_s``."""
+        """Send a request and return the reply. The server may wait ``wait_s`` before it replies."""
         self.open()
         timeout_s = max(self._dialling.timeout_s, wait_s + _WAIT_MARGIN_S)
         return self._ask(key, request, timeout_s, version_max)

@@ -1,1 +1,1 @@
-"""The AWS protocols, without I/O: bytes of requests become typed values, replies become bytes."""
+"""The AWS protocols, without I/O: decodes requests into typed values, and encodes replies."""

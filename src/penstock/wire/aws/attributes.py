@@ -1,7 +1,7 @@
 """Message bodies and attributes: validation, size, MD5 and selection.
 
-Clients recompute the MD5 sums and reject a message on a mismatch, so the byte layout below must not
-change. Checks work on UTF-8 bytes, because there they are a few C calls for any length."""
+Clients recompute the MD5 sums and reject a message on a mismatch, so the layout of the hashed bytes
+must not change. Texts are checked as UTF-8 bytes, because that needs only a few C calls."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -54,7 +54,7 @@ def _checked_utf8(text: str) -> bytes | None:
 
 
 def message_bytes(body: bytes, attributes: Mapping[str, Attribute] | None) -> int:
-    """Return the size that limits apply to: body, and each attribute's name, type and value."""
+    """Return the size that counts for limits: body, and attribute names, types and values."""
     if not attributes:
         return len(body)
     return len(body) + sum(
@@ -68,9 +68,9 @@ def md5_of_body(body: bytes) -> str:
 
 
 def md5_of_attributes(attributes: Mapping[str, Attribute]) -> str:
-    """Return the MD5 of the attributes, sorted by name. Hashed are, for each: length and bytes of
-    the name, of the type, one byte for the kind of value (1 text, 2 binary), length and bytes of
-    the value. Lengths are big-endian 32-bit numbers."""
+    """Return the MD5 of the attributes in the order of their names. For each attribute, these bytes
+    are hashed: the name, the type, one byte (1 for text, 2 for binary) and the value. Name, type
+    and value are preceded by their lengths as big-endian 32-bit numbers."""
     digest = md5(usedforsecurity=False)
     for name in sorted(attributes, key=str.encode):
         attribute = attributes[name]
@@ -107,7 +107,7 @@ def read_trace_header(values: Mapping[str, MessageAttributeValue] | None) -> Att
 
 
 def trace_of_request(header: str | None) -> str | None:
-    """Return a valid ``X-Amzn-Trace-Id`` header; an invalid one is ignored."""
+    """Return the value of the ``X-Amzn-Trace-Id`` header, or None if it is missing or invalid."""
     if header is None or not 0 < len(header) <= _TRACE_CHARS_MAX:
         return None
     return header if header.isascii() and header.isprintable() else None
@@ -184,8 +184,8 @@ def _invalid(message: str) -> Fault:
 def select(
     attributes: Mapping[str, Attribute] | None, names: Iterable[str]
 ) -> dict[str, Attribute]:
-    """Return the attributes with these names. ``All``, ``.*`` and ``*`` select all of them,
-    ``prefix.*`` those with the prefix."""
+    """Return the attributes with these names. The names ``All``, ``.*`` and ``*`` select all
+    attributes, and ``prefix.*`` selects those whose names begin with the prefix."""
     if not attributes:
         return {}
     selected: set[str] = set()

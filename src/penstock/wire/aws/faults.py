@@ -1,8 +1,8 @@
-"""The errors (faults) that AWS clients know, and the table from Penstock's errors to them.
+"""The errors (faults) that AWS clients know, and a table that maps Penstock's errors to them.
 
 A fault has two names. JSON clients read the shape (``__type``); query clients, and programs that
-use the SDKs' compatibility layer, read the code. Both are in one row, so they cannot differ. Where
-clients or their tests check a text, it is the text of SQS."""
+use the SDKs' compatibility layer, read the code. Both are in one row, so they always belong
+together. Where clients or their tests check an error message, it is the message of SQS."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -167,7 +167,7 @@ def missing(parameter: str) -> Fault:
 
 
 def invalid_value(value: object, parameter: str, reason: str) -> Fault:
-    """Return the usual error of SQS for a parameter, which repeats the value; a long one is cut."""
+    """Return the usual SQS error for an invalid value. The message cuts long values."""
     return fault(
         "InvalidParameterValue",
         f"Value {_cut(str(value))} for parameter {parameter} is invalid. Reason: {reason}",
@@ -219,7 +219,7 @@ _RECEIPT_REASONS: Mapping[type[errors.PenstockError], str] = {
 
 
 def fault_of(error: errors.PenstockError, *, receipt: str | None = None) -> Fault:
-    """Return the fault for an error. ``receipt`` is the handle that the client sent."""
+    """Return the fault for an error. ``receipt`` is the receipt handle that the client sent."""
     if isinstance(error, errors.Throttled):
         retry_after_s = max(1, -(-error.retry_after_ms // 1_000))
         return fault("RequestThrottled", str(error) or None, retry_after_s=retry_after_s)

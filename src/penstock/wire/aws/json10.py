@@ -1,13 +1,14 @@
 """AWS JSON 1.0, the protocol of every current SDK.
 
-A body is decoded directly into the operation's typed request, by a decoder built once. Numbers may
-be strings, unknown members are ignored, null means absent. Nesting is limited by the decoder's
-recursion limit, which a body of a million brackets reaches long before memory is short.
+A body is decoded directly into the typed request of the operation, by a decoder built once. Numbers
+may be strings, unknown members are ignored, and null means absent. The decoder's recursion limit
+also limits the nesting: a body of a million brackets is rejected before it uses much memory.
 
 A decoder cannot be interrupted, and may need a second for 8 MiB of JSON. So a large body is first
-scanned: the number of strings and the bytes outside of strings are limited, which limits the lists
-and maps that the decoder builds. Strings above 64 KiB are decoded in pieces; a token replaces each
-of them while the rest is decoded. Generators yield None at least every few milliseconds."""
+scanned, to limit the number of strings and the bytes outside of strings, and thus the lists and
+maps that the decoder builds. Strings above 64 KiB are decoded in pieces: a token replaces each of
+them while the other values are decoded. Generators yield None every few milliseconds, to let the
+event loop do other work."""
 
 import re
 from collections.abc import Generator, Mapping
@@ -63,7 +64,6 @@ def decode(operation: Operation, body: bytes) -> Request:
 def decode_in_steps(
     operation: Operation, body: bytes, token: str
 ) -> Generator[None, None, Request]:
-    """Decode a large body; ``decode_large`` explains the parameter ``token``."""
     try:
         found = yield from decode_large(body, token)
         return msgspec.convert(found, operation.request, strict=False)
@@ -84,8 +84,8 @@ def encode_reply(reply: Reply | None) -> bytes:
 
 
 def encode_fault(refusal: Fault) -> tuple[bytes, Headers]:
-    """Return body and headers. Clients made for the query protocol read the code in the header
-    ``x-amzn-query-error``; without it one SDK crashes and another reports a different code."""
+    """Return body and headers. The header ``x-amzn-query-error`` has the code for clients made for
+    the query protocol: without it, one SDK crashes and another reports a different code."""
     code = ("x-amzn-query-error", f"{refusal.code};{refusal.blame}")
     # The text may repeat a rejected value with half a surrogate pair, which cannot be encoded.
     message = refusal.message.encode(errors="replace").decode()
@@ -97,8 +97,8 @@ def encode_fault(refusal: Fault) -> tuple[bytes, Headers]:
 
 
 def decode_large(body: bytes, token: str) -> Steps:
-    """Return the body as dicts and lists. ``token`` must be a text that the body cannot contain, so
-    it is random and new for each body. Raises SerializationException, or errors of msgspec."""
+    """Decode a body to dicts and lists. ``token`` must be a text that the body does not contain: a
+    random text, new for each body. Raises SerializationException, or errors of msgspec."""
     masked = yield from _masked(body)
     yield None
     parts: list[bytes] = []
@@ -120,7 +120,7 @@ def check_large(body: bytes) -> Generator[None, None, None]:
 
 
 def _masked(body: bytes) -> Generator[None, None, bytes]:
-    r"""Mask ``\\`` and ``\"``, so that every remaining quote begins or ends a string."""
+    r"""Overwrite ``\\`` and ``\"``, so that every remaining quote begins or ends a string."""
     pieces: list[bytes] = []
     start, total, quotes = 0, len(body), 0
     while start < total:

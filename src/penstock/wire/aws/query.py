@@ -1,15 +1,15 @@
-"""Requests of the query protocol: a form or query string becomes the same typed request as JSON.
+"""Requests of the query protocol, in which a form or a query string contains the request.
 
-Field names are paths: ``MessageAttribute.1.Name=n&MessageAttribute.1.Value.DataType=String``. The
-fields of the operation are first put into a tree by their paths, then read according to the
-request's type, with readers built once per type.
+Field names are paths: ``MessageAttribute.1.Name=n&MessageAttribute.1.Value.DataType=String``. A
+tree is built from the paths and then converted to the same typed request as in the JSON protocol,
+by readers that are built once per type.
 
 Clients write lists in many forms. Accepted are ``AttributeName.1``, the unnumbered
 ``AttributeName``, the plural ``AttributeNames.1``, ``….member.1`` and, for maps, ``….entry.1.key``.
-Number and depth of the fields are checked before anything is built.
+The number and the depth of the fields are checked before the tree is built.
 
 Names and values are decoded by the rules of ``urllib.parse``, but faster: the library needs a
-microsecond for each percent sign outside of an escape, and a body can have four million."""
+microsecond for each percent sign outside of an escape, and a body can have four million of them."""
 
 import base64
 import binascii
@@ -49,7 +49,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def fields_of(query: str, body: bytes = b"") -> dict[str, str]:
-    """Return the fields of a query string and of a form body; the body has precedence."""
+    """Return the fields of a query string and a form body. If both have a field, the body wins."""
     steps = fields_in_steps(query, body)
     while True:
         try:
@@ -60,7 +60,8 @@ def fields_of(query: str, body: bytes = b"") -> dict[str, str]:
 
 
 def fields_in_steps(query: str, body: bytes) -> Generator[None, None, dict[str, str]]:
-    """Return the fields like ``fields_of``. Yields after every few milliseconds of work."""
+    """Return the fields like ``fields_of``. The generator yields None every few milliseconds, to
+    let the event loop do other work."""
     if len(body) > FORM_BYTES_MAX:
         raise fault(
             "RequestEntityTooLarge",
@@ -78,7 +79,7 @@ def fields_in_steps(query: str, body: bytes) -> Generator[None, None, dict[str, 
 
 
 def action_in(query: str, body: bytes) -> str:
-    """Return the action of a form without decoding its fields; empty if not found."""
+    """Return the action of a request without decoding its fields; empty if there is none."""
     for form in (body, query.encode("latin-1", "replace")):
         found = (b"&" + form).partition(b"&Action=")[2]
         if found:
@@ -117,10 +118,10 @@ def _tree(fields: Mapping[str, str], roots: frozenset[str]) -> Tree:
         for step in path[:-1]:
             below = node.setdefault(step, {})
             if isinstance(below, str):
-                raise fault("MalformedInput", "A field is both a value and a structure.")
+                raise fault("MalformedInput", "A field name has both a value and a structure.")
             node = below
         if path[-1] in node:
-            raise fault("MalformedInput", "A field is both a value and a structure.")
+            raise fault("MalformedInput", "A field name has both a value and a structure.")
         node[path[-1]] = value
     return tree
 
@@ -159,8 +160,8 @@ _READERS: Mapping[type[inspect.Type], Reader] = {
 
 
 def _elements(node: Node, name: str, *, wrapper: str, single: frozenset[str]) -> list[Node]:
-    """Return the elements of a list, ordered by number. ``wrapper`` is the extra level that some
-    clients add; a node with one of the keys in ``single`` is an unnumbered element."""
+    """Return the elements of a list, ordered by number. ``wrapper`` is the name of an extra level
+    that some clients add. A node with one of the keys in ``single`` is itself the only element."""
     if isinstance(node, str):
         return [node] if node else []  # SDKs write an empty list as "AttributeName="
     wrapped = node.get(wrapper)
@@ -284,7 +285,7 @@ _ROOTS: Mapping[str, frozenset[str]] = {
 
 
 def text_pairs(text: str, *, errors: str = "replace") -> list[tuple[str, str]]:
-    """Return the names and values of a query string; ``errors`` is used as in ``bytes.decode``."""
+    """Return the names and values of a query string. ``errors`` is passed to ``bytes.decode``."""
     pairs = []
     for pair in text.split("&"):
         if pair:
@@ -294,7 +295,6 @@ def text_pairs(text: str, *, errors: str = "replace") -> list[tuple[str, str]]:
 
 
 def body_pairs(body: bytes) -> Generator[None, None, list[tuple[str, str]]]:
-    """Return the names and values of a form body. Yields None every few milliseconds."""
     if not body.isascii():
         body.decode()  # before its escapes, which must be UTF-8 by themselves
     pairs = []

@@ -1,15 +1,15 @@
-"""Replies of the query protocol: typed replies and faults as XML, or as JSON for clients that send
-a form and accept ``application/json``, such as HTTP libraries of browsers.
+"""Replies of the query protocol: encodes typed replies and faults as XML, or as JSON for clients
+that send a form and accept ``application/json``, such as HTTP libraries in browsers.
 
 Lists are flattened (the element is repeated, without a wrapper), maps are ``<Attribute><Name/>
-<Value/></Attribute>``, absent values have no element. Writers are built once per type from the same
-structs that JSON encodes, so the two protocols cannot differ.
+<Value/></Attribute>``, and absent values have no element. Writers are built once per type, from the
+same structs that the JSON protocol encodes, so the two protocols always have the same fields.
 
-Elements of lists and maps have singular names, which are listed here because AWS has no rule.
+Elements of lists and maps have singular names, listed here because AWS follows no rule.
 
-The JSON is the XML document in another notation, not AWS JSON 1.0: response and result are wrapped
-by name, absent values are null, and maps are lists of ``Name`` and ``Value``. Only clients without
-an SDK use it, so it need not be fast."""
+The JSON format is not AWS JSON 1.0 but has the structure of the XML: a response contains a result,
+absent values are null, and maps are lists of ``Name`` and ``Value``. Only clients without an SDK
+use this format, so it need not be fast."""
 
 import base64
 import re
@@ -46,7 +46,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def escape(text: str) -> str:
-    """Escape a text for XML. ``str.replace`` is much faster than a call per occurrence."""
+    """Escape a text for XML, with ``str.replace``, which is much faster than ``re.sub``."""
     if _SPECIAL.search(text) is None:
         return text
     if _FORBIDDEN.search(text) is not None:
@@ -76,7 +76,7 @@ _ENTRY_NAMES: Mapping[type[Shape], str] = {
 
 
 def singular(wire_name: str, element: type | None = None) -> str:
-    """Return the element name for the items of a list or map."""
+    """Return the name of an XML element that represents one item of a list or map."""
     name = _SINGULARS.get(wire_name)
     if name is not None:
         return name
@@ -98,7 +98,6 @@ def without_none(type_info: inspect.Type) -> inspect.Type:
 def encode_reply(
     name: str, reply: Shape | None, *, request_id: str, namespace: str = NAMESPACE
 ) -> bytes:
-    """Return the reply of the action ``name``."""
     result = ""
     if reply is not None:
         content = _write_struct(reply)
@@ -111,7 +110,7 @@ def encode_reply(
 
 
 def fault_message(refusal: Fault) -> str:
-    """Return the text of a fault; one text differs from the JSON protocol."""
+    """Return the message of a fault. One message differs from that of the JSON protocol."""
     if refusal.message == QUEUE_DOES_NOT_EXIST:
         return "The specified queue does not exist for this wsdl version."
     return refusal.message

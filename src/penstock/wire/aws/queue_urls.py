@@ -1,7 +1,7 @@
-"""Queue URLs: parses every form that clients send, and builds the form of replies.
+"""Parses queue URLs in every form that clients send, and builds the URLs for replies.
 
-The host is not checked, because networks may give a server any name; it is only searched for a
-region. The caller decides which account and region apply if a URL names none."""
+The host is not checked, because a network may give a server any name; only a region is read from
+it. The caller decides which account and region apply if a URL does not contain them."""
 
 import re
 from functools import lru_cache
@@ -35,9 +35,9 @@ class QueueAddress(msgspec.Struct, frozen=True, gc=False):
 
 @lru_cache(maxsize=_CACHED_MAX)
 def parse(url: str) -> QueueAddress:
-    """Parse a full URL, the path of one, or a bare queue name. Raises a fault if it is invalid."""
+    """Parse a queue URL, its path, or a queue name. Raises a fault if it is none of these."""
     if len(url) > _URL_CHARS_MAX:
-        raise fault("InvalidAddress", "The address is too long for a queue.")
+        raise fault("InvalidAddress", "The queue URL is too long.")
     if url and "/" not in url and ":" not in url:
         return _address(None, None, url)
     match = _URL.match(url)
@@ -54,7 +54,7 @@ def parse(url: str) -> QueueAddress:
 
 
 def region_in_host(host: str) -> str | None:
-    """Return the region in ``sqs.<region>.…`` or ``<region>.queue.…``; other hosts have none."""
+    """Return the region in a host ``sqs.<region>.…`` or ``<region>.queue.…``, or None."""
     match = _HOST_REGION.match(host.lower())
     return None if match is None else match["modern"] or match["legacy"]
 
@@ -65,7 +65,7 @@ def build(base_url: str, *, account: str, name: str) -> str:
 
 
 def parse_arn(arn: str) -> QueueAddress | None:
-    """Parse ``arn:aws:sqs:<region>:<account>:<name>``; None if it is not the ARN of a queue."""
+    """Parse ``arn:aws:sqs:<region>:<account>:<name>``; return None for any other text."""
     parts = arn.split(":", 5)  # a share's name has a colon
     if len(parts) != 6 or parts[0] != "arn" or not parts[1].startswith("aws") or parts[2] != "sqs":
         return None

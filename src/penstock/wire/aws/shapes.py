@@ -1,11 +1,12 @@
-"""Typed requests and replies of the 23 SQS operations, the same for both protocols.
+"""Typed requests and replies of the 23 SQS operations, for both the JSON and the query protocol.
 
-The AWS name of a field is derived by ``wire_name`` and given only where AWS breaks its own rule
-(``tags`` of CreateQueue, ``queueUrls`` of one reply). A test compares all with the AWS SDK.
+``wire_name`` derives the AWS names of fields. A name is set explicitly where AWS breaks its own
+rule (``tags`` of CreateQueue, ``queueUrls`` of one reply). A test compares all names with the AWS
+SDK.
 
-Every request field is optional, and null means absent: the actions check required fields, because
-the errors differ. Requests are not frozen, because the frontend sets ``queue_url`` of a request
-posted to a queue's own path. In replies, None means that the field is left out."""
+Every request field is optional, and null means absent. The actions check required fields, because
+each action has its own errors. Requests are not frozen, because the frontend sets ``queue_url`` of
+a request posted to a queue's own path. In replies, a field that is None is left out."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -28,7 +29,7 @@ _ACRONYMS = {"md5": "MD5", "aws": "AWS"}
 
 
 def wire_name(field: str) -> str:
-    """Return the AWS name of a field: ``MD5OfMessageBody`` for ``md5_of_message_body``."""
+    """Return the AWS name of a field, such as ``MD5OfMessageBody`` for ``md5_of_message_body``."""
     return "".join(_ACRONYMS.get(word, word.capitalize()) for word in field.split("_"))
 
 
@@ -49,7 +50,7 @@ def _as_text(attributes: TextMap | None) -> TextMap | None:
 
 
 class Shape(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, rename=wire_name):
-    """Base class of requests and replies, which are never part of a reference cycle."""
+    """The base class of requests and replies, which never have reference cycles."""
 
 
 class Request(Shape): ...
@@ -112,7 +113,7 @@ class ChangeMessageVisibilityBatchResultEntry(Shape):
 
 
 class BatchResultErrorEntry(Shape):
-    """One rejected entry of a batch. ``code`` is the query error code, in JSON replies too."""
+    """One rejected entry of a batch. ``code`` is the code of the query protocol, also in JSON."""
 
     id: str
     sender_fault: bool
@@ -131,8 +132,8 @@ class ReceivedMessage(Shape):
 
 
 class CallerIdentity(Shape):
-    """The reply of STS GetCallerIdentity, the only action of another AWS service that SQS clients
-    and their tests send to the same endpoint, to learn their account."""
+    """The reply to GetCallerIdentity. This STS action is the only one of another AWS service that
+    SQS clients and their tests send to the same endpoint, to learn their account."""
 
     arn: str
     user_id: str

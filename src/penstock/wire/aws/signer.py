@@ -1,7 +1,7 @@
-"""The client's side of Signature Version 4, which signs requests of commands and pipeline jobs.
+"""The client side of Signature Version 4, which signs the requests of commands and pipeline jobs.
 
-It supports POST requests with an empty query string and a body in memory. The key of the day is
-cached, because deriving it costs four times as much as signing with it."""
+It supports only POST requests with an empty query string and a body in memory. The signing key of a
+day is cached, because deriving it costs four times as much as signing with it."""
 
 import hashlib
 import hmac
@@ -32,7 +32,7 @@ class Signer:
     def sign(
         self, *, host: str, path: str, headers: Mapping[str, str], body: bytes, timestamp: str
     ) -> dict[str, str]:
-        """Return all headers. ``timestamp`` has the form ``20260102T030405Z``."""
+        """Return the signed request's headers. ``timestamp`` has the form ``20260102T030405Z``."""
         signed = {name.lower(): value for name, value in headers.items()}
         signed["host"] = host
         signed["x-amz-date"] = timestamp

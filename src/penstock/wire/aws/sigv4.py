@@ -1,12 +1,12 @@
 """Signature Version 4: parses and verifies the signature in a header or a presigned URL.
 
-``parse`` is needed even if signatures are not enforced, because the signature contains the region,
-which is part of a queue's identity; so it accepts signatures that cannot be valid.
+``parse`` is used even if signatures are not enforced, because a signature contains the region,
+which is part of a queue's identity. So ``parse`` also accepts signatures that cannot be valid.
 
-``check`` and ``is_genuine`` verify. The signed text is rebuilt from the request as received: path
-and query string still percent-encoded, and the hash of the body itself, never the one in a header.
-If two different requests could have the same signed text, the request is rejected, because a
-signature of one would be valid for the other."""
+``check`` and ``is_genuine`` verify a signature. They rebuild the signed text from the request as
+received: with the percent-encoded path and query string, and with the actual hash of the body
+instead of the hash in a header. A request is rejected if a different request could have the same
+signed text, because the signature would be valid for both."""
 
 import hashlib
 import hmac
@@ -81,7 +81,7 @@ class CredentialScope(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse(authorization: str | None, fields: Mapping[str, str]) -> CredentialScope | None:
-    """Return the signature in a header or in the ``fields`` of a presigned URL, if any."""
+    """Return the signature in a header or in the ``fields`` of a presigned URL, or None."""
     if authorization is not None and authorization.startswith("AWS4-"):
         return _parse_header(authorization)
     if "X-Amz-Algorithm" in fields or "X-Amz-Credential" in fields:
@@ -150,7 +150,7 @@ class SignedRequest(Protocol):
 
 
 def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_ms: int) -> str:
-    """Check everything that needs no secret, and return the signed timestamp."""
+    """Check everything that needs no secret, and return the timestamp of the signature."""
     headers = request.headers
     fields = _query_fields(request.query) if request.query else _NO_FIELDS
     if scope.is_presigned:
@@ -187,8 +187,8 @@ def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_m
 
 class SigningKey:
     """A key for one day, region and service. Callers cache it, because deriving it takes four
-    HMACs. It is stored as HMAC's begun inner and outer hash, because beginning them costs more than
-    the rest of a signature. It has no ``repr``, so that it is never shown."""
+    HMACs. It stores the two prepared SHA-256 states of HMAC, because preparing them would cost more
+    than the rest of a signature. It has no ``repr``, so that logs cannot contain the key."""
 
     __slots__ = ("_inner", "_outer", "_scope")
 
@@ -223,8 +223,8 @@ def is_genuine(
     key: SigningKey,
     body_hash: str = "",
 ) -> bool:
-    """Return whether the holder of ``key``, which must have this scope, signed exactly this
-    request, in constant time. ``body_hash`` is the SHA-256 of the body if the caller knows it."""
+    """Return whether exactly this request was signed with ``key``, which must have this scope. The
+    comparison takes constant time. ``body_hash`` is the SHA-256 of the body, if known."""
     digest = body_hash or _hash_of(request.body)
     claimed = request.headers.get("x-amz-content-sha256", digest)
     path, query = request.path, request.query
@@ -257,7 +257,7 @@ def _trimmed(value: str) -> str:
 
 
 def _canonical_path(path: str) -> str:
-    """Resolve empty and dot segments, then encode again, as SDKs do for all services but S3."""
+    """Remove empty and dot segments, then encode again, as SDKs do for all services but S3."""
     kept: list[str] = []
     for segment in path.split("/"):
         if segment == "..":

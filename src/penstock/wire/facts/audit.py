@@ -1,19 +1,19 @@
-"""Records of the audit topic ``__audit``: one record for each action, in a hash chain per node.
+"""Records of the audit topic ``__audit``: one record for each action, in one hash chain per node.
 
-A record's value is one JSON object with all fields in the order below. ``prev_hash`` is the hash of
-the node's previous record in the same partition, ``seq`` its number plus one:
+A record's value is one JSON object with all fields in the order below. ``seq`` is the number of the
+node's previous record in the same partition plus one, ``prev_hash`` is the hash of that record:
 
     hash(record) = SHA-256( hash(previous record) ‖ the record's value, byte for byte )
 
-in hexadecimal; the hash before the first record is thirty-two zero bytes. A record that is changed,
-removed or inserted breaks the chain there, unless everything after it is rewritten too. To detect
-that as well, note the last hash elsewhere from time to time.
+``prev_hash`` is in hexadecimal; for the first record, it is thirty-two zero bytes. A record that is
+changed, removed or inserted breaks the chain, unless all later records are rewritten too. To detect
+that as well, store the last hash in another place from time to time.
 
-Nodes of a cluster write to the same partition, each its own chain, because agreeing on an order
-would make every entry wait for all nodes.
+All nodes of a cluster write to the same partition, but each node has its own chain, because every
+record would have to wait for all nodes if they had to agree on one order.
 
 Fields may be added at the end; a field that changes its meaning needs a new ``VERSION``. Neither
-affects the chain, which is made of bytes. ``docs/usage.md`` describes the fields."""
+affects the chain, which hashes bytes and not fields. ``docs/usage.md`` describes the fields."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
@@ -74,7 +74,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Link(msgspec.Struct, frozen=True, gc=False):
-    """The end of a node's chain: the number and hash of its last record."""
+    """The end of a node's hash chain: the number and the hash of the last record."""
 
     seq: int = 0
     hash: bytes = FIRST_HASH
@@ -97,7 +97,7 @@ def decode(value: bytes) -> AuditRecord:
 
 
 def append(link: Link, entry: AuditEntry, *, node: str) -> tuple[bytes, Link]:
-    """Return the entry as the record after ``link``, and the new end of the chain."""
+    """Return the value of the record that follows ``link``, and the new end of the chain."""
     record = AuditRecord(
         node=node, seq=link.seq + 1, prev_hash=link.hash.hex(), **msgspec.structs.asdict(entry)
     )
@@ -120,7 +120,7 @@ def link_of(value: bytes) -> Link:
 
 
 def breaks(values: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield the position and reason of each break in the chain of a node."""
+    """Yield the index and the reason of each break in the chains of all nodes."""
     links: dict[str, Link] = {}
     for count, value in enumerate(values):
         try:
@@ -138,7 +138,7 @@ def breaks(values: Iterable[bytes]) -> Iterator[tuple[int, str]]:
 
 
 def redacted(params: Mapping[str, object]) -> dict[str, object]:
-    """Return parameters to record: values cut, probable secrets hidden, empty ones left out."""
+    """Return ``params`` without empty values, with long values cut and probable secrets hidden."""
     return _redacted(params, levels=2)
 
 

@@ -1,13 +1,13 @@
-"""Records that contain a table, the common format of ``__usage`` and ``__telemetry``.
+"""Records that each contain a table, the common format of ``__usage`` and ``__telemetry``.
 
-A record's value is a MessagePack map: header fields that apply to all rows, and ``columns``, a map
-of arrays of equal length. Programs that sum millions of rows convert whole columns into arrays.
+A record's value is a MessagePack map. It has header fields that apply to all rows, and ``columns``,
+a map of arrays of equal length. Programs that sum millions of rows read whole columns as arrays.
 
-A value is decoded in one of two forms. ``facts`` has columns as lists, checked and complete, for
-readers of rows. ``block`` has columns as unchecked bytes, for readers of many records.
+A value is decoded in one of two forms. In ``facts``, the columns are lists, checked and complete,
+for programs that read rows. In ``block``, the columns are unchecked bytes, which is faster.
 
-A column may be added: readers take a missing column as empty values, and ignore unknown columns.
-Any other change (meaning, unit, a removed column) needs a new version."""
+A column may be added: readers fill a missing column with default values, and ignore unknown
+columns. Any other change (meaning, unit, a removed column) needs a new version."""
 
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
@@ -34,7 +34,7 @@ Either = TypeVar("Either", bound=Head)
 
 
 class Form(Generic[Facts, Block]):
-    """The codec of one topic's records. ``facts`` and ``block`` are structs with a field
+    """The codec of one topic's records. ``facts`` and ``block`` are struct types with a field
     ``columns``: a struct of lists in ``facts``, a map of ``msgspec.Raw`` in ``block``."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Form(Generic[Facts, Block]):
         nothing: Mapping[str, object],
         unreadable: type[Exception],
     ) -> None:
-        """Create a codec. ``nothing`` has the default of each column that a record may lack."""
+        """Create a codec. ``nothing`` has the default value of each column that may be missing."""
         self._noun = noun
         self._version = version
         self._nothing = nothing

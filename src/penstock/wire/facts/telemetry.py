@@ -1,15 +1,16 @@
-"""Records of the topic ``__telemetry``: one record for each interval of a node, in the format of
+"""Records of the topic ``__telemetry``: a node writes one record per interval, in the format of
 ``columnar``. ``docs/usage.md`` describes the fields.
 
-The column ``kind`` determines which other columns are used: ``calls`` (sums of an operation on a
-queue or topic), ``partition`` (sums of appends, and start and end of the log), ``queue`` (current
-state of a queue or share), ``lag`` (a group on a partition) and ``node`` (the process).
+The column ``kind`` says what a row describes: ``calls`` (sums of one operation on a queue or
+topic), ``partition`` (sums of appends, and start and end of the log), ``queue`` (current state of a
+queue or share), ``lag`` (of a group on a partition) or ``node``. Each kind uses some columns.
 
-Durations are counted in buckets that grow by the eighth root of two, so a value is known to 9 % and
-histograms are merged by adding. Bucket 0 has durations up to ``BUCKET_SECONDS_MIN``, bucket ``i``
-those above ``bound(i - 1)`` and up to ``bound(i)``, the last one all longer ones. A row has the
-number of the first used bucket, then the counts from it to the last used one; an empty list means
-no observation. Other buckets would need a new ``VERSION``."""
+Durations are counted in buckets that grow by the eighth root of two, so a value is known to 9 %,
+and histograms are merged by adding their counts. Bucket 0 has durations up to
+``BUCKET_SECONDS_MIN``, bucket ``i`` those above ``bound(i - 1)`` and up to ``bound(i)``, and the
+last bucket all longer ones. A histogram is a list: the number of the first used bucket, then the
+counts from that bucket to the last used one. It is empty if nothing was counted. Other buckets
+would need a new ``VERSION``."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,7 @@ def bucket_of(seconds: float) -> int:
 
 
 def bound(bucket: int) -> float:
-    """Return the upper bound of a bucket in seconds; for the last bucket, its lower bound."""
+    """Return the upper bound of a bucket in seconds (of the last bucket, the lower bound)."""
     return BOUNDS_SECONDS[min(bucket, BUCKET_LAST - 1)]
 
 

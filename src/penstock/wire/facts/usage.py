@@ -1,4 +1,4 @@
-"""Records of the topic ``__usage``: one record for each flush of a node, in the format of
+"""Records of the topic ``__usage``: a node writes one record at each flush, in the format of
 ``columnar``. ``docs/usage.md`` describes the fields."""
 
 from collections.abc import Iterator

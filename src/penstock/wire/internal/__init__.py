@@ -1,4 +1,4 @@
 """The protocol between nodes, without I/O.
 
-``frame`` has the bytes of a frame, the greeting and the proof of a shared secret, ``calls`` the
-type of a call, ``faults`` the errors. ``calls/internal`` has sockets and deadlines."""
+``frame`` has the layout of frames, the greeting and the proof of a shared secret; ``calls`` has the
+type of a call, and ``faults`` the errors. ``calls/internal`` adds sockets and deadlines."""

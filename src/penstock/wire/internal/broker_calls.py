@@ -1,16 +1,16 @@
 """The table of the broker's calls, and their encoding between nodes (call numbers 0x0200-0x02FF).
 
-``RULES`` has one row for each struct of ``model/calls.py``. A call needs nothing else but its
-struct and its handler in the broker.
+``RULES`` has one row for each struct of ``model/calls.py``. A new call needs only its struct, its
+row and its handler in the broker.
 
-A request is an array: the topic as id and ``modified_at_ms`` (the receiver waits until its catalog
-is as new), the partition with the epoch of its leader as the sender knows it, then the fields of
-the struct. Values in the fields are encoded with field names, which saves 2 µs of conversion. A
-reply is an array of one value, or of the values of a tuple.
+A request is an array. It has the id and ``modified_at_ms`` of the topic (the receiver waits until
+its catalog has this version), the partition with the leader epoch that the sender knows, then the
+fields of the struct. Structs in the fields are encoded with field names, which saves 2 µs of
+conversion. A reply is an array of one value, or of the values of a tuple.
 
 Three calls exist only between nodes. ``ADVANCED`` and ``AVAILABLE`` implement listeners: the sender
-sends the state that it knows, and gets a reply when the state has changed. ``GIVE_BACK`` releases
-the messages of a ``Lease`` or ``Acquire`` whose reply was lost. Number 0x020A must not be used."""
+states what it knows, and gets a reply when that has changed. ``GIVE_BACK`` releases the messages of
+a ``Lease`` or ``Acquire`` call whose reply was lost. The number 0x020A must not be used."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -334,7 +334,7 @@ class GiveBack(OfTopic, frozen=True, array_like=True):
 
 
 class Advanced(OfTopic, frozen=True, array_like=True):
-    """A call that waits until the offsets of one of these partitions differ from ``known``."""
+    """A call that waits until the offsets of at least one partition differ from ``known``."""
 
     wait_ms: int
     known: Sequence[tuple[int, StreamEnds | None]]  # by partition
@@ -346,8 +346,8 @@ class AdvancedReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Available(OfTopic, frozen=True, array_like=True):
-    """A call that waits until records become available in one of these partitions. ``known`` has
-    the number in the last reply by partition, 0 before the first."""
+    """A call that waits until records become available in one of the partitions. ``known`` has, for
+    each partition, the number from the last reply, or 0 before the first reply."""
 
     wait_ms: int
     known: Sequence[tuple[int, int]]

@@ -1,9 +1,9 @@
 """The type of a call between nodes.
 
-A call has a number that never changes its meaning, a type for request and reply, and a flag that
-states whether it may be repeated if its outcome is unknown. Each role defines its calls: 0x0100 to
-0x01FF belong to the metadata role; 0 is the ping of a connection. Payloads are ``array_like``
-structs: a field with a default may be added at the end, and nothing else may change.
+A call has a number that never changes its meaning, a type for the request and one for the reply,
+and a flag that states whether it may be repeated if its outcome is unknown. Each role defines its
+calls: 0x0100 to 0x01FF belong to the metadata role, and 0 is the ping of a connection. Payloads are
+``array_like`` structs: a field with a default may be added at the end, and nothing else may change.
 
 ``Caller`` makes calls and ``CallHandlers`` serves them; ``calls/internal`` connects the two."""
 
@@ -24,7 +24,7 @@ encode = msgspec.msgpack.Encoder().encode  # a request or a reply
 
 
 class Call(Generic[Q, R]):
-    """One kind of call. ``errors`` are the errors that it may raise besides those of all calls."""
+    """One type of call. ``errors`` are errors that it may raise besides those of every call."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Call(Generic[Q, R]):
         return f"<call {self.name}>"
 
     def decode_request(self, payload: bytes | memoryview) -> Q:
-        """Decode a request. Raises InvalidRequest, after which the connection can continue."""
+        """Decode a request, or raise InvalidRequest, which does not end the connection."""
         try:
             return self._decode_request(payload)
         except (msgspec.DecodeError, ValueError) as error:
@@ -80,7 +80,7 @@ Handler = Callable[[Q, CallerInfo], R | Coroutine[Any, Any, R]]
 
 
 class CallHandlers:
-    """The calls that a node serves. Roles add handlers before the node listens."""
+    """The handlers of the calls that a node serves. Roles add them before the node listens."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, tuple[Call[Any, Any], Handler[Any, Any]]] = {}
@@ -96,6 +96,6 @@ class CallHandlers:
 
 class Caller(Protocol):
     async def call(self, call: Call[Q, R], request: Q, *, timeout_ms: int) -> R:
-        """Make a call and return the reply. Raises the error of the other node; Unreachable,
-        OutcomeUnknown or DeadlineExceeded if there is no reply; Throttled if too many calls to that
-        node wait. Cancelling the call cancels it at the other node."""
+        """Make a call and return the reply. Raises the error that the other node raised. Raises
+        Unreachable, OutcomeUnknown or DeadlineExceeded if there is no reply, and Throttled if too
+        many calls are waiting. Cancelling the call cancels it at the other node too."""

@@ -1,9 +1,9 @@
-"""Errors between nodes: those of the connection itself, and the encoding of any PenstockError.
+"""The errors of connections between nodes, and the encoding of any PenstockError.
 
-An error is sent as the names of its class and base classes, its text and its fields, and is raised
-on the other node as the first of those classes that it knows: an older node raises a new kind of
-conflict as a conflict. An error that is not a PenstockError is a bug; the node where it happened
-logs it, and the caller only learns that the call failed."""
+An error is sent as the names of its class and base classes, its text and its fields. The other node
+raises the first of these classes that it knows, so an older node raises a new kind of Conflict as a
+Conflict. An error that is not a PenstockError is a bug: the node where it happened logs it, and the
+caller only learns that the call failed."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -27,7 +27,7 @@ class Unreachable(Overloaded):
 
 
 class OutcomeUnknown(Unreachable):
-    """The connection was lost after the call was sent."""
+    """The connection was lost after the call was sent, so the outcome is unknown."""
 
     public = (
         "Outcome unknown: the connection to another node was lost. Retry only if the request is"
@@ -51,7 +51,7 @@ class MalformedFrame(PenstockError): ...
 
 
 class HelloRefused(PenstockError):
-    """The other node has the wrong cluster or version, or an id that its certificate lacks."""
+    """The other node has the wrong cluster or version, or an id that is not in its certificate."""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -75,7 +75,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode_failure(error: BaseException) -> bytes:
-    """Encode any error. Never fails, because the caller would wait in vain for a reply."""
+    """Encode any error. This never fails, because the caller would wait in vain for a reply."""
     if not isinstance(error, PenstockError):
         return _encode(Failure((PeerFailed.__name__,), "The node failed; see its log."))
     names = tuple(one.__name__ for one in type(error).__mro__ if issubclass(one, PenstockError))
@@ -97,7 +97,7 @@ def _text(text: str) -> str:
 def decode_failure(
     payload: bytes | memoryview, *, more: Mapping[str, type[PenstockError]]
 ) -> PenstockError:
-    """Return the error in a payload. ``more`` has classes that only some calls raise, by name."""
+    """Return the error in a payload. ``more`` has the error classes of single calls, by name."""
     try:
         failure = _decoder.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:

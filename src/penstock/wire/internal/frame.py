@@ -6,22 +6,22 @@
     └────────┴─────────┴──────┴──────┴────────────┴──────────┴─────────┘
              └──────────────── length counts from here ──────────────────┘
 
-Numbers are big-endian. The payload is MessagePack, of the type that the call has in this direction;
-a cancel has none. The deadline is the time left, not an instant, because nodes share no clock. A
-reply, an error and a cancel have the call and the request id of their request. The caller chooses
-request ids; an id may not be reused while its request is in progress.
+Numbers are big-endian. The payload is a hello, request, reply or error in MessagePack; a cancel has
+none. The deadline is the remaining time, not a point in time, because the clocks of nodes differ. A
+reply, an error or a cancel has the call number and the request id of its request. The caller
+chooses request ids, and may not reuse the id of a request in progress.
 
-A connection begins with one HELLO each way, the caller's first. HELLO has version 0 and its layout
-never changes: with it both nodes find the highest version that both support, which every later
-frame has. Between processes that share a secret there are two HELLO each way, and the first pair
-proves the secret. To change other frames: raise VERSION_MAX, keep reading the version before, and
-raise VERSION_MIN in the release after next, so that a cluster can be upgraded node by node. New
-calls, and new fields with defaults at the end of a payload, need no new version. Anything else is
-sent only at a feature level of the cluster which excludes older nodes.
+A connection begins with one HELLO in each direction, the caller's first. HELLO has version 0, and
+its layout never changes. From it both nodes find the highest version that both support, and all
+later frames have this version. Between processes that share a secret there are two HELLO in each
+direction, and the first pair proves the secret. To change other frames, raise VERSION_MAX, keep
+reading the previous version, and raise VERSION_MIN in the release after next, so that a cluster can
+be upgraded node by node. New calls, and new fields with defaults at the end of a payload, need no
+new version. Any other change needs a new feature level of the cluster, which excludes older nodes.
 
 ``net/frames.py`` splits a stream into frames and never allocates memory for a forbidden length.
 
-Proof that both ends of a connection know one secret, without sending the secret:
+Both ends of a connection prove that they know a secret, without sending the secret:
 
     caller                              answerer
     HELLO nonce                      →
@@ -29,13 +29,13 @@ Proof that both ends of a connection know one secret, without sending the secret
     HELLO nonce, proof of the caller →
                                      ←  HELLO
 
-A proof is HMAC-SHA256, keyed with the secret, over the side that proves, the port that the answerer
-listens on, and both greetings with their nonces. Each part has a reason:
+A proof is an HMAC-SHA256, keyed with the secret, of the side that proves, the port on which the
+answerer listens, and both greetings with their nonces. Each part has a reason:
 
 - the nonces are new for each connection, so a recorded proof is useless;
 - the side prevents a caller from sending the answerer's own proof back;
 - the port prevents a process that took over a port from forwarding the greeting to another
-  listener: that listener proves another port than the one the caller connected to;
+  listener, because the proof of that listener contains a different port;
 - the greetings prevent changes to the ids and features in them.
 
 The caller sends its proof only to an answerer that has proved the secret first."""
@@ -93,7 +93,7 @@ class Header(NamedTuple):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The greeting of a node. Encoded with field names, so that fields can be added."""
+    """The greeting of a node. It is encoded with field names, so that fields can be added."""
 
     version_min: int
     version_max: int
@@ -154,7 +154,7 @@ def decode_hello(frame: bytes | memoryview) -> Hello:
 
 
 def agree(own: Hello, other: Hello) -> int:
-    """Return the version of all later frames. Raises HelloRefused if the nodes do not match."""
+    """Return the version of all later frames. Raises HelloRefused if the nodes are incompatible."""
     if own.cluster_id != other.cluster_id:
         raise HelloRefused(
             f"Node {other.node_id} belongs to cluster {other.cluster_id}, but node {own.node_id}"
@@ -176,13 +176,11 @@ class Side(StrEnum):
 
 
 def prove(secret: bytes, side: Side, *, caller: Hello, answerer: Hello, port: int) -> bytes:
-    """Return the proof that one side knows the secret."""
     said = (side, port, _plain(caller), _plain(answerer))
     return hmac.digest(secret, _encode(said), "sha256")
 
 
 def check_proof(secret: bytes, side: Side, *, caller: Hello, answerer: Hello, port: int) -> None:
-    """Check the proof in the greeting of one side. Raises HelloRefused if it is wrong."""
     shown = caller if side is Side.CALLER else answerer
     expected = prove(secret, side, caller=caller, answerer=answerer, port=port)
     if len(shown.nonce) != NONCE_BYTES or not hmac.compare_digest(shown.proof, expected):

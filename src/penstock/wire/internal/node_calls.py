@@ -1,17 +1,17 @@
-"""Calls between the brokers of different nodes that are not in the table of ``broker_calls``.
+"""Calls between nodes that are not in the table of ``broker_calls``.
 
-Followers get the log of a partition with ``replica fetch``. One call requests many partitions of
-one leader; the reply comes as soon as there are changes in any of them. Partitions without changes
-are not in the reply and are requested again, so that over time busy and quiet partitions are in
-different calls. Every request for a partition has a number, which the reply repeats (R16).
+Followers read the log of a partition with ``replica fetch``. One call requests many partitions from
+one leader, and the reply comes as soon as any of them has changes. Partitions without changes are
+not in the reply and are requested again, so that over time busy and quiet partitions are in
+different calls. Every request for a partition has a number, which the reply repeats (rule R16).
 
-Coordinators call each other because a group and a transaction that commits its offsets may be
-coordinated by different nodes, and so may a transaction and the partitions it writes to. The codes
-in these calls are Kafka's error codes.
+Coordinators call each other, because different nodes may coordinate a group and the transaction
+that commits offsets for it, or a transaction and the partitions that it writes to. The codes in
+these calls are Kafka's error codes.
 
-A backup first calls HOLD on every node, which stops messages that move between logs (crossings);
-then POSITIONS, stage by stage; then HOLD again, which releases the crossings and still keeps the
-segments that are copied (``broker/context/backup_hold.py``, ``broker/backup_positions.py``)."""
+A backup first calls HOLD on every node, to stop messages that move from one log to another
+(crossings); then POSITIONS, once for each stage; then HOLD again, to let crossings continue but
+keep the segments to copy (``broker/context/backup_hold.py``, ``broker/backup_positions.py``)."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -79,14 +79,14 @@ class StandingsRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StandingsReply(msgspec.Struct, frozen=True, array_like=True):
-    """The last epoch and the end offset of each partition; (-2, -1) if the node has none."""
+    """The last epoch and end offset of each partition, (-2, -1) if the node has no replica."""
 
     incarnation: int
     standings: Sequence[tuple[int, int]] = ()
 
 
 class DropRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Asks whether a node that is no longer a replica may delete its files (rule R22)."""
+    """Asks whether a former replica may delete its files of a partition (rule R22)."""
 
     topic_id: str
     index: int
@@ -111,7 +111,7 @@ DROP: Final = Call(0x0302, "drop a replica", DropRequest, DropReply, is_idempote
 
 
 class TransactionAdd(msgspec.Struct, frozen=True, array_like=True):
-    """Add partitions to a transaction, or only check that they are in it (``is_check``)."""
+    """Adds partitions to a transaction. With ``is_check``, only checks that they were added."""
 
     transactional_id: str
     producer_id: int
@@ -121,7 +121,7 @@ class TransactionAdd(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupComplete(msgspec.Struct, frozen=True, array_like=True):
-    """End a transaction: its offsets for a group become valid, or are discarded."""
+    """Commits or discards the offsets that a transaction has written for a group."""
 
     group_id: str
     producer_id: int
@@ -130,7 +130,7 @@ class GroupComplete(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupFetch(msgspec.Struct, frozen=True, array_like=True):
-    """Read the committed offsets of a group; all of them if ``partitions`` is None."""
+    """Reads the committed offsets of a group: of all partitions if ``partitions`` is None."""
 
     group_id: str
     partitions: Sequence[tuple[str, int]] | None

@@ -2,4 +2,4 @@
 
 ``apis`` lists the served APIs and their versions, and encodes the headers of requests and
 responses. ``produce``, ``fetch`` and ``batches`` handle records. The classes of all other messages
-are in ``generated``, written by ``tools/kafka_messages.py``; ``compiler`` builds the codecs."""
+are in ``generated``, which ``tools/kafka_messages.py`` writes. ``compiler`` builds the codecs."""

@@ -1,13 +1,13 @@
 """The APIs that are served, their versions and codecs, and the headers of requests and responses.
 
-The version ranges are those of Apache Kafka 4.3, because clients choose features by them, and new
-clients refuse a broker that only has old versions. There are two exceptions:
+The version ranges are those of Apache Kafka 4.3, because clients choose features by version, and
+new clients refuse a broker that has only old versions. There are two exceptions:
 
-- Produce is advertised from 0 but served from 3 on. librdkafka before 2.11 takes a minimum above 0
-  for a broker without compression and silently stops compressing.
-- Telemetry (71, 72) is missing, because clients call these APIs as soon as a broker has them.
+- Produce is advertised from version 0, but served from version 3. If the minimum is above 0,
+  librdkafka before 2.11 assumes that the broker has no compression, and silently stops compressing.
+- The telemetry APIs (71, 72) are missing, because clients call them as soon as a broker has them.
 
-Codecs are imported when first used, so a server that only produces and fetches loads no others.
+Codecs are imported when first used, so that a server loads only those that its clients need.
 
     request    ┌────────┬─────────┬─────────┬─────────────┬───────────────┬──────────────┬──────┐
                │ length │ api key │ version │ correlation │ client id     │ tagged       │ body │
@@ -18,8 +18,8 @@ Codecs are imported when first used, so a server that only produces and fetches 
                │ length │ correlation │ tagged fields │ body │   version 0 has no tagged fields
                └────────┴─────────────┴───────────────┴──────┘
 
-``length`` counts the bytes after it. The client id keeps its old two-byte length in all versions,
-so that any server can read the header of any client."""
+``length`` counts the bytes after it. The length of the client id has two bytes in all versions, so
+that any server can read the header of any client."""
 
 import struct
 from collections.abc import Callable, Mapping
@@ -201,7 +201,7 @@ class RequestHeader(NamedTuple):
 
 
 class UnknownApi(UnsupportedVersion):
-    """The API or its version is unknown, so the connection is closed."""
+    """The client sent an API or version that is not served, so the connection is closed."""
 
     def __init__(self, api_key: int, version: int) -> None:
         api = APIS.get(api_key)
@@ -210,7 +210,7 @@ class UnknownApi(UnsupportedVersion):
 
 
 def parse_request_header(buffer: Buffer, position: int = 0) -> RequestHeader:
-    """Parse the header of a request. ApiVersions may have any version."""
+    """Parse the header of a request. Raises UnknownApi, but accepts any version of ApiVersions."""
     if len(buffer) - position < REQUEST_BYTES_MIN:
         raise short()
     key, version = _KEY_VERSION.unpack_from(buffer, position)
@@ -270,7 +270,7 @@ def encode_request_frame(
 
 
 def parse_response_header(buffer: Buffer, header_version: int) -> tuple[int, int]:
-    """Return the correlation id and the start of the body, in a frame without its length."""
+    """Return the correlation id, and the position of the body in a frame without its length."""
     try:
         (correlation_id,) = _LENGTH.unpack_from(buffer, 0)
         position = skip_tags(buffer, LENGTH_BYTES) if header_version >= 1 else LENGTH_BYTES

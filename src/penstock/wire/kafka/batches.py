@@ -1,12 +1,11 @@
 """Checks produced records: only whole, intact batches of format 2 are accepted.
 
-Only headers are read and checksums verified, which keeps a produce request cheap; a consumer finds
-a bad record inside a good batch. Topics with rules about single records decode their batches
-(``frontend/kafka/records/produce.py``). Base offset and leader epoch are set by the log.
+Only headers are read and checksums verified, so that a produce request is cheap. A bad record in a
+batch with a good checksum is found by a consumer. Topics with rules about single records decode
+their batches (``frontend/kafka/records/produce.py``). The log sets base offset and leader epoch.
 
-Control batches carry transaction markers and lease events. A client that could write one could
-forge a delete, so the control bit is rejected before anything else is checked.
-"""
+Control batches contain transaction markers and lease events. A client that could write a control
+batch could forge the delete of a message, so the control bit is rejected before any other check."""
 
 from functools import partial
 
@@ -42,10 +41,10 @@ too_large = partial(BatchRefused, code=ErrorCode.MESSAGE_TOO_LARGE)  # clients s
 def check_batches(
     records: bytes | memoryview | None, *, version: int, bytes_max: int
 ) -> list[tuple[memoryview, batch.BatchHeader]]:
-    """Return the batches with their headers. ``version`` is the version of the Produce request,
-    ``bytes_max`` the limit of a batch."""
+    """Check produced records, and return the batches with their headers. ``version`` is the version
+    of the Produce request, ``bytes_max`` the maximum size of a batch."""
     if not records:
-        raise BatchRefused("the request has no batch for a partition")
+        raise BatchRefused("the request has a partition without records")
     view = memoryview(records)
     batches: list[tuple[memoryview, batch.BatchHeader]] = []
     position = 0
@@ -55,9 +54,9 @@ def check_batches(
         _, length, _, _, crc, attributes, delta, _, _, producer_id, _, _, count = header
         stop = position + length + batch.LENGTH_FROM
         if stop > end:
-            raise _corrupt(f"the batch is {stop - end} bytes longer than the records")
+            raise _corrupt(f"the batch ends {stop - end} bytes after the end of the records")
         if stop - position > bytes_max:
-            raise too_large(f"the batch has {stop - position} bytes, {bytes_max} are allowed")
+            raise too_large(f"the batch has {stop - position} bytes; the limit is {bytes_max}")
         # The usual batch passes this test; for others ``_check_rules`` finds the broken rule.
         if (
             attributes > Codec.LZ4
@@ -72,7 +71,7 @@ def check_batches(
         batches.append((view[position:stop], header))
         position = stop
     if len(batches) > 1 and any(header.producer_id != batch.NO_PRODUCER for _, header in batches):
-        raise BatchRefused("a producer with an id must send one batch per partition")
+        raise BatchRefused("a producer with an id must send only one batch per partition")
     return batches
 
 
@@ -93,12 +92,12 @@ def _header_at(view: memoryview, position: int) -> batch.BatchHeader:
     # The magic byte comes first, because an old message set may be shorter than this header.
     if left >= _PREFIX_BYTES and view[position + _MAGIC_AT] != batch.MAGIC:
         raise BatchRefused(
-            f"the batch has magic {view[position + _MAGIC_AT]}, only {batch.MAGIC} is supported",
+            f"the batch has magic {view[position + _MAGIC_AT]}; only {batch.MAGIC} is supported",
             ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
         )
     if left < batch.HEADER_BYTES:
-        raise _corrupt(f"{left} bytes are too few for a batch")
-    raise _corrupt(f"the length {header.length} is smaller than a batch header")
+        raise _corrupt(f"the last {left} bytes are too few for a batch")
+    raise _corrupt(f"the batch length {header.length} is smaller than a batch header")
 
 
 def _check_rules(header: batch.BatchHeader, version: int) -> None:
@@ -109,12 +108,13 @@ def _check_rules(header: batch.BatchHeader, version: int) -> None:
             raise BatchRefused(text, ErrorCode.INVALID_TIMESTAMP)
         if attributes & (batch.ATTR_PRODUCED | batch.ATTR_SEALED):
             raise BatchRefused(
-                f"the attributes {attributes:#06x} have bit 13 or 14, reserved for the server"
+                f"the attributes {attributes:#06x} set bit 13 or 14, which only the server may set"
             )
         raise BatchRefused("a producer must not send control batches or delete horizons")
     if header.count <= 0 or header.count != header.last_offset_delta + 1:
         raise BatchRefused(
-            f"the batch has {header.count} records but last offset delta {header.last_offset_delta}"
+            f"the batch has {header.count} records, but its last offset delta is"
+            f" {header.last_offset_delta}"
         )
     codec = attributes & batch.ATTR_CODEC_MASK
     if codec > Codec.ZSTD or (codec == Codec.ZSTD and version < _ZSTD_FROM):

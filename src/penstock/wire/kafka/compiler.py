@@ -1,15 +1,15 @@
-"""Readers and writers of Kafka messages, compiled from the layouts of their classes (``fields``).
+"""Builds readers and writers of Kafka messages from the field annotations of their classes.
 
-``codec`` returns the functions of a message. The code for a version is written and compiled when
-the version is first used: a message has one reader and one writer per version. Nested structs are
-loops inside that function. Neighbouring fixed-size fields are read with one call of ``struct``.
+``codec`` returns the functions that decode and encode a message. A message has one reader and one
+writer per version, whose code is written and compiled when the version is first used. Nested
+structs are loops in that code. Neighbouring fixed-size fields are read with one call of ``struct``.
 
-Two rules make readers safe. The position only grows, and a read beyond the end either fails or
-leaves the position beyond the end, which the last line checks. And the count of an array is
+Two rules make readers safe. First, the position only grows, and a read beyond the end either fails
+or leaves the position beyond the end, which the last line checks. Second, the count of an array is
 compared with the remaining bytes before the first element is read.
 
-Readers of requests also limit the elements of each array (``bound_of``). A nested array is counted
-over the whole request, such as the partitions of all topics. Tagged fields are counted likewise."""
+Readers of requests also limit the elements of each array (``bound_of``). Nested arrays, such as the
+partitions of all topics, are counted over the whole request, and so are tagged fields."""
 
 import linecache
 import struct
@@ -45,8 +45,8 @@ _FORMS = {
 
 
 class _Code:
-    """Code of a function that is being written: its lines, a run of neighbouring fixed-size fields
-    that are not written yet, and the names in use."""
+    """The source code of a function under construction. ``run`` has neighbouring fixed-size fields
+    whose code is not written yet."""
 
     def __init__(self, version: int, *, is_flexible: bool) -> None:
         self.version = version
@@ -62,7 +62,7 @@ class _Code:
 
     @contextmanager
     def block(self, *lines: str) -> Iterator[None]:
-        """Write the beginning of a block of code. The lines written meanwhile are indented."""
+        """Write the first lines of a block of code. Lines written inside ``with`` are indented."""
         self.emit(*lines)
         self.depth += 1
         yield
@@ -74,7 +74,7 @@ class _Code:
         return f"{stem}_" if count == 1 else f"{stem}_{count}"
 
     def packer(self, method: str, codes: Sequence[str]) -> str:
-        """Return the name of a method of ``struct.Struct`` in the written code."""
+        """Return the name by which the written code calls a method of ``struct.Struct``."""
         form = "".join(codes)
         name = f"_{method}_{form.replace('16s', 'u').replace('?', 't')}"
         self.names[name] = getattr(struct.Struct(">" + form), method)
@@ -110,7 +110,7 @@ class _Reader(_Code):
         self.emit(f"position += {struct.calcsize('>' + ''.join(codes))}")
 
     def length(self, code: str) -> None:
-        """Write code that reads ``length``. Flexible versions add one, and 0 means null."""
+        """Write code that reads a length, to which flexible versions add one (0 means null)."""
         self.run.append(("B" if self.is_flexible else code, "length"))
         self.flush()
         if self.is_flexible:
@@ -118,7 +118,7 @@ class _Reader(_Code):
             self.emit("    length, position = read_uvarint(data, position - 1)")
 
     def fields(self, owner: Struct) -> str:
-        """Write code that reads all fields of a struct. Returns the expression that creates it."""
+        """Write code that reads all fields of a struct. Return the expression for the struct."""
         values = {each.name: self.value(each) for each in present(owner.fields, self.version)}
         if self.is_flexible:
             values |= self.tags(owner)
@@ -148,7 +148,6 @@ class _Reader(_Code):
         self.end_present(each)
 
     def begin_present(self, each: Field, name: str, empty: str) -> None:
-        """Write the code before a value, which becomes ``empty`` if it is null."""
         if self.version in each.nullable:
             self.emit(f"{name} = {empty}")
             self.emit("if length:" if self.is_flexible else "if length >= 0:")
@@ -377,7 +376,7 @@ class _Writer(_Code):
             self.flush()
 
     def tags(self, known: Sequence[Field], var: str) -> None:
-        """Write code for tagged fields; values that equal their defaults are not sent."""
+        """Write code for tagged fields, which are sent only if they differ from their defaults."""
         self.flush()
         values = {each.name: f"{var}.{each.name}" for each in known}
         differs = {each.name: _differs(each, values[each.name]) for each in known}
@@ -416,9 +415,10 @@ Write = Callable[[T, list[bytes | memoryview], Buffers | None], None]
 def codec(
     kind: type[T], first: int, last: int, flexible_from: int | None, *, has_slices: bool = False
 ) -> tuple[Callable[[Buffer, int, int], T], Callable[[T, int], bytes]]:
-    """Return ``decode(buffer, position, version)``, which ignores bytes after the message as Kafka
-    does, and ``encode(value, version)``. With ``has_slices`` some fields are views of the buffer.
-    A message with slices is encoded into a list given to ``encode``, which returns the rest."""
+    """Return the functions ``decode(buffer, position, version)`` and ``encode(value, version)``.
+    ``decode`` ignores bytes after the message, as Kafka does; with ``has_slices``, it returns some
+    fields as views of the buffer. To encode slices without a copy, pass a list to ``encode``: it
+    appends all finished pieces, and returns the bytes after the last slice."""
     name = kind.__name__
     readers: dict[int, Callable[[Buffer, int, int], T]] = {}
     writers: dict[int, Write[T]] = {}

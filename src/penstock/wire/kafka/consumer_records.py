@@ -1,5 +1,5 @@
-"""Assignments of consumer groups, and records of ``__consumer_offsets`` in Apache Kafka's format,
-for programs that read committed offsets from that topic.
+"""Encodes assignments of consumer groups, and records of ``__consumer_offsets`` in Apache Kafka's
+format, for programs that read committed offsets from that topic.
 
     assignment  version i16 · ConsumerProtocolAssignment, which a broker forwards unchanged
 
@@ -51,7 +51,7 @@ def encode_value(
 
 
 def decode_assignment(blob: bytes) -> ConsumerProtocolAssignment:
-    """Decode an assignment of any version; fields of newer versions are ignored."""
+    """Decode an assignment of any version. Fields that only newer versions have are ignored."""
     if len(blob) < _INT16.size:
         raise Malformed("the consumer protocol data has no version")
     (version,) = _INT16.unpack_from(blob)

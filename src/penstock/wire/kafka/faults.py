@@ -1,7 +1,7 @@
-"""Kafka's error codes, and the table from Penstock's errors to them.
+"""Kafka's error codes, and a table that maps Penstock's errors to them.
 
 Most replies have only a code, so clients decide by the code whether to retry, to go to another
-node, or to give up. ``is_retriable`` is what Kafka's own clients assume."""
+node, or to give up. ``is_retriable`` says whether Kafka's own clients retry after the code."""
 
 from collections.abc import Mapping
 from enum import IntEnum

@@ -1,7 +1,7 @@
-"""Fetch requests and replies, and ShareFetch replies, compiled from their classes.
+"""The codecs of Fetch requests and replies and of ShareFetch replies, compiled from these classes.
 
-A reply is a list of buffers: headers, and between them the batches as they were read, not copied.
-The connection writes them in order."""
+A reply is a list of buffers, which the connection writes in order. Headers alternate with batches,
+which are not copied."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar
@@ -84,7 +84,7 @@ class AbortedTransaction(Message, frozen=True, gc=False):
 
 
 class EpochEnd(Message, frozen=True, gc=False):
-    """The end of the last epoch that the leader's log and the reader's log have in common."""
+    """The end of the last epoch that is in both the leader's log and the reader's log."""
 
     epoch: Annotated[int, "int32", "0+"] = -1
     end_offset: Annotated[int, "int64", "0+"] = -1
@@ -134,7 +134,7 @@ decode_fetch_response, _encode_response = codec(FetchResponse, *_VERSIONS, has_s
 
 
 def encode_fetch_reply(value: FetchResponse, version: int) -> tuple[list[Piece], int]:
-    """Return the buffers in the order of writing, including the records, and their size."""
+    """Return the buffers of a reply in order, including the records, and their total size."""
     buffers: list[Piece] = []
     buffers.append(_encode_response(value, version, buffers))
     return buffers, sum(map(len, buffers))

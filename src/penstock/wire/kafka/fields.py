@@ -1,12 +1,11 @@
-"""The layout of a Kafka message as data: its fields, their wire types and their versions.
+"""The layout of a Kafka message: its fields, and their types and versions in the protocol.
 
-The message classes of ``generated`` annotate each field: ``Annotated[int, "int32", "4+"]``. Further
-annotations give the versions in which the field may be null (``null 2+``), its tag and the versions
-in which it is tagged (``tag 0 1+``), and ``ignorable``: in versions without the field, its value is
-ignored. A field that is not ignorable must have its default value in such versions.
+The message classes in ``generated`` annotate each field: ``Annotated[int, "int32", "4+"]``. Further
+annotations are the versions in which the field may be null (``null 2+``), its tag with the versions
+in which it is tagged (``tag 0 1+``), and ``ignorable``: in a version without this field, any value
+is allowed and not sent. Other fields must have their default value in such a version.
 
-If the fields of a class are in another order than in the message, ``WIRE_ORDER`` has that order.
-"""
+``WIRE_ORDER`` has the order of the fields in the message if it is not the order in the class."""
 
 import struct
 import sys
@@ -164,7 +163,7 @@ _MANY: Final = {f"{api}.topics" for api in _TOPICS_OF.split()} | set(_OTHERS.spl
 
 
 def bound_of(api: str, array: str) -> int:
-    """Return the limit on an array; a nested one is counted over the whole request."""
+    """Return the maximum number of elements of an array, over the whole request if it is nested."""
     if api == "AlterUserScramCredentials":
         return KAFKA_USERS_MAX
     is_many = array in _OF_PARTITIONS and (api, array) != ("SyncGroup", "assignments")

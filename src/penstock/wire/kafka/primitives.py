@@ -1,5 +1,4 @@
-"""Functions that compiled and hand-written codecs share: varints, integer arrays, tagged fields,
-and their errors.
+"""Functions and errors that compiled and hand-written codecs share. The formats are:
 
 flexible versions     length + 1 as an unsigned varint, 0 for null; a section of tagged fields
                       after every struct
@@ -34,12 +33,12 @@ _INTS_MAX = 256  # longer arrays are rare
 
 
 class Malformed(ValueError):
-    """The bytes are not a valid message. Decoders raise no other error."""
+    """The bytes are not a valid message. Decoders raise this error for any invalid bytes."""
 
 
 class TooManyEntries(Malformed):
     def __init__(self, name: str, count: int, bound: int) -> None:
-        super().__init__(f"{name} has {count} elements; {bound} are allowed in one request")
+        super().__init__(f"{name} has {count} elements; at most {bound} are allowed in one request")
         self.name = name
         self.count = count
         self.bound = bound
@@ -55,7 +54,7 @@ class UnsupportedVersion(ValueError):
 
 
 class Unencodable(ValueError):
-    """A value cannot be encoded, because of a bug."""
+    """A value cannot be encoded, because of a bug in the code that created the value."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False): ...
@@ -96,7 +95,7 @@ INT64S: Final = _Ints("q")
 
 
 def read_uvarint(data: Buffer, position: int) -> tuple[int, int]:
-    """Return the value and the position after it. Callers handle the IndexError at the end."""
+    """Return a varint and the position after it. Raises IndexError if the data ends early."""
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1
@@ -107,18 +106,18 @@ def read_uvarint(data: Buffer, position: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             if value > _VARINT_MAX:
-                raise Malformed(f"{value} is too large for a length")
+                raise Malformed(f"the length {value} is too large")
             return value, position + 1
     raise Malformed(f"a varint is longer than {_VARINT_BYTES_MAX} bytes")
 
 
 def skip_tags(data: Buffer, position: int) -> int:
-    """Return the position after unknown tagged fields, whose count is at ``position``."""
+    """Return the position after a section of tagged fields that begins at ``position``."""
     return count_tags(data, position, 0)[1]
 
 
 def count_tags(data: Buffer, position: int, before: int) -> tuple[int, int]:
-    """Return ``before`` plus the number of fields, and the position after them."""
+    """Return ``before`` plus the number of tagged fields, and the position after them."""
     count, position = read_uvarint(data, position)
     before += count
     if before > KAFKA_PARTITIONS_MAX:

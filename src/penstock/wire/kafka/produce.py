@@ -1,7 +1,7 @@
-"""Produce requests and replies, compiled from their classes; the usual reply is encoded by hand.
+"""Produce requests and replies. Codecs are compiled, but the usual reply is encoded by hand.
 
-The records of a partition are a view of the frame, checked by ``batches``; no object is created per
-record and nothing is copied. If ``acks`` is 0, the connection sends no reply."""
+The records of a partition are a view of the frame, which ``batches`` checks. No object is created
+per record, and nothing is copied. If ``acks`` is 0, the connection sends no reply."""
 
 import struct
 from collections.abc import Callable, Sequence

@@ -9,8 +9,8 @@
 No reply reveals why a proof was refused: wrong password, wrong nonce and unknown user look the
 same. Channel binding is not offered, so a client that requires it is refused.
 
-A client trusts a server only after its last message proves that it has the stored credential of the
-password. Iterations are bounded for a client too: with too few, a false server could guess the
+A client trusts a server only after the server's last message has proved that the server knows the
+stored credential. A client also limits the iterations: with too few, a fake server could guess the
 password from the proof, and too many would keep the client busy."""
 
 import base64
@@ -42,7 +42,7 @@ _GS2_HEADER: Final = "n,,"  # no channel binding, no authorization as another us
 
 
 class ScramRefused(Exception):
-    """The login failed. The text is for the log."""
+    """The login failed. The server logs the text, but does not send it to the client."""
 
 
 class ClientFirst(msgspec.Struct, frozen=True, gc=False):
@@ -57,7 +57,7 @@ class ClientFirst(msgspec.Struct, frozen=True, gc=False):
 
 
 def salted_password(mechanism: str, password: bytes, *, salt: bytes, iterations: int) -> bytes:
-    """Return the salted password. This takes milliseconds, so call it in a thread."""
+    """Return the salted password. Call this in a thread, because it takes milliseconds."""
     return hashlib.pbkdf2_hmac(DIGESTS[mechanism], password, salt, iterations)
 
 
@@ -83,8 +83,8 @@ def invented(
     account: str, user: str, mechanism: str, *, seed: bytes, counts: Mapping[int, int]
 ) -> ScramCredential:
     """Return a credential for a user that does not exist, so that a client cannot find out which
-    users exist. It always has the same salt, and keys that match no password. ``counts`` is the
-    number of existing users by iterations; invented users are distributed alike."""
+    users exist. A user's salt is always the same, and the keys match no password. ``counts`` has
+    the number of existing users by iterations, and invented users have the same distribution."""
     place = f"{mechanism}/{account}/{user}".encode("utf-8", "surrogatepass")
     drawn, salt, stored_key, server_key = (
         hmac.digest(seed, what + place, DIGESTS[mechanism])
@@ -104,7 +104,7 @@ def _chosen(counts: Mapping[int, int], drawn: bytes) -> int:
 
 
 def scaled(drawn: bytes, size: int) -> int:
-    """Return a number from 0 to ``size`` - 1, in proportion to the value of ``drawn``."""
+    """Scale the number in ``drawn`` to the range from 0 to ``size`` - 1."""
     return int.from_bytes(drawn, "big") * size >> 8 * len(drawn)
 
 
@@ -134,7 +134,7 @@ def read_client_first(message: bytes) -> ClientFirst:
 
 
 class ScramExchange:
-    """One login attempt of a client, which may send one proof: a nonce cannot be used twice."""
+    """One login attempt at the server. The client may send only one proof for a nonce."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class ScramExchange:
         self._is_over = False
 
     def finish(self, message: bytes, credential: ScramCredential) -> bytes:
-        """Return the server's last message. Raises ScramRefused if the proof is wrong."""
+        """Return the server's last message. Raises ScramRefused if the client's proof is wrong."""
         if self._is_over:
             raise ScramRefused("the login attempt is already over")
         self._is_over = True
@@ -180,7 +180,7 @@ class ScramExchange:
         return b"v=" + base64.b64encode(verifier)
 
     def _is_nonce(self, shown: str) -> bool:
-        """Return whether the nonce is right; librdkafka before 2.6.1 sends its half twice."""
+        """Return whether the nonce is right. librdkafka before 2.6.1 repeats the client's half."""
         ours, doubled = self._nonce, self._client_first.nonce + self._nonce
         is_ours = hmac.compare_digest(shown.encode(), ours.encode())
         return is_ours or hmac.compare_digest(shown.encode(), doubled.encode())
@@ -202,7 +202,7 @@ def _read_client_final(message: bytes) -> tuple[bytes, str, bytes, str]:
 
 class ScramClient:
     def __init__(self, mechanism: str, user: str, password: str, *, nonce: str) -> None:
-        """Begin a login. ``nonce`` is new for each attempt, printable and without commas."""
+        """Begin a login. ``nonce`` must be new for each login, printable and without commas."""
         assert mechanism in DIGESTS
         assert NONCE_CHARS_MIN <= len(nonce) <= NONCE_CHARS_MAX
         assert "," not in nonce
@@ -273,7 +273,7 @@ def _text(message: bytes, what: str = "the message") -> str:
 
 
 def _name(text: str) -> str:
-    """Decode a name, in which comma and equals sign are written as ``=2C`` and ``=3D``."""
+    """Decode a user name, in which ``=2C`` is a comma and ``=3D`` an equals sign."""
     name = text.replace("=2C", ",").replace("=3D", "=")
     if text.count("=") != text.count("=2C") + text.count("=3D"):
         raise ScramRefused("the user name is not encoded correctly")
