@@ -1,15 +1,15 @@
-"""Backups for the admin API. A backup has all records before one moment (the cut), which are read
-from their leaders, and the definitions of topics, users and other metadata.
+"""Backups for the admin API. A backup contains the records that existed at one moment (the cut),
+read from the leaders of their partitions, and the definitions of topics, users and other metadata.
 
 In a cluster the cut is valid only if every partition was led, at that moment, by the node that
-reported its end. So the partition rows are read from the metadata store afterwards: if a row still
-has the same leader and epoch, the cut is confirmed, because epochs are never reused; otherwise the
-cut is repeated. Definitions are read after the cut, because the topic and the data key of a record
-are stored before the record. Entries about nodes and placement are left out, because a restored
-cluster has its own.
+reported its end offset. So the entry of each partition is read from the metadata store afterwards.
+If it still has the same leader and epoch, the cut is confirmed, because epochs are never reused;
+otherwise the cut is repeated. Definitions are read after the cut, because the topic and the data
+key of a record are stored before the record. Entries about nodes and placement are left out,
+because a restored cluster has its own.
 
-A backup in progress is only in memory. It ends when its client ends it or sends no request for a
-while; until then, nodes keep the data that it needs."""
+The state of a backup in progress is only in memory. The backup ends when its client ends it or
+sends no request for a while. Until then, nodes keep the data that the backup needs."""
 
 import asyncio
 import logging
@@ -91,7 +91,7 @@ log_ = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NodeCut:
-    """Determines the start and end offsets of all logs of a single node at one moment."""
+    """Finds the start and end offsets of all logs if the node is not part of a cluster."""
 
     _cutting: BackupPositions
     _topics: StoredCatalog

@@ -106,9 +106,9 @@ def _spread(
     shares: dict[str, set[TopicPartition]],
     free: set[TopicPartition],
 ) -> None:
-    """Balance members with different subscriptions. The least loaded reader gets each free
-    partition, then partitions move from more to less loaded readers. The result may not be optimal,
-    because each single move must improve the balance."""
+    """Assign the free partitions if members have different subscriptions. Each free partition goes
+    to its least loaded reader, then partitions move from more to less loaded readers. The result
+    may not be optimal, because each single move must improve the balance."""
     readers: dict[str, list[str]] = {}
     for member in members:
         for topic_id in member.topic_ids:
