@@ -28,7 +28,7 @@ ACLS_PER_CALL_MAX: Final = 320  # ten transactions of the metadata store
 
 
 class LimitedBroker(BrokerWrapper):
-    """A broker that checks quotas of stored bytes, long polls and shares (``topic:group``)."""
+    """A broker that checks the quotas of stored bytes, long polls and shares."""
 
     def __init__(self, broker: BrokerPort, metadata: Bulkhead, quotas: TenantQuotas) -> None:
         super().__init__(broker)

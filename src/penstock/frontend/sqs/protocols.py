@@ -1,5 +1,5 @@
 """Encoders of replies for each protocol of SQS. The encoder is chosen before the request is parsed,
-so that every error has the format of its client."""
+so that every error has the format that the client expects."""
 
 from typing import Any
 
