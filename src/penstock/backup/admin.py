@@ -91,7 +91,7 @@ log_ = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NodeCut:
-    """Finds the start and end offsets of all logs if the node is not part of a cluster."""
+    """Finds the start and end offsets of all logs for a backup, on a node without a cluster."""
 
     _cutting: BackupPositions
     _topics: StoredCatalog
@@ -222,7 +222,7 @@ def _refuse_missing(keys: Iterable[PartitionKey]) -> None:
     missing = sorted(keys)
     if missing:
         raise errors.Overloaded(
-            f"The leaders of {len(missing)} partitions did not reply, such as {missing[0]}; retry."
+            f"The leaders of {len(missing)} partitions (such as {missing[0]}) did not reply; retry."
         )
 
 
@@ -308,7 +308,7 @@ class BackupAdmin:
         return backup
 
     async def _list_definitions(self) -> Sequence[Definition]:
-        """Return the entries of the metadata store that belong to a backup, as of one moment."""
+        """Return the metadata entries that belong to a backup, all as of the same moment."""
         before: Sequence[Entry] = ()
         seen = 0
         for _ in range(LIST_TRIES_MAX):

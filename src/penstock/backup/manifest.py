@@ -135,13 +135,13 @@ def _check(manifest: Manifest) -> None:
                 f"{MANIFEST_NAME}: {one.topic_id!r}/{one.partition} is not a valid partition"
             )
         if place in seen:
-            raise BackupUnusable(f"{MANIFEST_NAME}: {one.topic_id}/{one.partition} occurs twice")
+            raise BackupUnusable(f"{MANIFEST_NAME}: {one.topic_id}/{one.partition} is listed twice")
         seen.add(place)
         _check_partition(one)
 
 
 def _check_partition(one: PartitionPart) -> None:
-    what = f"{MANIFEST_NAME}: {one.topic_id}/{one.partition}"
+    what = f"{MANIFEST_NAME}: partition {one.topic_id}/{one.partition}"
     if not 0 <= one.start_offset <= one.end_offset <= _OFFSET_MAX:
         raise BackupUnusable(f"{what} has invalid offsets {one.start_offset} to {one.end_offset}")
     if not 0 <= one.low_watermark <= one.end_offset:
@@ -162,7 +162,7 @@ def _check_partition(one: PartitionPart) -> None:
 
 
 def base_of(file: FileSum) -> int | None:
-    """Return the first offset in a log file, taken from the file name, or None for a wrong name."""
+    """Return the first offset of a log file from its name, or None if the name is invalid."""
     stem = file.path.rpartition("/")[2].removesuffix(".log")
     return int(stem) if len(stem) == 20 and stem.isascii() and stem.isdigit() else None
 
@@ -317,7 +317,7 @@ def _definition(line: bytes, place: str) -> Line:
 
 
 def verify(root: Path, *, progress: Callable[[int], None] = lambda _bytes: None) -> list[Finding]:
-    """Return the problems of a backup. ``progress`` gets the number of bytes verified so far."""
+    """Return the problems of a backup. ``progress`` is called with the number of verified bytes."""
     try:
         manifest = read_manifest(root)
     except BackupUnusable as error:

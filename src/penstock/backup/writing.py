@@ -185,7 +185,7 @@ class _Writing:
             start = copied
 
     def _copy_from(self, cut: PartitionCut, start: int) -> PartitionPart | int:
-        """Copy a log. If its first records were deleted meanwhile, return the new start offset."""
+        """Copy a log. Returns its new start offset if the first records have been deleted."""
         topic_id, partition, end = cut.topic_id, cut.partition, cut.end_offset
         shutil.rmtree(self.root / TOPICS_NAME / topic_id / str(partition), ignore_errors=True)
         files: list[FileSum] = []

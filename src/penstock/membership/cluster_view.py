@@ -27,7 +27,7 @@ OnRow = Callable[[cluster.PartitionKey, View | None], None]
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Log an error and suppress it if the entry read inside this block is damaged."""
+    """Log and suppress the error if the entry read in this block is damaged."""
     try:
         yield
     except Damaged as error:
@@ -158,7 +158,7 @@ class ClusterView(WatchGroup):
 
 
 async def write_row(store: Store, key: cluster.PartitionKey, change: Change) -> int:
-    """Write a partition's row. Raises VersionConflict if the row or a node in it has changed."""
+    """Write a row (a partition's leader and replicas). Raises VersionConflict if it has changed."""
     return await store.txn(
         compare=((cluster.partition_key(key), change.version),),
         compare_created=[
@@ -180,9 +180,9 @@ class ClusterLevel(PrefixWatch):
 
     An operator requests a level. From then on each node that registers must support it. When the
     manager sees that all other nodes support it too, the manager raises the level. Because a
-    registration compares the level entry, no node can register unnoticed in between. In an empty
-    store the first node starts with the highest level it supports; a cluster without a level entry
-    was created before feature levels existed."""
+    registration fails if the level entry has changed, no node can register unnoticed in between. In
+    an empty store the first node starts with the highest level it supports; a cluster without a
+    level entry was created before feature levels existed."""
 
     def __init__(self, store: Store, levels: Levels | None = None) -> None:
         super().__init__(store, cluster.LEVEL_KEY)

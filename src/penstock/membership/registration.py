@@ -1,10 +1,9 @@
-"""The registration of a node, an entry in the metadata store that has a lease, and the heartbeats
-of frontends.
+"""Registrations of nodes (entries in the metadata store with a lease) and heartbeats of frontends.
 
 The entry's create revision is the node's **incarnation**. A restarted process gets a new one, and
 nothing that was granted to the old process applies to the new process. The entry is removed before
-the logs are opened, and written afterwards (rule R4 of docs/replication.md). Whether this node may
-still act as a live node depends on its own clock (R20, ``LeaseClock``)."""
+the logs are opened, and written again afterwards (rule R4 of docs/replication.md). Whether this
+node may still act as a live node depends on its own clock (R20, ``LeaseClock``)."""
 
 import asyncio
 import logging
@@ -94,7 +93,7 @@ class LeaseClock:
     for the node first. The node's clock continues while the machine sleeps, as the store's does.
     Only a part of the granted time is used, because two clocks never run at exactly the same speed.
 
-    Code that only the holder may run checks ``is_good`` right before. A lease that has ended in
+    Code that only the holder may run checks ``is_good`` just before. A lease that has ended in
     the store is not renewed: ``on_gone`` is called, and the owner may start a new one. A store may
     also end a lease too early, for example if the etcd leader was paused for longer than the lease.
     If a watch shows that the entries are gone, the owner calls ``ended``."""
@@ -196,8 +195,8 @@ class Membership(LeaseClock):
         admit: Callable[[], Awaitable[tuple[str, int]]] | None = None,
     ) -> None:
         """Create a registration. ``on_lost`` is called when the lease has ended although the
-        process is alive. ``admit`` raises if this node may not join the cluster; otherwise it
-        returns a key and version that the registration must compare (``ClusterLevel``)."""
+        process is alive. ``admit`` raises if this node may not join the cluster, else returns the
+        key and version of an entry that must not change before this node is registered."""
         timing = LeaseClockConfig(ttl_ms=ttl_ms, every_ms=ttl_ms // BEATS)
         super().__init__(store, config=timing, on_gone=self._lost, clock_ms=clock.mono_ms)
         self.entry = entry

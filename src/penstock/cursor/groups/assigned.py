@@ -6,8 +6,8 @@ because compaction may have removed the earlier row. Members move towards the ta
 by one: each first gives up partitions, then takes partitions that no other member has.
 
     group epoch    rises when members, subscriptions or topics change
-    target epoch   becomes the group epoch when the assignment for that epoch is complete
-    member epoch   becomes the target epoch when the member has given up what it must give up
+    target epoch   is set to the group epoch when the assignment for it is complete
+    member epoch   is set to the target epoch when the member has given up revoked partitions
 
 In a request, the member epoch 0 means join, -1 leave, and -2 that a static member leaves but will
 return soon. A member that sends its previous epoch did not get the last reply."""

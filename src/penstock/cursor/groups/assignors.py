@@ -45,8 +45,8 @@ Assignor: TypeAlias = Callable[[Sequence[MemberSpec], Mapping[str, int]], Shares
 
 
 def assign_range(members: Sequence[MemberSpec], topics: Mapping[str, int]) -> Shares:
-    """Assign contiguous ranges. ``topics`` maps topic ids to partition counts. Static members are
-    sorted by instance id, so they keep their range when they return with another member id."""
+    """Assign ranges of partitions. ``topics`` maps topic ids to partition counts. Static members
+    are sorted by instance id, so they keep their range when they return with another member id."""
     ordered = sorted(members, key=lambda m: (not m.instance_id, m.instance_id or "", m.member_id))
     shares: dict[str, set[TopicPartition]] = {m.member_id: set() for m in members}
     for topic_id, count in topics.items():

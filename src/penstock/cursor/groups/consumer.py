@@ -254,7 +254,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, records.ConsumerValue, ConsumerSe
         return False
 
     def _update_member(self, request: ConsumerHeartbeat, decision: Decision) -> bool:
-        """Update the member's row. Return True if its subscription or assignor has changed."""
+        """Store changes of the member. Return True if its subscription or assignor has changed."""
         old = self._members.get(request.member_id, NEW_MEMBER)
         names = request.topic_names and tuple(sorted(set(request.topic_names)))
         new = request.merged_into(old, self._settings.rebalance_ms_max, topic_names=names)

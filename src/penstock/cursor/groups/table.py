@@ -27,8 +27,6 @@ Members: TypeAlias = ClassicGroup | ConsumerGroup | ShareGroup | StreamsGroup
 
 @dataclass(slots=True)
 class Group:
-    """A group with its members and offsets."""
-
     id: str
     offsets: Offsets
     members: Members
@@ -102,18 +100,18 @@ class GroupTable:
             self._arm(group)
 
     def configs(self, group_id: str) -> Mapping[str, str]:
-        """Return a group's configs. Configs in the metadata store override those in rows."""
+        """Return a group's configs. Those in the metadata store override those in the log."""
         value = self._configs.get(group_id)
         rows = {} if value is None else value.configs
         stored = {} if self._stored is None else self._stored(group_id)
         return {**rows, **stored} if rows and stored else rows or stored
 
     def configs_rows(self) -> dict[str, Mapping[str, str]]:
-        """Return the configs that are still in rows, by group id."""
+        """Return the configs that are stored in the coordinator's log, by group id."""
         return {group_id: value.configs for group_id, value in self._configs.items()}
 
     def repeat_configs(self, decision: Decision) -> None:
-        """Write all config rows again. If they are committed, this node is still the leader."""
+        """Write the configs to the log again. If they are committed, this node is the leader."""
         for group_id, value in self._configs.items():
             self._put_configs(group_id, value, decision)
 

@@ -187,7 +187,7 @@ ADMIN_ROUTES = tuple(_routes())
 
 
 def _checked(call: Call, right: str) -> Call:
-    """Check the caller's rights, and return the call limited to the account of a non-operator."""
+    """Check the caller's rights. A user who is not an operator is limited to their own account."""
     if right in (OPEN, KNOWN) or call.caller.is_operator:
         return call
     if right == OPERATOR:
@@ -226,7 +226,7 @@ class AdminApi:
         self._early: deque[AuditEntry] = deque(maxlen=EARLY_MAX)
 
     def note_in(self, trail: AuditTrail) -> None:
-        """Write audit entries to ``trail``. Until this call, changes to be audited are rejected."""
+        """Set the audit trail. Until this call, changes that must be audited are rejected."""
         self._trail = trail
         while self._early:
             trail.add(self._early.popleft())
@@ -409,7 +409,7 @@ def entry_of(call: Call, noted: Noted, subject: Subject, *, code: str) -> AuditE
 
 
 def _completed(subject: Subject, reply: bytes) -> Subject:
-    """Add to ``subject`` the new tenant's account or the new key's id, which only the reply has."""
+    """Complete ``subject`` with the id of a new tenant or key, which only the reply has."""
     try:
         shown = msgspec.json.decode(reply)
     except msgspec.DecodeError:

@@ -115,7 +115,7 @@ def _offset(text: str) -> int:
 
 
 async def _fill(context: Context, topic: Topic, starts: Starts, window: Window) -> Starts:
-    """Read the partitions in rounds, so that a busy partition does not hide the others."""
+    """Fill the reply from all partitions in turn, so that a busy one does not use all of it."""
     nexts = dict(starts)
     active = list(starts)
     share = min(PEEK_COUNT, -(-window.count // len(starts)))

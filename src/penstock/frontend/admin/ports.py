@@ -89,7 +89,7 @@ class ClusterPort(Protocol):
         """Return the partitions that follow ``after``, and whether more partitions follow them."""
 
     async def safety(self, node: int | None) -> Safety:
-        """Return the risk of stopping ``node``. None means each node on its own."""
+        """Return the risk of stopping ``node``, or of each single node if ``node`` is None."""
 
     async def drain(self, node: int) -> Drain:
         """Start to move all replicas of ``node`` to other nodes."""
@@ -139,7 +139,7 @@ class Definition(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A part of a log. It is empty if the records before ``start_offset`` have been deleted."""
+    """A part of a log. If the requested records were deleted, ``data`` is empty."""
 
     data: bytes
     base_offset: int

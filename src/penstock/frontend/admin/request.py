@@ -178,7 +178,7 @@ class Call(msgspec.Struct, frozen=True):
     def topic(
         self, catalog: Catalog, name: str, account: str | None = None, region: str | None = None
     ) -> Topic:
-        """Return a topic, by default of the query's account and region, else of the node's."""
+        """Return a topic. Account and region default to those in the query, then the node's."""
         info = self.context.info
         account = self.text("account") if account is None else account
         region = self.region if region is None else region

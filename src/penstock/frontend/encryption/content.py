@@ -6,7 +6,7 @@
     └─────────┴──────────┴────────┴───────┴──────────────────────┘
     associated data: version, topic id, key id │ account │ 0, or 1 and the record's key
 
-The body and attributes of a message are encrypted, or the value and headers of a producer's record.
+In a message, the body and attributes are encrypted; in a producer's record, the value and headers.
 Brokers need the key or group, the ids and the times in plaintext. Topic id and key id identify the
 data key, so content can be decrypted in other queues of its account, such as dead-letter queues.
 
@@ -177,8 +177,7 @@ def open_batch(
     batch: bytes, find: Find, owner: bytes, quarantine: Quarantine
 ) -> Generator[bytes | None, None, bytes]:
     """Decrypt a batch and return it uncompressed, without records that cannot be decrypted, which
-    are added to ``quarantine``. Yields ids of keys to load first, or None to let other tasks
-    run."""
+    are added to ``quarantine``. Yields ids of keys to load, or None to let other tasks run."""
     header = parse_header(batch)
     blob = records_blob(batch, header)
     is_own = is_server_batch(header)

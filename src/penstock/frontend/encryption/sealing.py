@@ -195,7 +195,7 @@ class Sealing:
         return opened
 
     async def _run(self, steps: Generator[bytes | None, None, T]) -> T:
-        """Run a generator and return its result. Load keys that it yields; let other tasks run."""
+        """Run a generator and return its result. Loads each key whose id the generator yields."""
         while True:
             try:
                 missing = next(steps)

@@ -44,8 +44,8 @@ Seen = dict[tuple[str, int], tuple[int, int]]  # end and size of each partition
 
 
 class CallSums:
-    """Sums of the requests between two records. If a tenant uses too many rows, further ones are
-    added up in a row with resource and operation ``*``; if all rows are used, in one common row."""
+    """Sums of the requests between two records. Above the limit of rows per tenant, requests count
+    in one row with resource and operation ``*``; above the limit of all rows, in a common row."""
 
     def __init__(self, *, rows_max: int = CALL_ROWS_MAX, own_account: str | None = None) -> None:
         self._rows = SharedLimit(rows_max, TENANT_FACTS_PERCENT, own_account=own_account)

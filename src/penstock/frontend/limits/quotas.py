@@ -155,8 +155,7 @@ class TenantQuotas:
 
     async def refresh(self, broker: BrokerPort, *, is_due: bool = True) -> None:
         """Sum the stored bytes of accounts that have a quota for them. If ``is_due`` is False, skip
-        accounts that have used less than half of their room and were summed only a few rounds
-        ago."""
+        accounts that were summed recently and have used less than half of the bytes left."""
         tenants = self.identities.tenants()
         most_by_account = {one.account: self._most(one, model.STORED_BYTES) for one in tenants}
         limited = {key: most for key, most in most_by_account.items() if most != model.NO_LIMIT}
@@ -211,7 +210,7 @@ class TenantQuotas:
                 log.warning("quota exceeded", extra=facts)
 
     def begin_wait(self, account: str) -> bool:
-        """Count a waiting long poll. Returns whether ``end_wait`` must be called after it."""
+        """Count a waiting long poll. Returns True if ``end_wait`` must be called afterwards."""
         most = self._here(self.identities.tenant(account), model.WAITS)
         if most == model.NO_LIMIT:
             return False

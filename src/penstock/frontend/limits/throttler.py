@@ -31,8 +31,7 @@ WAIT_MS_MAX: Final = 60_000  # longest reported time to retry; an earlier retry 
 
 class LeakyBucket:
     """A rate limit. Requests raise the level, time lowers it, and a request that would make the
-    bucket overflow is rejected. ``empty_at_ms``, the time when it will be empty, stores the
-    level."""
+    bucket overflow is rejected. ``empty_at_ms`` is the time when the level will be zero."""
 
     __slots__ = ("burst_ms", "empty_at_ms", "ms_per_unit", "rate", "room_ms")
 
@@ -105,8 +104,7 @@ class Throttler:
     def wait(
         self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
     ) -> tuple[int, str]:
-        """Return how many milliseconds ``check`` will reject requests, and because of which
-        limit."""
+        """Return for how many milliseconds ``check`` would reject a request, and by which limit."""
         if tenant is None:
             return 0, ""
         limits = self.limits_of(tenant, caller, action, arn, now_ms=now_ms)

@@ -1,6 +1,6 @@
 """The stage of an SQS request that checks whether the caller may perform the action.
 
-Most actions need one permission on one queue; ``_RULES`` has the others. For example, an action
+Most actions need one permission on one queue; ``_RULES`` has the exceptions. For example, an action
 that makes messages go from one queue to another needs a permission on both queues. A trusted caller
 (authentication is off) may do everything. If the policy of another account's queue gives the caller
 no right at all, the error is the same as for a queue that does not exist."""

@@ -174,7 +174,7 @@ class FrontendConfig:
 
 
 class Rotation:
-    """Selects the partition of each request to a standard queue, one after the other. A batch goes
+    """Selects a partition for each request to a standard queue, in turn (round robin). A batch goes
     to a single partition, so it needs only one append and one disk sync."""
 
     def __init__(self) -> None:

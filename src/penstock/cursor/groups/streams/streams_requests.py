@@ -66,7 +66,7 @@ class InvalidTopology(Exception):
 
 
 class _Wrong(Exception):
-    """Raised if the existing topics do not fit a topology, with the fields of a ``Status``."""
+    """Raised if topics do not fit a topology. The arguments are the fields of a ``Status``."""
 
 
 NEW_MEMBER = StreamsMemberValue(None, "", "", 0, -1, "", None, ())
@@ -179,7 +179,7 @@ def invalid_topology(request: StreamsHeartbeat, topology: TopologyValue) -> Stre
     size = len(msgspec.msgpack.encode(topology))
     if size > STREAMS_TOPOLOGY_BYTES_MAX:
         most = STREAMS_TOPOLOGY_BYTES_MAX
-        text = f"The topology has {size:,} bytes, at most {most:,} are allowed."
+        text = f"The topology has {size:,} bytes, but only {most:,} are allowed."
         return request.refused(ErrorCode.STREAMS_INVALID_TOPOLOGY, text)
     try:
         check(topology)

@@ -157,7 +157,7 @@ def _is_large(deliveries: Sequence[Delivery], body_bytes: int) -> bool:
 async def _encode_large(
     codec: Codec, view: View, deliveries: Sequence[Delivery], request_id: str, token: str
 ) -> HttpReply:
-    """Encode a reply in pieces. ``token`` is a random text that stands for long texts meanwhile."""
+    """Encode a reply in pieces. Long texts are filled in at placeholders that contain ``token``."""
     opening, closing, separator = codec.around_messages
     pieces: list[bytes] = []
     for number, delivery in enumerate(deliveries):

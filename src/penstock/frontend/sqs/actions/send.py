@@ -138,8 +138,8 @@ async def send_message_batch(call: Call, request: aws.SendMessageBatchRequest) -
 def _parts(
     call: Call, topic: Topic, prepared: dict[int, Prepared]
 ) -> dict[int, list[tuple[int, Message]]]:
-    """Return the messages by partition. The batch of a standard queue goes to one partition, that
-    of a FIFO queue is split by message group."""
+    """Return the messages by partition. A batch for a standard queue goes to one partition; a batch
+    for a FIFO queue is split by message group."""
     if not topic.is_fifo:
         messages = [(index, ready.message) for index, ready in prepared.items()]
         return {call.context.rotation.next(topic): messages}
