@@ -202,7 +202,7 @@ class Offsets:
                     self._put_pending(decision, producer_id, partition, None)
 
     def erase(self, decision: Decision, topic_ids: frozenset[str] | None = None) -> None:
-        """Delete all offsets, or only those of the given (deleted) topics."""
+        """Delete all offsets, or only those of the given topics."""
         for partition in self._committed.keys() | self._unstable.keys():
             if topic_ids is None or partition[0] in topic_ids:
                 self.delete(partition, decision)

@@ -1,8 +1,8 @@
 """Handlers of ``/api/v1/tenants``, ``quotas``, ``users``, ``keys`` and ``policies``.
 
-Only operators may change tenants, rate limits and quotas; administrators of a tenant may read their
-own. The secret of an access key is only in the reply that creates the key. Clients do not send
-passwords, but SCRAM credentials derived from them."""
+Only operators may change tenants, rate limits and quotas; administrators of a tenant may read those
+of their tenant. The secret of an access key is only in the reply that creates the key. Clients do
+not send passwords, but SCRAM credentials derived from them."""
 
 from functools import partial
 from typing import Any

@@ -86,7 +86,7 @@ async def _tail(call: Call, topic: Topic, starts: Starts, window: Window, wait_m
 
 
 def _starts(call: Call, topic: Topic) -> Starts:
-    """Return the first offset to read of each partition. The parameter ``start`` is ``begin``,
+    """Return the first offset to read in each partition. The parameter ``start`` is ``begin``,
     ``end``, an offset for all partitions, or comma-separated ``partition:offset`` pairs."""
     partitions = range(topic.partition_count)
     if "partition" in call.query:

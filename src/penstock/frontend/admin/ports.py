@@ -1,5 +1,5 @@
-"""Interfaces through which the admin API uses the cluster, backups and the logs of coordinators,
-implemented in ``node.cluster``, ``backup`` and ``node``; and the health of this node."""
+"""The health of this node, and interfaces through which the admin API uses the cluster, backups and
+the logs of coordinators. They are implemented in ``node.cluster``, ``backup`` and ``node``."""
 
 import logging
 from collections import Counter
@@ -100,7 +100,7 @@ class ClusterPort(Protocol):
         """Drain ``node``. Raises Conflict if the other nodes cannot take all its replicas."""
 
     async def rebalance(self) -> int:
-        """Make preferred replicas the leaders where possible. Returns the number of changes."""
+        """Make preferred replicas the leaders where possible. Returns the number of new leaders."""
 
     async def place(self, topic_id: str, partition: int, replicas: Sequence[int]) -> None: ...
 
@@ -184,7 +184,7 @@ class CoordinatorLog(msgspec.Struct, frozen=True):
 
 class CoordinatorPort(Protocol):
     async def show(self, topic: str, partition: int, offset: int | None) -> CoordinatorLog:
-        """Read the whole log of a coordinator and return its first unreadable row, if any."""
+        """Read a coordinator's whole log, and find the first row that is unreadable, if any."""
 
     async def skip(self, topic: str, partition: int, offset: int) -> CoordinatorLog:
         """Skip the first unreadable row. Raises Conflict if that row is not at ``offset``."""

@@ -346,8 +346,8 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         )
 
     def check_commit(self, request: CommitRequest, *, is_transactional: bool) -> ErrorCode:
-        """Return the error code for a commit. A commit with an earlier epoch is accepted if the
-        member has had the tasks of all its partitions since that epoch."""
+        """Return the error code for a commit. An earlier epoch is accepted if the member has had
+        the tasks of all committed partitions since that epoch."""
         if is_transactional and not request.member_id and request.generation == -1:
             return ErrorCode.NONE  # a producer that is not a member
         code = super().check_commit(request, is_transactional=is_transactional)

@@ -1,11 +1,11 @@
 """The sticky assignor of a streams group's tasks, which spreads tasks evenly over the members.
 
 An active task stays with the member that has it, unless that member has too many tasks. Otherwise
-the task goes to a member of a process that has its state, because it has the task as active or
-standby task, else to the member with the fewest tasks. A standby task is a copy of a task's state.
-The active task and its copies are all in different processes. State is in a folder of the process,
-so any member of the process can use it. The result does not depend on the order of the arguments.
-Input and result are immutable, because a large assignment is computed in a thread."""
+the task goes to a member of a process that has its state (from the active task or a standby task),
+else to the member with the fewest tasks. A standby task is a copy of a task's state. The active
+task and its copies are all in different processes. State is in a folder of the process, so any
+member of the process can use it. The result does not depend on the order of the arguments. Input
+and result are immutable, because a large assignment is computed in a thread."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush

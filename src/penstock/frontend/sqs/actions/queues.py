@@ -1,8 +1,8 @@
 """Actions that create, list, change and delete queues, their permissions and tags.
 
-A repeated CreateQueue succeeds if no given attribute differs. If ``recreate_guard_ms`` is set, the
-name of a deleted queue cannot be used for that time, because URLs of the old queue would reach the
-new one. A page token contains the last name of its page, so any frontend can continue the list."""
+CreateQueue accepts an existing queue if no given attribute differs. If ``recreate_guard_ms`` is
+set, the name of a deleted queue cannot be used for that time, because URLs of the old queue would
+reach the new one. A page token has the last name of its page, so any frontend can continue."""
 
 import base64
 import binascii
