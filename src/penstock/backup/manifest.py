@@ -357,7 +357,7 @@ def _verify_partition(root: Path, part: PartitionPart) -> list[Finding]:
         is_last = number == len(part.files) - 1
         end = part.end_offset if is_last else base_of(part.files[number + 1])
         if offset != end:
-            findings.append(Finding(file.path, f"it ends at offset {offset} instead of {end}"))
+            findings.append(Finding(file.path, f"the file ends at offset {offset}, not {end}"))
     if not findings and epoch != part.last_epoch:
         findings.append(
             Finding(MANIFEST_NAME, f"{part.topic_id}/{part.partition} really ends in epoch {epoch}")

@@ -149,7 +149,7 @@ class GroupTable:
             return f"There is no {kind} group with this id."
         account, bound = self._usage.account_of(group_id), self._settings.groups_max
         if len(self._groups) >= bound:
-            return f"This coordinator has {bound:,} of at most {bound:,} groups. Delete some."
+            return f"This coordinator has {bound:,} of {bound:,} allowed groups. Delete some."
         return self._usage.reason(account, GROUPS, bound=bound)
 
     def _add(self, group_id: str) -> Group:

@@ -78,7 +78,7 @@ class Gate:
         if scheme:
             raise Unauthenticated("The bearer token is not valid.")
         text = "send the operator's token (admin.token) or a log-in token as bearer token,"
-        raise Unauthenticated(f"Authentication is required: {text} or a key with HTTP Basic.")
+        raise Unauthenticated(f"Authentication is required: {text} or an access key (HTTP Basic).")
 
     def log_in(self, given: Credentials, *, now_ms: int) -> Session:
         key, caller, secret = self._by_secret(given, now_ms=now_ms)

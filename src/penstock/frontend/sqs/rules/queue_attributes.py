@@ -220,7 +220,7 @@ def _read(
     settings: QueueSettings = msgspec.structs.replace(current, **changes)
     is_per_group = settings.throughput_limit == "perMessageGroupId"
     if is_per_group and settings.dedup_scope is not DedupScope.GROUP:
-        reason = "It needs DeduplicationScope messageGroup."
+        reason = "This value requires DeduplicationScope messageGroup."
         raise invalid_value("perMessageGroupId", "FifoThroughputLimit", reason)
     return settings, others
 
