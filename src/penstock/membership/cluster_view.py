@@ -27,7 +27,7 @@ OnRow = Callable[[cluster.PartitionKey, View | None], None]
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Log and suppress the error if the entry read in this block is damaged."""
+    """Run a block that reads an entry. If the entry is damaged, log this and go on."""
     try:
         yield
     except Damaged as error:

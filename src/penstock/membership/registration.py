@@ -63,8 +63,8 @@ class RegisteredAt:
             )
 
     def note(self, revision: int) -> None:
-        """Record the revision in a file. If that fails, ``check`` will compare with the older
-        revision in the file after a restart, so it detects less."""
+        """Record the revision in a file. If that fails, ``check`` uses an older revision after a
+        restart, so it may not detect that the store was set back."""
         self.revision = revision
         try:
             replace_durably(DISK, self._file, f"{revision}\n".encode())

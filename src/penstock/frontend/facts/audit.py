@@ -98,7 +98,7 @@ class Denials:
         return True
 
     def left_out(self, *, now_ms: int) -> Mapping[str, int]:
-        """Return how many denials of a minute were not recorded, by tenant, when it has ended."""
+        """Return how many denials of the last full minute were not recorded, by tenant."""
         if now_ms // MINUTE_MS == self._minute:
             return {}
         counts, self.left_out_counts = self.left_out_counts, Counter()

@@ -84,7 +84,7 @@ def name_action(call: Call) -> None:
 
 
 def has_action(http: HttpRequest) -> bool:
-    """Return False for requests without an SQS action, which browsers and health checks send."""
+    """Return False for requests of browsers and health checks, which have no SQS action."""
     if "x-amz-target" in http.headers or http.method not in ("GET", "HEAD"):
         return True
     return "Action=" in http.query

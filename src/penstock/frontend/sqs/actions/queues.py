@@ -203,7 +203,7 @@ def _page_of_urls(call: Call, topics: Topics, request: Any) -> Page[str]:
 
 
 def page(topics: Topics, next_token: str | None, max_results: int | None) -> Page[Topic]:
-    """Return a page and, only if ``max_results`` is given, the token of the next page."""
+    """Return a page of topics and, only if ``max_results`` is given, the token of the next page."""
     if max_results is not None and not 1 <= max_results <= PAGE_MAX:
         reason = f"MaxResults must be between 1 and {PAGE_MAX}, if provided."
         raise invalid_value(max_results, "MaxResults", reason)
