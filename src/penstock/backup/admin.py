@@ -1,15 +1,15 @@
-"""Backups for the admin API. A backup has all records before one moment (the cut), which are read
-from their leaders, and the definitions of topics, users and other metadata.
+"""Backups for the admin API. A backup contains the records that existed at one moment (the cut),
+read from the leaders of their partitions, and the definitions of topics, users and other metadata.
 
 In a cluster the cut is valid only if every partition was led, at that moment, by the node that
-reported its end. So the partition rows are read from the metadata store afterwards: if a row still
-has the same leader and epoch, the cut is confirmed, because epochs are never reused; otherwise the
-cut is repeated. Definitions are read after the cut, because the topic and the data key of a record
-are stored before the record. Entries about nodes and placement are left out, because a restored
-cluster has its own.
+reported its end offset. So the entry of each partition is read from the metadata store afterwards.
+If it still has the same leader and epoch, the cut is confirmed, because epochs are never reused;
+otherwise the cut is repeated. Definitions are read after the cut, because the topic and the data
+key of a record are stored before the record. Entries about nodes and placement are left out,
+because a restored cluster has its own.
 
-A backup in progress is only in memory. It ends when its client ends it or sends no request for a
-while; until then, nodes keep the data that it needs."""
+The state of a backup in progress is only in memory. The backup ends when its client ends it or
+sends no request for a while. Until then, nodes keep the data that the backup needs."""
 
 import asyncio
 import logging
@@ -91,7 +91,7 @@ log_ = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NodeCut:
-    """Determines the start and end offsets of all logs of a single node at one moment."""
+    """Finds the start and end offsets of all logs for a backup, on a node without a cluster."""
 
     _cutting: BackupPositions
     _topics: StoredCatalog
@@ -222,7 +222,7 @@ def _refuse_missing(keys: Iterable[PartitionKey]) -> None:
     missing = sorted(keys)
     if missing:
         raise errors.Overloaded(
-            f"The leaders of {len(missing)} partitions did not reply, such as {missing[0]}; retry."
+            f"The leaders of {len(missing)} partitions (such as {missing[0]}) did not reply; retry."
         )
 
 
@@ -255,7 +255,7 @@ class BackupAdmin:
 
     async def begin(self) -> StartedBackup:
         if not self.health.is_ready:
-            raise errors.Overloaded("The node is not ready: its metadata may be incomplete.")
+            raise errors.Overloaded("The node is not ready, its metadata may be incomplete; retry.")
         self._forget_idle()
         if len(self._backups) >= BACKUPS_MAX:
             raise errors.Throttled(f"{BACKUPS_MAX} backups are in progress; wait until one ends.")
@@ -308,7 +308,7 @@ class BackupAdmin:
         return backup
 
     async def _list_definitions(self) -> Sequence[Definition]:
-        """Return the entries of the metadata store that belong to a backup, as of one moment."""
+        """Return the metadata entries that belong to a backup, all as of the same moment."""
         before: Sequence[Entry] = ()
         seen = 0
         for _ in range(LIST_TRIES_MAX):

@@ -6,9 +6,9 @@ verify them.
     <backup>/topics/<topic id>/<partition>/<first offset>.log    batches, as in logs
 
 A folder without a manifest is not a backup. The manifest has its own checksum and the size and
-SHA-256 of every file. A backup may come from anywhere, so it is not trusted: each name in the
-manifest must be one of the above, links are not followed, and no file is used whose checksum does
-not match. The number in the first line is the format; this version reads those in FORMATS."""
+SHA-256 of every file. A backup may come from anywhere, so it is not trusted: each file name in the
+manifest must have one of the forms above, symbolic links are rejected, and no file is used whose
+checksum does not match. The number in the first line is the format version, one of FORMATS."""
 
 import hashlib
 import os
@@ -112,7 +112,7 @@ def decode_manifest(content: bytes) -> Manifest:
     if int(head[1]) not in FORMATS:
         known = " and ".join(map(str, FORMATS))
         raise BackupUnusable(
-            f"{MANIFEST_NAME}: format {int(head[1])} is not supported; supported are {known}"
+            f"{MANIFEST_NAME}: format {int(head[1])} is not supported (supported: {known})"
         )
     body = content[head.end() :]
     if hashlib.sha256(body).hexdigest().encode() != head[2]:
@@ -135,19 +135,19 @@ def _check(manifest: Manifest) -> None:
                 f"{MANIFEST_NAME}: {one.topic_id!r}/{one.partition} is not a valid partition"
             )
         if place in seen:
-            raise BackupUnusable(f"{MANIFEST_NAME}: {one.topic_id}/{one.partition} occurs twice")
+            raise BackupUnusable(f"{MANIFEST_NAME}: {one.topic_id}/{one.partition} is listed twice")
         seen.add(place)
         _check_partition(one)
 
 
 def _check_partition(one: PartitionPart) -> None:
-    what = f"{MANIFEST_NAME}: {one.topic_id}/{one.partition}"
+    what = f"{MANIFEST_NAME}: partition {one.topic_id}/{one.partition}"
     if not 0 <= one.start_offset <= one.end_offset <= _OFFSET_MAX:
         raise BackupUnusable(f"{what} has invalid offsets {one.start_offset} to {one.end_offset}")
     if not 0 <= one.low_watermark <= one.end_offset:
         raise BackupUnusable(f"{what} has the invalid low watermark {one.low_watermark}")
     if bool(one.files) != (one.start_offset < one.end_offset):
-        raise BackupUnusable(f"{what} has {len(one.files)} files, which contradicts its offsets")
+        raise BackupUnusable(f"{what} has {len(one.files)} files, which does not match its offsets")
     if not -1 <= one.last_epoch <= _INDEX_MAX:
         raise BackupUnusable(f"{what} has the invalid last epoch {one.last_epoch}")
     at = one.start_offset
@@ -162,7 +162,7 @@ def _check_partition(one: PartitionPart) -> None:
 
 
 def base_of(file: FileSum) -> int | None:
-    """Return the first offset of a log file, taken from its name; None if it is invalid."""
+    """Return the first offset of a log file from its name, or None if the name is invalid."""
     stem = file.path.rpartition("/")[2].removesuffix(".log")
     return int(stem) if len(stem) == 20 and stem.isascii() and stem.isdigit() else None
 
@@ -189,7 +189,7 @@ encode_line = msgspec.json.Encoder().encode
 
 
 def open_inside(root: Path, path: str) -> int:
-    """Open a regular file below ``root`` without following links. Raises BackupUnusable."""
+    """Open a regular file below ``root``. Symbolic links are rejected, not followed."""
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     *parents, name = path.split("/")
     try:
@@ -242,7 +242,7 @@ def partials_in(folder: Path) -> list[Path]:
 
 
 def blocks_of(root: Path, file: FileSum) -> Iterator[bytes]:
-    """Yield the content of a file in blocks; the last one only if the checksum is right."""
+    """Yield the content of a file in blocks, the last of them only if the checksum is right."""
     fd = open_inside(root, file.path)
     summed = hashlib.sha256()
     left = file.size_bytes
@@ -299,7 +299,7 @@ def definitions_of(root: Path, manifest: Manifest) -> Iterator[Line]:
     if rest:
         raise BackupUnusable(f"{path}: the file ends within a line")
     if count != manifest.definition_count:
-        raise BackupUnusable(f"{path}: it has {count} lines instead of {manifest.definition_count}")
+        raise BackupUnusable(f"{path}: found {count} lines instead of {manifest.definition_count}")
 
 
 def _definition(line: bytes, place: str) -> Line:
@@ -317,7 +317,7 @@ def _definition(line: bytes, place: str) -> Line:
 
 
 def verify(root: Path, *, progress: Callable[[int], None] = lambda _bytes: None) -> list[Finding]:
-    """Return all problems of a backup. ``progress`` is called with the number of verified bytes."""
+    """Return the problems of a backup. ``progress`` is called with the number of verified bytes."""
     try:
         manifest = read_manifest(root)
     except BackupUnusable as error:
@@ -357,7 +357,7 @@ def _verify_partition(root: Path, part: PartitionPart) -> list[Finding]:
         is_last = number == len(part.files) - 1
         end = part.end_offset if is_last else base_of(part.files[number + 1])
         if offset != end:
-            findings.append(Finding(file.path, f"it ends at offset {offset} instead of {end}"))
+            findings.append(Finding(file.path, f"the file ends at offset {offset}, not {end}"))
     if not findings and epoch != part.last_epoch:
         findings.append(
             Finding(MANIFEST_NAME, f"{part.topic_id}/{part.partition} really ends in epoch {epoch}")

@@ -2,7 +2,7 @@
 
 A backup is written to ``.partial-<name>`` and renamed to ``<name>`` when everything is on disk, so
 a folder with its final name is a complete backup. Every batch is verified before it is written.
-``Source`` provides the data: the admin API, or a test."""
+``Source`` provides the data. It is the admin API, or a substitute in tests."""
 
 import contextlib
 import hashlib
@@ -88,8 +88,8 @@ def write_backup(
     now_ms: Callable[[], int],
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[Path, Manifest]:
-    """Write a new backup below ``folder``. ``progress`` is called with the bytes written and the
-    approximate total. Any error, including Ctrl-C, removes the unfinished backup."""
+    """Write a new backup below ``folder``. ``progress`` is called with the number of bytes written
+    and the approximate total. Any error, including Ctrl-C, removes the unfinished backup."""
     folder.mkdir(parents=True, exist_ok=True)
     begun = source.begin()
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(begun.at_ms / 1_000))}-{begun.id[:6]}"
@@ -185,7 +185,7 @@ class _Writing:
             start = copied
 
     def _copy_from(self, cut: PartitionCut, start: int) -> PartitionPart | int:
-        """Copy a log. Returns the new start offset if its first records were removed meanwhile."""
+        """Copy a log. Returns its new start offset if the first records have been deleted."""
         topic_id, partition, end = cut.topic_id, cut.partition, cut.end_offset
         shutil.rmtree(self.root / TOPICS_NAME / topic_id / str(partition), ignore_errors=True)
         files: list[FileSum] = []

@@ -1,5 +1,5 @@
-"""Wrappers through which frontends call the broker and the metadata. They check the quotas of
-tenants and limit how many changes of metadata run at the same time (``Bulkhead``)."""
+"""Wrappers through which frontends call the broker and the metadata service. They check the quotas
+of tenants and limit how many changes of metadata run at the same time (``Bulkhead``)."""
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
@@ -28,7 +28,7 @@ ACLS_PER_CALL_MAX: Final = 320  # ten transactions of the metadata store
 
 
 class LimitedBroker(BrokerWrapper):
-    """A broker that checks quotas of stored bytes, long polls and shares (``topic:group``)."""
+    """A broker that checks the quotas of stored bytes, long polls and shares (``topic:group``)."""
 
     def __init__(self, broker: BrokerPort, metadata: Bulkhead, quotas: TenantQuotas) -> None:
         super().__init__(broker)

@@ -27,7 +27,7 @@ OnRow = Callable[[cluster.PartitionKey, View | None], None]
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Log an entry that cannot be read and continue with the others."""
+    """Run a block that reads an entry. If the entry is damaged, log this and go on."""
     try:
         yield
     except Damaged as error:
@@ -151,14 +151,14 @@ class ClusterView(WatchGroup):
         return self._rows.of_topic.get(topic_id, {})
 
     async def propose(self, key: cluster.PartitionKey, change: Change) -> None:
-        """Write a change to the store. Raises VersionConflict if the row or a node that the change
-        relies on has changed, and OutcomeUnknown if only a later view will show the outcome."""
+        """Write a change of a partition's row to the store. Raises VersionConflict if the row or
+        one of its nodes has changed meanwhile, and OutcomeUnknown if the store did not reply."""
         version = await write_row(self._store, key, change)
         self._rows.see(key, View(version, version, change.row))
 
 
 async def write_row(store: Store, key: cluster.PartitionKey, change: Change) -> int:
-    """Write a row. Raises VersionConflict if the row or a node that it relies on has changed."""
+    """Write a row (a partition's leader and replicas). Raises VersionConflict if it has changed."""
     return await store.txn(
         compare=((cluster.partition_key(key), change.version),),
         compare_created=[
@@ -172,17 +172,17 @@ NO_ENTRY = cluster.LevelEntry()
 
 
 class LevelRefused(PenstockError):
-    """This node does not support the feature level of its cluster."""
+    """Raised if this node does not support the feature level of its cluster."""
 
 
 class ClusterLevel(PrefixWatch):
     """The feature level of a cluster (``model/levels.py``).
 
     An operator requests a level. From then on each node that registers must support it. When the
-    manager sees that all earlier nodes support it too, it raises the level. Because a registration
-    compares the level entry, no node can register unnoticed in between. In an empty store the first
-    node starts with the highest level it supports; a cluster without a level entry was created
-    before feature levels existed."""
+    manager sees that all other nodes support it too, the manager raises the level. Because a
+    registration fails if the level entry has changed, no node can register unnoticed in between. In
+    an empty store the first node starts with the highest level it supports; a cluster without a
+    level entry was created before feature levels existed."""
 
     def __init__(self, store: Store, levels: Levels | None = None) -> None:
         super().__init__(store, cluster.LEVEL_KEY)
@@ -192,13 +192,13 @@ class ClusterLevel(PrefixWatch):
         self._on_change: list[Callable[[], None]] = []
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after each change. Returns a function that removes the listener."""
+        """Call ``listener`` after each change of the level. Returns a function that removes it."""
         self._on_change.append(listener)
         return lambda: self._on_change.remove(listener)
 
     @property
     def in_force(self) -> int:
-        """The level that all nodes understand, so it may be used in messages and data."""
+        """The current level. All nodes understand it, so it may be used in messages and data."""
         return self.entry.level
 
     async def start(self) -> None:
@@ -223,14 +223,14 @@ class ClusterLevel(PrefixWatch):
         await self.refresh()
 
     async def admit(self) -> tuple[str, int]:
-        """Return key and version of the level entry, which this node's registration must
-        compare."""
+        """Check the level of this node, and return the key and version of the level entry, which
+        must be unchanged when this node registers."""
         await self.refresh()
         self.check()
         return cluster.LEVEL_KEY, self.version
 
     def check(self) -> None:
-        """Raise LevelRefused if this node does not support the current and the requested level."""
+        """Raise LevelRefused unless this node supports the current and the requested level."""
         level, wanted = self.entry.level, self.entry.wanted or self.entry.level
         if level in self.levels and wanted in self.levels:
             return
@@ -242,7 +242,7 @@ class ClusterLevel(PrefixWatch):
         )
 
     def check_hello(self, hello: Hello) -> None:
-        """Raise HelloRefused if another node does not support the current level."""
+        """Raise HelloRefused if the node that sent ``hello`` does not support the current level."""
         levels = Levels(hello.level_min, hello.level_max)
         if self.in_force not in levels:
             raise HelloRefused(

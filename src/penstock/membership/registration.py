@@ -1,10 +1,9 @@
-"""The registration of a node, an entry in the metadata store that has a lease, and the heartbeats
-of frontends.
+"""Registrations of nodes (entries in the metadata store with a lease) and heartbeats of frontends.
 
 The entry's create revision is the node's **incarnation**. A restarted process gets a new one, and
-nothing that was granted to the old process applies to it. The entry is removed before the logs are
-opened, and written afterwards (rule R4 of docs/replication.md). Whether this node may still act as
-a live node depends on its own clock (R20, ``LeaseClock``)."""
+nothing that was granted to the old process applies to the new process. The entry is removed before
+the logs are opened, and written again afterwards (rule R4 of docs/replication.md). Whether this
+node may still act as a live node depends on its own clock (R20, ``LeaseClock``)."""
 
 import asyncio
 import logging
@@ -38,7 +37,7 @@ ENTER_TRIES_MAX = 5  # attempts to register while the feature level changes
 
 
 class StoreSetBack(PenstockError):
-    """The store is older than this node's last registration."""
+    """Raised if the store is older than this node's last registration."""
 
 
 class RegisteredAt:
@@ -64,8 +63,8 @@ class RegisteredAt:
             )
 
     def note(self, revision: int) -> None:
-        """Record the revision in a file. If that fails, the old revision stays, which is less
-        strict."""
+        """Record the revision in a file. If that fails, ``check`` uses an older revision after a
+        restart, so it may not detect that the store was set back."""
         self.revision = revision
         try:
             replace_durably(DISK, self._file, f"{revision}\n".encode())
@@ -90,11 +89,11 @@ class LeaseClock:
     """The lease of a node in the store, and the time until which the node may assume that it holds
     the lease (rule R20 of docs/replication.md).
 
-    The store counts from its reply, the node from before its request, so the node's time ends
-    first. The node's clock continues while the machine sleeps, as the store's does. The node uses
-    only a part of the granted time, because two clocks do not run at exactly the same speed.
+    The store counts the time from its reply, the node from before its request, so the lease ends
+    for the node first. The node's clock continues while the machine sleeps, as the store's does.
+    Only a part of the granted time is used, because two clocks never run at exactly the same speed.
 
-    Code that only the holder may run checks ``is_good`` at that moment. A lease that has ended in
+    Code that only the holder may run checks ``is_good`` just before. A lease that has ended in
     the store is not renewed: ``on_gone`` is called, and the owner may start a new one. A store may
     also end a lease too early, for example if the etcd leader was paused for longer than the lease.
     If a watch shows that the entries are gone, the owner calls ``ended``."""
@@ -119,7 +118,7 @@ class LeaseClock:
 
     @property
     def is_good(self) -> bool:
-        """Return whether the lease is valid: no other node can have declared this node dead."""
+        """Return whether the lease is valid, so no other node can have declared this node dead."""
         return self._clock_ms() < self.deadline_ms
 
     async def start(self) -> int:
@@ -181,7 +180,7 @@ class LeaseClock:
 
 
 class NodeTaken(PenstockError):
-    """Another process uses this node's number."""
+    """Raised if another process uses this node's number."""
 
 
 class Membership(LeaseClock):
@@ -196,8 +195,8 @@ class Membership(LeaseClock):
         admit: Callable[[], Awaitable[tuple[str, int]]] | None = None,
     ) -> None:
         """Create a registration. ``on_lost`` is called when the lease has ended although the
-        process is alive. ``admit`` raises if this node may not join the cluster; otherwise it
-        returns a key and version that the registration must compare (``ClusterLevel``)."""
+        process is alive. ``admit`` raises if this node may not join the cluster, else returns the
+        key and version of an entry that must not change before this node is registered."""
         timing = LeaseClockConfig(ttl_ms=ttl_ms, every_ms=ttl_ms // BEATS)
         super().__init__(store, config=timing, on_gone=self._lost, clock_ms=clock.mono_ms)
         self.entry = entry
@@ -233,7 +232,7 @@ class Membership(LeaseClock):
             await asyncio.sleep(RETRY_SECONDS)
 
     async def register(self) -> int:
-        """Register and return the incarnation. Raises NodeTaken and the errors of ``admit``."""
+        """Register this node and return its incarnation, the entry's create revision."""
         lease = await self.start()
         try:
             self.incarnation = await self._enter(lease)
@@ -257,8 +256,8 @@ class Membership(LeaseClock):
 
     def seen_gone(self, incarnation_now: int | None) -> None:
         """End the lease if ``incarnation_now``, read from this node's entry in the store, is not
-        the incarnation of this process. An etcd whose leader was paused may end leases too
-        early."""
+        the incarnation of this process: an etcd whose leader was paused may have ended the
+        lease."""
         if self.incarnation and incarnation_now != self.incarnation:
             self.ended()
 
@@ -285,8 +284,8 @@ class LiveFrontends(PrefixWatch):
     """The number of live frontends, among which limits and quotas are divided.
 
     Each frontend rewrites its entry in the store every BEAT_SECONDS (its heartbeat) and watches the
-    entries of all frontends. Another frontend counts as silent after some heartbeats of this
-    frontend that the watch has reported. So no clocks are compared, and during an outage of the
+    entries of all frontends. A frontend counts as silent if none of its heartbeats was seen during
+    several heartbeats of this frontend. So no clocks are compared, and during an outage of the
     store no frontend counts as silent, which would raise the limits of the others. A frontend has a
     new id after each start; the entry of a killed frontend is removed after FORGOTTEN_BEATS."""
 
@@ -306,13 +305,13 @@ class LiveFrontends(PrefixWatch):
         self._listeners.append(listener)
 
     async def start(self) -> None:
-        """Start counting. The count is known when this returns. Raises errors of the store."""
+        """Start to count and to send heartbeats. The count is known when this method returns."""
         await super().start()
         await self._try_to_beat()
         self._task = asyncio.create_task(self._beat_forever(), name="frontend beat")
 
     async def stop(self) -> None:
-        """Stop and remove the entry, so that the others notice at once."""
+        """Stop, and remove this frontend's entry, so that the other frontends notice at once."""
         task, self._task = self._task, None
         await abandon(task)
         await super().stop()
@@ -373,7 +372,7 @@ class LiveFrontends(PrefixWatch):
             self._beat_trouble = None
 
     async def beat(self) -> None:
-        """Send a heartbeat: rewrite this frontend's entry. Raises errors of the store."""
+        """Send a heartbeat by rewriting this frontend's entry in the store."""
         try:
             version = await self._store.put(self._key, self._value, if_version=self._version)
         except VersionConflict:  # the last reply was lost, or the entry was removed

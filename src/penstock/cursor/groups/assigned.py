@@ -1,16 +1,16 @@
-"""The common part of groups whose coordinator assigns partitions or tasks: consumer and streams
-groups, and in part share groups, which do not store their members.
+"""The code shared by groups whose coordinator assigns partitions or tasks: consumer groups and
+streams groups. Share groups use a part of it, because they do not store their members.
 
 The state is rebuilt from the group's rows. No row may depend on an earlier row of another kind,
-because compaction may have removed that row. Members move towards the target assignment one by
-one: each first gives up partitions, then takes partitions that no other member has.
+because compaction may have removed the earlier row. Members move towards the target assignment one
+by one: each first gives up partitions, then takes partitions that no other member has.
 
     group epoch    rises when members, subscriptions or topics change
-    target epoch   follows when an assignment for the group epoch is complete
-    member epoch   follows when the member has given up the partitions it must
+    target epoch   is set to the group epoch when the assignment for it is complete
+    member epoch   is set to the target epoch when the member has given up revoked partitions
 
 In a request, the member epoch 0 means join, -1 leave, and -2 that a static member leaves but will
-return soon. The previous epoch means that the member did not get the last reply."""
+return soon. A member that sends its previous epoch did not get the last reply."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -54,7 +54,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
         return self.reply_type(code, message)
 
     def malformed(self, topics: Topics) -> Reply | None:
-        """Return an error reply if no group could accept the request."""
+        """Return an error reply if the request is invalid, whatever the state of the group."""
         raise NotImplementedError
 
     def merged_into(self, old: MemberT, rebalance_ms_max: int, **fields: Any) -> MemberT:
@@ -79,7 +79,7 @@ class MemberState(IntEnum):
 
 
 class MemberAssignment(msgspec.Struct, frozen=True):
-    """The partitions of a member. The epoch is -2 if it is static, away and may return."""
+    """The epoch and partitions of a member. The epoch is -2 while a static member is away."""
 
     epoch: int = 0
     previous_epoch: int = 0
@@ -288,7 +288,7 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         return current
 
     def _next(self, member_id: str, owned: Partitions | None) -> MemberAssignment:
-        """Return the member's next state. ``owned`` are the partitions that it reports, or None."""
+        """Return the member's next state. ``owned`` are the partitions that the member reports."""
         current = self._currents.get(member_id, MemberAssignment())
         target, target_epoch = self._targets.get(member_id, frozenset()), self.target_epoch
         if current.state is MemberState.UNREVOKED:

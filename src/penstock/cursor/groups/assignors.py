@@ -45,8 +45,8 @@ Assignor: TypeAlias = Callable[[Sequence[MemberSpec], Mapping[str, int]], Shares
 
 
 def assign_range(members: Sequence[MemberSpec], topics: Mapping[str, int]) -> Shares:
-    """Assign contiguous ranges. ``topics`` maps topic ids to partition counts. Static members are
-    sorted by instance id, so they keep their range when they return with another member id."""
+    """Assign ranges of partitions. ``topics`` maps topic ids to partition counts. Static members
+    are sorted by instance id, so they keep their range when they return with another member id."""
     ordered = sorted(members, key=lambda m: (not m.instance_id, m.instance_id or "", m.member_id))
     shares: dict[str, set[TopicPartition]] = {m.member_id: set() for m in members}
     for topic_id, count in topics.items():
@@ -106,9 +106,9 @@ def _spread(
     shares: dict[str, set[TopicPartition]],
     free: set[TopicPartition],
 ) -> None:
-    """Balance members with different subscriptions. The least loaded reader gets each free
-    partition, then partitions move from more to less loaded readers. The result may not be optimal,
-    because each single move must improve the balance."""
+    """Assign the free partitions if members have different subscriptions. Each free partition goes
+    to its least loaded reader, then partitions move from more to less loaded readers. The result
+    may not be optimal, because each single move must improve the balance."""
     readers: dict[str, list[str]] = {}
     for member in members:
         for topic_id in member.topic_ids:

@@ -1,7 +1,7 @@
 """Consumer groups whose partitions are assigned by the coordinator (KIP-848).
 
 A heartbeat has the member's id and epoch and, if they changed, its subscription and its partitions.
-The reply has the partitions that the member must have now. No member waits for all others. A member
+The reply has the partitions that the member must have now. No member waits for the others. A member
 is removed if it does not give up partitions within its rebalance timeout, or sends no heartbeat
 within the session timeout. ``patterns/matches.py`` finds the topics that match a pattern."""
 
@@ -53,7 +53,7 @@ class ConsumerReply(Reply, frozen=True):
 
 
 class ConsumerHeartbeat(Heartbeat, frozen=True):
-    """A heartbeat; None means "unchanged". In version 0 the broker chooses the member id."""
+    """A heartbeat, in which None means "unchanged"."""
 
     instance_id: str | None = None
     rack_id: str | None = None
@@ -199,7 +199,8 @@ class ConsumerGroup(AssignedGroup[MemberValue, records.ConsumerValue, ConsumerSe
     def due_patterns(
         self, request: ConsumerHeartbeat, topics: Topics, visibility: TopicVisibility | None
     ) -> DuePatterns:
-        """Return the patterns to match first, and the one to check with ``visibility``, or ""."""
+        """Return the topic patterns to match before this heartbeat is handled, and the member's own
+        pattern if its matches must be checked with ``visibility``, else an empty text."""
         regex = request.topic_regex
         if regex is None:
             regex = self._members.get(request.member_id, NEW_MEMBER).topic_regex
@@ -253,7 +254,7 @@ class ConsumerGroup(AssignedGroup[MemberValue, records.ConsumerValue, ConsumerSe
         return False
 
     def _update_member(self, request: ConsumerHeartbeat, decision: Decision) -> bool:
-        """Update the member's row. Return True if its subscription or assignor has changed."""
+        """Store changes of the member. Return True if its subscription or assignor has changed."""
         old = self._members.get(request.member_id, NEW_MEMBER)
         names = request.topic_names and tuple(sorted(set(request.topic_names)))
         new = request.merged_into(old, self._settings.rebalance_ms_max, topic_names=names)

@@ -1,13 +1,13 @@
-"""The results of coordinator decisions, which are replies and rows, and the descriptions of groups.
+"""Types of coordinator decisions (replies to send and rows to write) and of group descriptions.
 
-The broker parks every request under a ticket number. A decision may reply to its own ticket and to
-those of requests parked before, whose clients may be gone.
+The broker parks every request under a ticket number. A decision may reply to its own request and to
+requests that were parked before, whose clients may have disconnected.
 
 - The rows of one decision go into one batch, so that a crash leaves all of them or none.
 - A reply with ``after_commit`` waits until everything this coordinator has appended so far is
   committed, because it may depend on earlier rows.
 - When an append fails, memory is ahead of the log. The state is then rebuilt from the log, and
-  waiting replies become an error on which clients retry."""
+  waiting requests get an error that makes clients retry."""
 
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
@@ -23,7 +23,7 @@ Metadata = TypeVar("Metadata")
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The base of all replies, used as is for replies that have only an error code."""
+    """The base class of all replies, also used for replies that have only an error code."""
 
     code: ErrorCode = ErrorCode.NONE
 

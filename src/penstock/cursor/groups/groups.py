@@ -64,7 +64,7 @@ class Groups(GroupTable):
         self._finish(group)
 
     def _classic(self, group_id: str) -> tuple[Group | None, ClassicGroup]:
-        """Return a group and its classic members, none for groups that are not classic."""
+        """Return a group and its classic members (no members if the group is not classic)."""
         group = self._groups.get(group_id)
         if group is not None and isinstance(group.members, ClassicGroup):
             return group, group.members
@@ -110,7 +110,7 @@ class Groups(GroupTable):
         return None if group is None else group.members
 
     def pending_assignment(self, group_id: str) -> AssignmentInput | None:
-        """Return the input of a large assignment, whose result goes to ``take_assignment``."""
+        """Return the input of an assignment that is too large for the event loop, or None."""
         members = self._members(group_id)
         return members.pending if isinstance(members, StreamsGroup) else None
 
@@ -164,7 +164,7 @@ class Groups(GroupTable):
         return members.check_commit(request, is_transactional=is_transactional)
 
     def complete_transaction(self, call: "calls.CompleteTransaction", decision: Decision) -> None:
-        """Commit or drop the pending offsets of a transaction. Repeating this changes nothing."""
+        """Commit or drop the pending offsets of a transaction. A repeated call has no effect."""
         producer_id = call.producer_id
         if call.producer_epoch < self._fences.epoch_of(producer_id):
             decision.reply(Reply(ErrorCode.INVALID_PRODUCER_EPOCH))
@@ -192,7 +192,7 @@ class Groups(GroupTable):
         return offsets.fetch(call.partitions, requires_stable=call.requires_stable)
 
     def delete_offsets(self, call: "calls.DeleteOffsets", decision: Decision) -> None:
-        """Delete the offsets of partitions whose topic has no subscribers."""
+        """Delete offsets. Partitions of topics that the group subscribes to are rejected."""
         group = self._groups.get(call.group_id)
         if group is None or isinstance(group.members, ShareGroup):  # share groups have no offsets
             decision.reply(CommitReply(ErrorCode.GROUP_ID_NOT_FOUND))
@@ -238,7 +238,7 @@ class Groups(GroupTable):
             decision.reply(Reply(), after_commit=True)
 
     def list_groups(self, call: "calls.ListGroups") -> tuple[Listing, ...]:
-        """List groups. Filters ignore case; an empty filter accepts all."""
+        """List the groups that match. Filters ignore case; an empty filter matches all groups."""
         states = {state.lower() for state in call.states}
         kinds = {kind.lower() for kind in call.kinds}
         return tuple(
@@ -248,7 +248,7 @@ class Groups(GroupTable):
         )
 
     def describe(self, group_id: str) -> Description:
-        """Describe a group. The reply is GROUP_ID_NOT_FOUND with state Dead if there is none."""
+        """Describe a group. An unknown group has the code GROUP_ID_NOT_FOUND and the state Dead."""
         group = self._groups.get(group_id)
         if group is None:
             return Description(ErrorCode.GROUP_ID_NOT_FOUND, group_id, state=State.DEAD)
@@ -267,7 +267,7 @@ class Groups(GroupTable):
             self._finish(group)
 
     def expire(self, decision: Decision, *, topic_ids: Callable[[str, str], str | None]) -> None:
-        """Drop old offsets and empty groups. ``topic_ids`` maps a group id and a topic name."""
+        """Drop old offsets and empty groups. ``topic_ids(group_id, name)`` returns a topic id."""
         self._fences.expire(decision)
         bound_ms = decision.wall_ms - self._settings.offsets_retention_ms
         for group in list(self._groups.values()):

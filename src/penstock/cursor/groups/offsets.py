@@ -1,8 +1,8 @@
 """Committed offsets of one group, and commits that wait for their transaction to end.
 
 A commit inside a transaction is pending until the marker of the transaction makes it a committed
-offset or drops it. A plain commit made meanwhile is newer, so it drops the pending commits for its
-partition."""
+offset or drops it. A commit outside of transactions drops the pending commits for its partition,
+because it was made later."""
 
 from collections.abc import Iterable
 from typing import TypeAlias
@@ -30,7 +30,8 @@ class PartitionCommit(msgspec.Struct, frozen=True, gc=False):
 
 
 class CommitRequest(msgspec.Struct, frozen=True):
-    """A commit of offsets. ``generation`` may be an epoch; it is -1 for other than members."""
+    """A commit of offsets. ``generation`` has the member epoch in groups that use member epochs,
+    and -1 if the caller is not a member."""
 
     partitions: tuple[PartitionCommit, ...]
     member_id: str = ""
@@ -174,7 +175,7 @@ class Offsets:
         return max((pending.producer_epoch for pending in commits.values()), default=-1)
 
     def fetch(self, given: Iterable[TopicPartition] | None, *, requires_stable: bool) -> FetchReply:
-        """Return committed offsets, -1 if there is none; all, if ``given`` is None."""
+        """Return the committed offsets of ``given`` partitions, or of all if ``given`` is None."""
         if given is None:
             given = sorted(self._committed.keys() | (self._unstable if requires_stable else ()))
         found = []
@@ -201,7 +202,7 @@ class Offsets:
                     self._put_pending(decision, producer_id, partition, None)
 
     def erase(self, decision: Decision, topic_ids: frozenset[str] | None = None) -> None:
-        """Delete all offsets, or only those of the given (deleted) topics."""
+        """Delete all offsets, or only those of the given topics."""
         for partition in self._committed.keys() | self._unstable.keys():
             if topic_ids is None or partition[0] in topic_ids:
                 self.delete(partition, decision)
@@ -209,7 +210,7 @@ class Offsets:
     def expire(
         self, decision: Decision, *, older_than_ms: int, topics_kept: frozenset[str] = frozenset()
     ) -> None:
-        """Delete old offsets, except those of ``topics_kept``, which have subscribers."""
+        """Delete old offsets, except those of ``topics_kept`` (topics that have subscribers)."""
         for partition, value in list(self._committed.items()):
             if (
                 value.committed_at_ms < older_than_ms
@@ -227,8 +228,8 @@ def _size_of(value: OffsetValue | PendingValue | None) -> int:
 
 
 class Fences:
-    """The epochs of the last markers of producers that commit offsets in transactions. A commit
-    after the marker of its transaction would be pending for ever, so it is rejected."""
+    """The producer epoch in the last transaction marker of each producer that commits offsets in
+    transactions. A commit that arrives after the marker would stay pending, so it is rejected."""
 
     def __init__(self) -> None:
         self._fences: dict[int, FenceValue] = {}  # oldest first

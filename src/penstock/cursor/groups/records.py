@@ -145,8 +145,8 @@ class StreamsCurrentValue(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowKind(IntEnum):
-    """Kinds of rows, with the fields of their keys and the content of their values. Kinds from
-    STREAMS on require feature level 5, because older nodes cannot read them."""
+    """Kinds of rows, with the fields of their keys and the content of their values. STREAMS and the
+    kinds after it require feature level 5, because older nodes cannot read them."""
 
     OFFSET = 1  # group, topic, partition → a committed offset
     PENDING = 2  # group, producer, topic, partition → an offset whose transaction is still open

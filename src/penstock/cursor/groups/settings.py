@@ -1,4 +1,4 @@
-"""Settings of groups that an operator can change, and limits of groups."""
+"""Settings of consumer groups that an operator can change, and fixed limits."""
 
 from collections.abc import Mapping
 

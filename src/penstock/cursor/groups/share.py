@@ -1,6 +1,6 @@
 """Share groups (KIP-932), in which several members may read the same partition.
 
-No member owns a partition, so a new assignment is valid at once, and members get it with their next
+No member owns a partition, so a new assignment applies at once. Members get it with their next
 heartbeat. The lease cursor of the topic and the group decides which member gets which record.
 
 The log stores that the group exists, and its epoch. Its members are only in this node's memory:
@@ -72,8 +72,8 @@ class ShareHeartbeat(Heartbeat, frozen=True):
 
 
 def assign_simple(members: Sequence[MemberSpec], topics: Mapping[str, int]) -> Shares:
-    """Assign each partition to one member, evenly. A member left without any gets the partition of
-    its topics that has the fewest readers. ``topics`` maps topic ids to partition counts."""
+    """Spread the partitions evenly, each to one member. A member without a partition gets the one
+    with the fewest readers in its topics. ``topics`` maps topic ids to partition counts."""
     shares = assign_uniform(members, topics)
     readers: Counter[TopicPartition] = Counter(tp for share in shares.values() for tp in share)
     for member in sorted(members, key=lambda each: each.member_id):
@@ -123,7 +123,7 @@ class ShareGroup(AssignedGroup[MemberValue, TargetValue, ShareSettings]):
         return frozenset(name for member in self._members.values() for name in member.topic_names)
 
     def begin(self, decision: Decision) -> None:
-        """Raise the epoch. A new group exists from then on, even without members."""
+        """Store a higher group epoch. From then on a new group exists, even without members."""
         value = TargetValue(min(self.value.epoch + 1, GENERATION_MAX))
         self._put(decision, RowKind.SHARE, value)
 

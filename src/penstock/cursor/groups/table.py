@@ -1,7 +1,7 @@
 """The groups of one coordinator partition, rebuilt from its rows. Finds, creates and drops groups.
 A group without rows exists only while a client is joining.
 
-Below feature level 3 the configs of groups are rows here. From that level on they are in the
+Below feature level 3, the configs of groups are rows in this log. From level 3 on, they are in the
 metadata store, and ``broker/coordination/group_coordinator.py`` moves the remaining rows there."""
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,8 +27,6 @@ Members: TypeAlias = ClassicGroup | ConsumerGroup | ShareGroup | StreamsGroup
 
 @dataclass(slots=True)
 class Group:
-    """A group with its members and offsets. Without members, it counts as classic."""
-
     id: str
     offsets: Offsets
     members: Members
@@ -51,7 +49,7 @@ class GroupTable:
         *,
         stored: Callable[[str], Mapping[str, str]] | None = None,
     ) -> None:
-        """Create a table. ``stored`` finds configs in the metadata store; None if all are rows."""
+        """Create a table. ``stored`` returns the configs of a group in the metadata store."""
         self._settings = settings
         self._stored = stored
         self._usage = usage or PartitionUsage(NO_QUOTAS)
@@ -62,7 +60,7 @@ class GroupTable:
         self._wakes: Deadlines[str] = Deadlines()
 
     def next_wake_ms(self) -> int | None:
-        """Return when to call ``tick``, on the monotonic clock, or None if there is no deadline."""
+        """Return the time of the monotonic clock at which to call ``tick``, or None if never."""
         return self._wakes.next_ms()
 
     def replay(self, key: bytes, value: bytes | None, *, now_ms: int) -> None:
@@ -102,18 +100,18 @@ class GroupTable:
             self._arm(group)
 
     def configs(self, group_id: str) -> Mapping[str, str]:
-        """Return a group's configs. The metadata store overrides rows not moved there yet."""
+        """Return a group's configs. Those in the metadata store override those in the log."""
         value = self._configs.get(group_id)
         rows = {} if value is None else value.configs
         stored = {} if self._stored is None else self._stored(group_id)
         return {**rows, **stored} if rows and stored else rows or stored
 
     def configs_rows(self) -> dict[str, Mapping[str, str]]:
-        """Return the configs to move to the metadata store, by group id."""
+        """Return the configs that are stored in the coordinator's log, by group id."""
         return {group_id: value.configs for group_id, value in self._configs.items()}
 
     def repeat_configs(self, decision: Decision) -> None:
-        """Write all configs again. Their commit proves that this node is the leader."""
+        """Write the configs to the log again. If they are committed, this node is the leader."""
         for group_id, value in self._configs.items():
             self._put_configs(group_id, value, decision)
 
@@ -151,7 +149,7 @@ class GroupTable:
             return f"There is no {kind} group with this id."
         account, bound = self._usage.account_of(group_id), self._settings.groups_max
         if len(self._groups) >= bound:
-            return f"This coordinator has {bound:,} of at most {bound:,} groups. Delete some."
+            return f"This coordinator has {bound:,} of {bound:,} allowed groups. Delete some."
         return self._usage.reason(account, GROUPS, bound=bound)
 
     def _add(self, group_id: str) -> Group:

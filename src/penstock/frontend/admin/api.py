@@ -66,7 +66,7 @@ class Noted(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """The resource that a request changes, and the parameters to record."""
+    """The resource that a request changes, and the parameters to record in the audit trail."""
 
     account: str
     name: str  # as given
@@ -187,19 +187,19 @@ ADMIN_ROUTES = tuple(_routes())
 
 
 def _checked(call: Call, right: str) -> Call:
-    """Check the caller's rights. Calls of non-operators are limited to the caller's account."""
+    """Check the caller's rights. A user who is not an operator is limited to their own account."""
     if right in (OPEN, KNOWN) or call.caller.is_operator:
         return call
     if right == OPERATOR:
         call.operator_only()
     account = call.caller.account
     if call.text("account", account) != account:
-        raise AccessDenied("This is not your tenant.")
+        raise AccessDenied("You may only access your own tenant.")
     if right == METRICS:
         call.may_manage(METRICS, account, "metrics")
         if call.path == ("metrics",):
             if account != call.context.info.account:
-                raise AccessDenied("/metrics is for all tenants: use /metrics/objects for yours.")
+                raise AccessDenied("/metrics is about all tenants; use /metrics/objects instead.")
             return call
     elif len(call.path) > 3:  # /api/v1/queues/{name}
         call.may_use_queue(right, call.path[3])
@@ -226,7 +226,7 @@ class AdminApi:
         self._early: deque[AuditEntry] = deque(maxlen=EARLY_MAX)
 
     def note_in(self, trail: AuditTrail) -> None:
-        """Set the audit trail. Before that, changes that must be audited are rejected."""
+        """Set the audit trail. Until this call, changes that must be audited are rejected."""
         self._trail = trail
         while self._early:
             trail.add(self._early.popleft())
@@ -409,7 +409,7 @@ def entry_of(call: Call, noted: Noted, subject: Subject, *, code: str) -> AuditE
 
 
 def _completed(subject: Subject, reply: bytes) -> Subject:
-    """Return ``subject`` with the account of a new tenant or the id of a new key from the reply."""
+    """Complete ``subject`` with the id of a new tenant or key, which only the reply has."""
     try:
         shown = msgspec.json.decode(reply)
     except msgspec.DecodeError:

@@ -1,8 +1,8 @@
 """Handlers of ``/api/v1/tenants``, ``quotas``, ``users``, ``keys`` and ``policies``.
 
-Only operators may change tenants, rate limits and quotas; administrators of a tenant may read their
-own. The secret of an access key is only in the reply that creates the key. Clients do not send
-passwords, but SCRAM credentials derived from them."""
+Only operators may change tenants, rate limits and quotas; administrators of a tenant may read those
+of their tenant. The secret of an access key is only in the reply that creates the key. Clients do
+not send passwords, but SCRAM credentials derived from them."""
 
 from functools import partial
 from typing import Any
@@ -216,7 +216,7 @@ async def set_password(call: Call) -> Any:
     user = call.path_user(WRITE)
     credentials = call.json(Password).credentials
     if not 1 <= len(credentials) <= CREDENTIALS_MAX:
-        raise InvalidRequest(f"credentials must have 1 to {CREDENTIALS_MAX} entries.")
+        raise InvalidRequest(f"The field 'credentials' must have 1 to {CREDENTIALS_MAX} entries.")
     for each in credentials:
         fields = msgspec.structs.asdict(each)
         found = model.ScramCredential(account=user.account, user=user.name, **fields)
@@ -293,7 +293,7 @@ async def delete_key(call: Call) -> Any:
 def _known_key(call: Call, action: str) -> model.AccessKey:
     key = call.identities.key(call.path[3])
     if key is None or (key.account != call.caller.account and not call.caller.is_operator):
-        raise NotFound(f"There is no key {call.path[3][:128]}.")
+        raise NotFound(f"There is no access key {call.path[3][:128]}.")
     call.known_user(key.account, key.user, action)
     return key
 
@@ -387,7 +387,7 @@ def try_access(call: Call) -> Any:
 def _policy_of(
     user: User, caller: Caller, decision: Decision, action: str, arn: str, found: Circumstances
 ) -> str:
-    """Return the name of the user's policy that led to ``decision``, or an empty text."""
+    """Return the name of the user's policy that led to ``decision``, empty if there is none."""
     if decision.source != Kind.IDENTITY or not decision.is_explicit:
         return ""
     facts = Facts(caller, found, caller.account)

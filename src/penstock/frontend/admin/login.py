@@ -77,8 +77,8 @@ class Gate:
             return self._by_secret(_basic(given), now_ms=now_ms)[1]
         if scheme:
             raise Unauthenticated("The bearer token is not valid.")
-        text = "the operator's token (admin.token) or the token of a log-in as bearer token"
-        raise Unauthenticated(f"Authentication is required: {text}, or an access key (HTTP Basic).")
+        text = "send the operator's token (admin.token) or a log-in token as bearer token,"
+        raise Unauthenticated(f"Authentication is required: {text} or an access key (HTTP Basic).")
 
     def log_in(self, given: Credentials, *, now_ms: int) -> Session:
         key, caller, secret = self._by_secret(given, now_ms=now_ms)

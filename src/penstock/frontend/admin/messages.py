@@ -44,7 +44,7 @@ class Window(msgspec.Struct):
         return self.count <= 0 or self.size_bytes <= 0
 
     def take(self, peeked: Sequence[Peeked]) -> int | None:
-        """Add messages until full. Returns the offset of the first that does not fit, or None."""
+        """Add messages. Returns the offset of the first one that does not fit, or None."""
         for one in peeked:
             if self.is_full:
                 return one.record.offset
@@ -63,7 +63,7 @@ async def messages(call: Call) -> HttpReply:
     if not window.messages and wait_ms:
         if tails.is_full():
             raise Throttled(
-                f"{tails.bound} requests already wait for messages on this node; retry."
+                f"Too many requests ({tails.bound}) wait for messages on this node; retry later."
             )
         with tails.holding(call.caller.account, "requests waiting for messages on this node"):
             starts = await _tail(call, topic, starts, window, wait_ms)
@@ -86,7 +86,7 @@ async def _tail(call: Call, topic: Topic, starts: Starts, window: Window, wait_m
 
 
 def _starts(call: Call, topic: Topic) -> Starts:
-    """Return the first offset to read of each partition. The parameter ``start`` is ``begin``,
+    """Return the first offset to read in each partition. The parameter ``start`` is ``begin``,
     ``end``, an offset for all partitions, or comma-separated ``partition:offset`` pairs."""
     partitions = range(topic.partition_count)
     if "partition" in call.query:
@@ -99,7 +99,7 @@ def _starts(call: Call, topic: Topic) -> Starts:
     for pair in text.split(","):
         partition, _, offset = pair.partition(":")
         if not (partition.isascii() and partition.isdigit()) or int(partition) not in partitions:
-            text = f"start has an offset for partition {partition!r}, which is"
+            text = f"Parameter 'start' has an offset for partition {partition!r}, which is"
             raise InvalidRequest(f"{text} not one of the requested partitions.")
         starts[int(partition)] = _offset(offset)
     return starts
@@ -110,12 +110,12 @@ def _offset(text: str) -> int:
         return BEGIN if text == "begin" else END
     offset = whole(text, digits_max=18)
     if offset is None:
-        raise InvalidRequest("start must be begin, end, an offset or pairs of partition:offset.")
+        raise InvalidRequest("The start must be begin, end, an offset or partition:offset pairs.")
     return offset
 
 
 async def _fill(context: Context, topic: Topic, starts: Starts, window: Window) -> Starts:
-    """Read the partitions in rounds, so that a busy partition does not hide the others."""
+    """Fill the reply from all partitions in turn, so that a busy one does not use all of it."""
     nexts = dict(starts)
     active = list(starts)
     share = min(PEEK_COUNT, -(-window.count // len(starts)))

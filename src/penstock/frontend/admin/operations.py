@@ -109,7 +109,7 @@ async def partitions(call: Call) -> Any:
         topic_id = topic.source_id or topic.topic_id  # a share has the partitions of its source
     given = call.text("state")
     if given and given not in PartitionState.__members__.values():
-        raise InvalidRequest(f"Parameter state must be one of {', '.join(PartitionState)}.")
+        raise InvalidRequest(f"Parameter 'state' must be one of {', '.join(PartitionState)}.")
     state = PartitionState(given) if given else None
     node, after = call.optional("node", least=1, most=NODE_MAX), _after(call.text("after"))
     found, is_more = await cluster.partitions(
@@ -144,8 +144,8 @@ async def place(call: Call) -> Any:
 async def unclean_elect(call: Call) -> Any:
     cluster, request = _cluster(call), call.json(UncleanElection)
     if not request.accept_data_loss:
-        text = f"Records of this partition that node {request.node} does not have will be lost"
-        raise InvalidRequest(f"{text} for good: set accept_data_loss to true to confirm.")
+        text = f"Records of this partition that node {request.node} does not have will be"
+        raise InvalidRequest(f"{text} permanently lost: set accept_data_loss to true to confirm.")
     await cluster.elect_uncleanly(_topic_id(call, request), request.partition, request.node)
     return {**picked(request, "topic", "partition"), "leader": request.node}
 
@@ -177,7 +177,7 @@ def _after(text: str) -> tuple[str, int] | None:
     topic_id, _, index = text.rpartition("/")
     number = whole(index, digits_max=10)
     if not topic_id or number is None:
-        raise InvalidRequest("Parameter after must be the value of next in an earlier reply.")
+        raise InvalidRequest("Parameter 'after' must be the 'next' value of an earlier reply.")
     return topic_id, number
 
 
@@ -252,5 +252,5 @@ def _coordinators(call: Call) -> CoordinatorPort:
 def _partition(call: Call) -> int:
     number = whole(call.path[4], digits_max=9)
     if number is None:
-        raise InvalidRequest("The partition must be a number: 0 or higher.")
+        raise InvalidRequest("The partition must be a non-negative integer.")
     return number

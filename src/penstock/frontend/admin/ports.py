@@ -1,5 +1,5 @@
-"""Interfaces through which the admin API uses the cluster, backups and the logs of coordinators,
-implemented in ``node.cluster``, ``backup`` and ``node``; and the health of this node."""
+"""The health of this node, and interfaces through which the admin API uses the cluster, backups and
+the logs of coordinators. They are implemented in ``node.cluster``, ``backup`` and ``node``."""
 
 import logging
 from collections import Counter
@@ -74,8 +74,8 @@ class Drain(msgspec.Struct, frozen=True):
 
 class ClusterPort(Protocol):
     async def state(self) -> dict[str, Any]:
-        """Return nodes that are alive or have replicas, counts of partitions by state, and the
-        feature level. For a dead node, the values are the last known."""
+        """Return the nodes that are alive or have replicas, the number of partitions in each state,
+        and the feature level. For a dead node, the last known values are returned."""
 
     async def partitions(
         self,
@@ -86,10 +86,10 @@ class ClusterPort(Protocol):
         after: tuple[str, int] | None,
         limit: int,
     ) -> tuple[Sequence[PartitionShown], bool]:
-        """Return a page of partitions after ``after``, and whether there are more."""
+        """Return the partitions that follow ``after``, and whether more partitions follow them."""
 
     async def safety(self, node: int | None) -> Safety:
-        """Return the risk of stopping ``node``, or of stopping each node if None."""
+        """Return the risk of stopping ``node``, or of each single node if ``node`` is None."""
 
     async def drain(self, node: int) -> Drain:
         """Start to move all replicas of ``node`` to other nodes."""
@@ -97,10 +97,10 @@ class ClusterPort(Protocol):
     async def undrain(self, node: int) -> Drain: ...
 
     async def decommission(self, node: int) -> Drain:
-        """Drain ``node``. Raises Conflict if other nodes cannot take all its replicas."""
+        """Drain ``node``. Raises Conflict if the other nodes cannot take all its replicas."""
 
     async def rebalance(self) -> int:
-        """Make preferred replicas the leaders where possible. Returns the number of changes."""
+        """Make preferred replicas the leaders where possible. Returns the number of new leaders."""
 
     async def place(self, topic_id: str, partition: int, replicas: Sequence[int]) -> None: ...
 
@@ -108,7 +108,7 @@ class ClusterPort(Protocol):
         """Elect a replica as leader although it may lack records, which are then lost."""
 
     async def upgrade(self, to: int | None, *, is_dry_run: bool) -> Upgrade:
-        """Raise the feature level to ``to``, or to the highest that all nodes support if None."""
+        """Raise the feature level to ``to``, by default to the highest that all nodes support."""
 
 
 class StartedBackup(msgspec.Struct, frozen=True):
@@ -139,7 +139,7 @@ class Definition(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A part of a log. It is empty if the offset was deleted; then continue at ``start_offset``."""
+    """A part of a log. If the requested records were deleted, ``data`` is empty."""
 
     data: bytes
     base_offset: int
@@ -184,10 +184,10 @@ class CoordinatorLog(msgspec.Struct, frozen=True):
 
 class CoordinatorPort(Protocol):
     async def show(self, topic: str, partition: int, offset: int | None) -> CoordinatorLog:
-        """Read the whole log of a coordinator, to find the first unreadable row."""
+        """Read a coordinator's whole log, and find the first row that is unreadable, if any."""
 
     async def skip(self, topic: str, partition: int, offset: int) -> CoordinatorLog:
-        """Skip the first unreadable row from now on. Raises Conflict if it is not at ``offset``."""
+        """Skip the first unreadable row. Raises Conflict if that row is not at ``offset``."""
 
 
 # ── Health ───────────────────────────────────────────────────────────────────────────────────

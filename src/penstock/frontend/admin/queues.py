@@ -64,7 +64,7 @@ async def many(call: Call) -> Any:
     if after:
         parts = tuple(after.split("/"))
         if len(parts) != 3:
-            raise InvalidRequest("Parameter after must be the value of next in an earlier reply.")
+            raise InvalidRequest("Parameter 'after' must be the 'next' value of an earlier reply.")
         topics = [topic for topic in topics if _full_name(topic) > parts]
     page = topics[:limit]
     sources = _sources(call.context.catalog.all_topics())
@@ -167,7 +167,7 @@ def _denied(call: Call, topic: Topic, consumer: Caller) -> str:
         return ""
     policy = f"the {decision.source}-based policy denies it"
     reason = policy if decision.is_explicit else "no policy allows it"
-    return f"{consumer.user} may not do {RECEIVE} on {topic.arn}: {reason}"
+    return f"{consumer.user} may not perform {RECEIVE} on {topic.arn}: {reason}"
 
 
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -329,10 +329,10 @@ async def totals(call: Call) -> HttpReply:
 
 async def objects(call: Call) -> HttpReply:
     if call.text("kind", "queue") != "queue":
-        raise InvalidRequest("Parameter kind must be queue.")
+        raise InvalidRequest("Parameter 'kind' must be 'queue'.")
     topics = select(call)
     if len(topics) > OBJECTS_MAX:
-        text = f"{len(topics)}, at most {OBJECTS_MAX} are allowed"
+        text = f"{len(topics)}, but at most {OBJECTS_MAX} are allowed"
         raise InvalidRequest(f"Too many queues match ({text}): use a longer prefix.")
     now_ms = call.now_ms
     by_family: dict[Family, list[Sample]] = {}

@@ -74,8 +74,7 @@ FAULTS: Mapping[type[Exception], tuple[int, str]] = {
 T = TypeVar("T")
 
 
-class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base class of JSON bodies."""
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True): ...
 
 
 class Info(msgspec.Struct, frozen=True):
@@ -141,7 +140,7 @@ class Call(msgspec.Struct, frozen=True):
         for name in self.query:
             if name not in names:
                 expected = ", ".join(sorted(names)) or "none"
-                raise InvalidRequest(f"Unknown parameter {name!r}; expected {expected}.")
+                raise InvalidRequest(f"Unknown parameter {name!r}; allowed: {expected}.")
 
     def json(self, kind: type[T]) -> T:
         try:
@@ -179,7 +178,7 @@ class Call(msgspec.Struct, frozen=True):
     def topic(
         self, catalog: Catalog, name: str, account: str | None = None, region: str | None = None
     ) -> Topic:
-        """Return a topic; by default of the account and region in the query, else of the node."""
+        """Return a topic. Account and region default to those in the query, then the node's."""
         info = self.context.info
         account = self.text("account") if account is None else account
         region = self.region if region is None else region
@@ -196,7 +195,7 @@ class Call(msgspec.Struct, frozen=True):
     @property
     def identities(self) -> StoredIdentities:
         if self.context.identities is None:
-            raise NotFound("This node stores no users and tenants.")
+            raise NotFound("This node does not store users and tenants.")
         return self.context.identities
 
     def operator_only(self) -> None:
@@ -204,14 +203,14 @@ class Call(msgspec.Struct, frozen=True):
             raise AccessDenied("Only an operator may do this.")
 
     def account_of(self, named: str = "") -> str:
-        """Return the account of a tenant given by name or number, by default the caller's own. The
-        error for another tenant is the same whether it exists or not."""
+        """Return the account of a tenant given by name or account number, by default the caller's
+        own. A caller without access gets the same error whether the tenant exists or not."""
         text = named or self.text("tenant")
         if not text:
             return self.caller.account
         account = self.account_named(text)
         if account != self.caller.account and not self.caller.is_operator:
-            raise AccessDenied("This is not your tenant.")
+            raise AccessDenied("You may only access your own tenant.")
         if account is None:
             raise NotFound(f"There is no tenant {text[:80]}.")
         return account
@@ -228,7 +227,7 @@ class Call(msgspec.Struct, frozen=True):
         """Raise AccessDenied if the policies of caller and queue do not allow the action."""
         caller = self.caller
         if not caller.is_operator and not self.decision(caller, action, arn, topic).is_allowed:
-            raise AccessDenied(f"{caller.user} may not do {action} on {arn}.")
+            raise AccessDenied(f"{caller.user} may not perform {action} on {arn}.")
 
     def may_manage(self, action: str, account: str, kind: str, name: str = "*") -> None:
         self.may(action, self.admin_arn(account, kind, name))
@@ -287,7 +286,7 @@ def parse(context: Context, request: HttpRequest) -> Call:
         raise InvalidRequest("The path or query is not UTF-8 or has too many parameters.") from exc
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise InvalidRequest("The query has the same parameter twice.")
+        raise InvalidRequest("The query has a parameter that occurs twice.")
     peer, is_tls, request_id = request.peer, request.is_tls, request.request_id
     return Call(context, segments, found, request.body, peer, is_tls, request_id=request_id)
 
@@ -304,7 +303,7 @@ def json_reply(status: int, value: Any) -> HttpReply:
 
 
 async def rows_reply(name: str, rows: Iterable[object], rest: Mapping[str, object]) -> HttpReply:
-    """Return the reply ``{name: [rows], **rest}``. Other tasks can run during the encoding."""
+    """Return the reply ``{name: [rows], **rest}``. Other tasks can run while it is encoded."""
     pieces = [b"{%b:[" % msgspec.json.encode(name)]
 
     def encode() -> Generator[None, None, None]:

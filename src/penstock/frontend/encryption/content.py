@@ -6,9 +6,9 @@
     └─────────┴──────────┴────────┴───────┴──────────────────────┘
     associated data: version, topic id, key id │ account │ 0, or 1 and the record's key
 
-Of a message, body and attributes are encrypted; of a producer's record, value and headers. Brokers
-need the rest in plaintext: key or group, ids and times. Topic id and key id identify the data key,
-so content can be decrypted in every queue and topic of its account, such as dead-letter queues.
+In a message, the body and attributes are encrypted; in a producer's record, the value and headers.
+Brokers need the key or group, the ids and the times in plaintext. Topic id and key id identify the
+data key, so content can be decrypted in other queues of its account, such as dead-letter queues.
 
 The record's key is authenticated. The message id and the offset are not: a moved message gets a new
 id, and the offset is unknown when a message is encrypted. So an attacker with write access to the
@@ -78,7 +78,7 @@ def seal(content: bytes, record_key: bytes | None, key: DataKey, nonce: bytes) -
 def place_of(sealed: bytes) -> bytes:
     """Return the topic id and the key id that identify the data key of encrypted content."""
     if len(sealed) < SEALED_BYTES_MIN:
-        raise Unopenable("the content is too short")
+        raise Unopenable("the encrypted content is too short")
     if sealed[: len(VERSION)] != VERSION:
         raise Unopenable(f"format version {sealed[0]} is not supported")
     return sealed[len(VERSION) : _HEAD_BYTES]
@@ -94,7 +94,7 @@ def unseal(sealed: bytes, record_key: bytes | None, key: DataKey, owner: bytes) 
     try:
         return key.decrypt(nonce, data, known)
     except InvalidTag:
-        raise Unopenable("the content, its record key or its account was changed") from None
+        raise Unopenable("the content, the record key or the account has changed") from None
 
 
 def seal_message(message: Message, key: DataKey, nonce: bytes) -> Message:
@@ -176,8 +176,8 @@ def _bound(key: bytes | None) -> bytes | None:
 def open_batch(
     batch: bytes, find: Find, owner: bytes, quarantine: Quarantine
 ) -> Generator[bytes | None, None, bytes]:
-    """Return the decrypted batch, uncompressed. Records that cannot be decrypted are left out and
-    added to ``quarantine``. Yields the id of each key that must be loaded."""
+    """Decrypt a batch and return it uncompressed, without records that cannot be decrypted, which
+    are added to ``quarantine``. Yields ids of keys to load, or None to let other tasks run."""
     header = parse_header(batch)
     blob = records_blob(batch, header)
     is_own = is_server_batch(header)
@@ -208,7 +208,7 @@ def open_batch(
         except Unopenable as error:
             quarantine.append((header.base_offset + one.offset_delta, str(error)))
         except UnicodeDecodeError as error:
-            raise MalformedBatch(f"a text is not UTF-8: {error.reason}") from None
+            raise MalformedBatch(f"a text in the batch is not UTF-8: {error.reason}") from None
     yield None
     attributes = header.attributes & ~(ATTR_CODEC_MASK | ATTR_SEALED)
     return repacked(header._replace(attributes=attributes), opened)
@@ -230,8 +230,8 @@ def _sealed_part(blob: bytes, one: RecordSlice, is_own: bool) -> tuple[bytes | N
 
 
 def sealed_runs(buffer: bytes | memoryview) -> Iterator[tuple[bool, bytes | memoryview]]:
-    """Split a buffer into single encrypted batches (True) and runs of other batches (False). Yields
-    an empty piece now and then, so that other tasks can run."""
+    """Yield the batches of a buffer: each encrypted batch with True, each run of other batches with
+    False. Also yields an empty piece now and then, so that other tasks can run."""
     begin = position = count = 0
     end = len(buffer)
     while position < end:

@@ -1,7 +1,7 @@
-"""Encrypts data that frontends send to brokers and decrypts data that brokers return. A topic is
-encrypted if its settings say so (a KMS key, SQS-managed encryption or ``penstock.encryption``),
-else if ``keys.encrypt_by_default`` is set. A change applies to later messages only, so a log may
-have encrypted and plain records.
+"""Encrypts data that frontends send to brokers and decrypts data that brokers return. The settings
+of a topic say whether it is encrypted (a KMS key, SQS-managed encryption, ``penstock.encryption``).
+If they do not, ``keys.encrypt_by_default`` decides. A change applies to later messages only, so a
+log may have encrypted and plain records.
 
 A message that cannot be decrypted is never delivered. In a queue it stays leased, so that it moves
 to the dead-letter queue; a Kafka consumer sees a gap in the offsets, as after compaction."""
@@ -78,7 +78,7 @@ class Sealing:
         await self.keys.rotate(topic)
 
     def sealed(self, topic: Topic, message: Message) -> Message | None:
-        """Encrypt a message, or return None if the key must be loaded first (``seal``)."""
+        """Return the encrypted message, or None if its key is not loaded: then call ``seal``."""
         key = self.keys.take(topic, 1)
         return None if key is None else seal_message(message, key, self.entropy(NONCE_BYTES))
 
@@ -87,7 +87,7 @@ class Sealing:
         return seal_message(message, key, self.entropy(NONCE_BYTES))
 
     async def opened(self, topic: Topic, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
-        """Decrypt deliveries. Those that cannot be decrypted are left out and stay leased."""
+        """Decrypt deliveries. Messages that cannot be decrypted are left out and stay leased."""
         if not any(delivery.record.message.is_sealed for delivery in deliveries):
             return deliveries
         opened = []
@@ -133,7 +133,7 @@ class Sealing:
                 raise BatchRefused(str(error)) from None
             if len(done) > BATCH_BYTES_MAX:
                 text = f"{len(done)} bytes"
-                raise too_large(f"the encrypted batch has {text}, {BATCH_BYTES_MAX} are allowed")
+                raise too_large(f"the encrypted batch has {text}, the limit is {BATCH_BYTES_MAX}")
             sealed.append((memoryview(done), parse_header(done)))
         return sealed
 
@@ -195,7 +195,7 @@ class Sealing:
         return opened
 
     async def _run(self, steps: Generator[bytes | None, None, T]) -> T:
-        """Run a generator to its end. Loads the keys that it yields, and lets other tasks run."""
+        """Run a generator and return its result. Loads each key whose id the generator yields."""
         while True:
             try:
                 missing = next(steps)

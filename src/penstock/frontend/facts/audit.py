@@ -74,7 +74,7 @@ def make_entry(
 
 
 class Denials:
-    """Chooses the denied requests to record: a few of each kind and of each tenant per minute."""
+    """Selects the denied requests to record: per minute, a few of each kind and of each tenant."""
 
     def __init__(self, *, own_account: str | None = None) -> None:
         self._minute = -1
@@ -83,7 +83,7 @@ class Denials:
         self.left_out_counts: Counter[str] = Counter()  # by tenant; "" for unknown callers
 
     def is_recorded(self, entry: wire.AuditEntry, *, has_room: bool = True) -> bool:
-        """Return whether to record a denial. Call ``left_out`` first, which starts a new minute."""
+        """Return whether to record a denial. Call ``left_out`` first, which resets the counts."""
         self._minute = entry.at_ms // MINUTE_MS
         kind = (entry.principal, entry.source_ip, entry.action, entry.error_code)
         tenant, count, shares = entry.tenant, self._recorded.get(kind, 0), self._shares
@@ -98,7 +98,7 @@ class Denials:
         return True
 
     def left_out(self, *, now_ms: int) -> Mapping[str, int]:
-        """Return how many denials of the last minute were not recorded, by tenant."""
+        """Return how many denials of the last full minute were not recorded, by tenant."""
         if now_ms // MINUTE_MS == self._minute:
             return {}
         counts, self.left_out_counts = self.left_out_counts, Counter()
@@ -136,7 +136,7 @@ class AuditTrail:
         return len(self._queue) < QUEUE_MAX
 
     async def admit(self) -> None:
-        """Wait until an entry can be added. Raises Draining if the trail is stopping."""
+        """Wait until the queue of entries has room. Raises Draining if the trail is stopping."""
         while not self._has_room and not self._is_stopping:
             self._room.clear()
             await self._room.wait()
@@ -148,12 +148,12 @@ class AuditTrail:
         self._wake.set()
 
     async def note(self, action: str, **facts: Any) -> None:
-        """Wait until an entry can be added, and add ``make_entry(action, **facts)``."""
+        """Wait until the queue has room, then add the entry ``make_entry(action, **facts)``."""
         await self.admit()
         self.add(make_entry(action, at_ms=self.clock.wall_ms(), **facts))
 
     def deny(self, entry: wire.AuditEntry) -> None:
-        """Add the entry of a denied request, unless many similar ones were added in this minute."""
+        """Add the entry of a denied request, unless enough similar ones were added this minute."""
         self._add_left_out()
         if self._denials.is_recorded(entry, has_room=self._has_room):
             self.add(entry)
@@ -234,7 +234,7 @@ class AuditTrail:
         self._add_left_out()
 
     async def _find_link(self) -> wire.Link:
-        """Return the end of this node's hash chain, read from its last record in the topic."""
+        """Return the hash at the end of this node's chain, read from its last record."""
         while True:
             try:
                 last = await self.log.newest(self.node.encode())

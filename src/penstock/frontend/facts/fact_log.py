@@ -281,7 +281,7 @@ class FactWriter(ABC):
 
 
 async def is_cut_off(task: asyncio.Task[None], seconds_max: float) -> bool:
-    """Wait for ``task``, and cancel it after ``seconds_max``. Returns True if it was cancelled."""
+    """Wait for ``task``, but cancel it after ``seconds_max``. Returns whether it was cancelled."""
     _, late = await asyncio.wait((task,), timeout=seconds_max)
     for each in late:
         each.cancel()

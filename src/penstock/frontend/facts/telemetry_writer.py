@@ -1,5 +1,5 @@
-"""Writes the state of the node to the topic ``__telemetry``, one record every ten seconds: sums of
-the requests since the last record, and numbers of queues, partitions, consumer groups and the
+"""Writes the state of the node to the topic ``__telemetry``. Every ten seconds, one record sums up
+the requests since the last record and describes queues, partitions, consumer groups and the
 process. The number of rows is bounded, and a record has the number of rows that were left out.
 
 A partition is reported by its leader, a queue by the leader of its first partition, and a consumer
@@ -44,8 +44,8 @@ Seen = dict[tuple[str, int], tuple[int, int]]  # end and size of each partition
 
 
 class CallSums:
-    """Sums of the requests between two records. A tenant with too many rows is counted in one row
-    with resource and operation ``*``; if all rows are used, the rest is counted in one row."""
+    """Sums of the requests between two records. Above the limit of rows per tenant, requests count
+    in one row with resource and operation ``*``; above the limit of all rows, in a common row."""
 
     def __init__(self, *, rows_max: int = CALL_ROWS_MAX, own_account: str | None = None) -> None:
         self._rows = SharedLimit(rows_max, TENANT_FACTS_PERCENT, own_account=own_account)
@@ -170,7 +170,7 @@ class TelemetryWriter(FactWriter):
             to.add(wire.PARTITION, **place, partition=partition, **grown, **range_)
 
     async def _add_queue(self, to: wire.TelemetryColumns, topic: Topic) -> bool:
-        """Add the row of a queue. Returns False if its numbers cannot be read now."""
+        """Add the row of a queue. Returns False if the queue's numbers cannot be read now."""
         is_here = all(self.leads(topic, each) for each in range(1, topic.partition_count))
         if self._are_others_silent and not is_here:
             return False

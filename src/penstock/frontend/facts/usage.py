@@ -1,9 +1,9 @@
 """Usage of tenants: ``UsageTable`` counts requests, messages and bytes of the current minute by
 tenant, region, queue or topic, and operation; ``UsageWriter`` writes the counts to a topic.
 
-The number of rows is bounded, and each tenant may use only a part of them. A tenant with too many
-rows is counted in one row whose resource and operation are ``*``; with too many tenants, the rest
-is counted in one row for all. Totals stay exact."""
+The number of rows is bounded, and each tenant may use only a part of them. The further requests of
+a tenant with too many rows are counted in one row whose resource and operation are ``*``. If there
+are too many tenants, further tenants are counted together in one row. Totals stay exact."""
 
 import asyncio
 from bisect import bisect_left
@@ -50,7 +50,7 @@ class Meter(Protocol):
 
 
 class Refusal(Enum):
-    """Why a request was rejected. Each value is the name of a field of ``Counts``."""
+    """The reasons for rejecting a request. Each value is the name of a field of ``Counts``."""
 
     THROTTLED = "throttled"
     DENIED = "denied"
@@ -123,7 +123,7 @@ class UsageTable:
         return self._counts.get(key) or self._open(key)
 
     def move(self, key: Key, messages: int, bytes_in: int, bytes_out: int) -> None:
-        """Count the messages and bytes of one topic in a request about several topics."""
+        """Count the messages and bytes of one topic. A request may be about several topics."""
         counts = self.find(key)
         counts.messages += messages
         counts.bytes_in += bytes_in
@@ -131,7 +131,7 @@ class UsageTable:
         counts.units64k += -(-(bytes_in + bytes_out) // UNIT_BYTES)
 
     def request(self, key: Key, seconds: float) -> None:
-        """Count a request. Its messages and bytes are counted separately, by topic (``move``)."""
+        """Count a request without its messages and bytes, which ``move`` counts by topic."""
         counts = self.find(key)
         counts.requests += 1
         counts.took(seconds)
@@ -159,7 +159,7 @@ class UsageTable:
         self._stored_folded[tenant] = self._stored_folded.get(tenant, 0) + size_bytes
 
     def take(self, *, now_ms: int) -> tuple[int, wire.UsageColumns]:
-        """Return the current minute and its counts since the last call. May start a new minute."""
+        """Return the current minute and the counts since the last call. May start a new minute."""
         minute_ms = self.minute_ms
         rows: list[tuple[str | int, ...]] = []
         folded = (((each, "", FOLDED, FOLDED), counts) for each, counts in self._folded.items())
@@ -212,8 +212,8 @@ class UsageWriter(FactWriter):
     """Writes the counts of a ``UsageTable`` to the topic ``__usage``, one record every few seconds
     and at the end of every minute, each exactly once. Even a minute without requests gets a record,
     which shows readers that the node has reported everything. Once a minute, the sizes of the
-    partitions that this node leads are written. If the process is killed, the counts of at most
-    ``flush_ms`` and of an unfinished write are lost."""
+    partitions that this node leads are also written. If the process is killed, the counts of the
+    last ``flush_ms`` and of an unfinished write are lost."""
 
     noun = "usage"
     table: UsageTable

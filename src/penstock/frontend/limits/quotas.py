@@ -3,8 +3,8 @@ waiting long polls. ``model/quotas.py`` has the defaults. An account without a t
 Stored bytes are summed every few seconds, and each append reduces the bytes that are left until the
 next sum. Bytes and long polls count for the owner of the queue, connections for the caller.
 
-A quota applies to all frontends together: each frontend may hand out the quota divided by the
-number of live frontends, but at least one."""
+A quota applies to all frontends together: at each frontend, a tenant may use the quota divided by
+the number of live frontends, but at least one."""
 
 import asyncio
 import itertools
@@ -89,7 +89,7 @@ class TenantQuotas:
         return model.most_of(tenant, quota, own_account=self.own_account, bound=bound)
 
     def _here(self, tenant: Tenant | None, quota: model.Quota) -> int:
-        """Return the part of a tenant's quota that this frontend may hand out."""
+        """Return the part of a tenant's quota that may be used at this frontend."""
         most = model.most_of(tenant, quota, own_account=self.own_account)
         part = max(1, most // self._frontend_count)
         return most if most == model.NO_LIMIT else min(part, self._most(tenant, quota))
@@ -112,7 +112,7 @@ class TenantQuotas:
 
     @contextmanager
     def adding(self, account: str, *, topics: int = 0, partitions: int = 0) -> Iterator[None]:
-        """Reserve topics and partitions while they are created. Raises QuotaExceeded."""
+        """Reserve topics and partitions in the quota while they are created."""
         added = {model.QUEUES: topics, model.PARTITIONS: partitions}
         tenant = self.identities.tenant(account)
         for quota, count in added.items():
@@ -139,7 +139,7 @@ class TenantQuotas:
                 _add(self._counts, (topic.account, model.PARTITIONS), count)
 
     def take_room(self, account: str, size_bytes: int) -> None:
-        """Subtract an append from the bytes that an account may store. Raises QuotaExceeded."""
+        """Subtract the bytes of an append from the bytes that an account may still store."""
         left = self.rooms[account]
         if size_bytes > left:
             self.rejected[account, model.STORED_BYTES.name] += 1
@@ -154,8 +154,8 @@ class TenantQuotas:
         self.rooms[account] = left - size_bytes
 
     async def refresh(self, broker: BrokerPort, *, is_due: bool = True) -> None:
-        """Sum the stored bytes of all accounts with a quota for them. If ``is_due`` is False, skip
-        accounts that have enough room and were summed less than LOOK_ROUNDS rounds ago."""
+        """Sum the stored bytes of accounts that have a quota for them. If ``is_due`` is False, skip
+        accounts that were summed recently and have used less than half of the bytes left."""
         tenants = self.identities.tenants()
         most_by_account = {one.account: self._most(one, model.STORED_BYTES) for one in tenants}
         limited = {key: most for key, most in most_by_account.items() if most != model.NO_LIMIT}
@@ -210,7 +210,7 @@ class TenantQuotas:
                 log.warning("quota exceeded", extra=facts)
 
     def begin_wait(self, account: str) -> bool:
-        """Count a waiting long poll. Returns True if ``end_wait`` must be called."""
+        """Count a waiting long poll. Returns True if ``end_wait`` must be called afterwards."""
         most = self._here(self.identities.tenant(account), model.WAITS)
         if most == model.NO_LIMIT:
             return False
@@ -228,8 +228,8 @@ class TenantQuotas:
         _add(self._waits, account, -1)
 
     def claim(self, connection: Peer, tenant: Tenant) -> None:
-        """Count the connection for a tenant that uses it. If the tenant has too many connections,
-        raises Throttled, and the connection is closed after the reply."""
+        """Count a connection for the tenant that uses it. If the tenant has too many connections,
+        raise Throttled and close the connection after the reply."""
         accounts = self._accounts_on.get(connection, set())
         most = self._here(tenant, model.CONNECTIONS)
         if tenant.account in accounts or most == model.NO_LIMIT:

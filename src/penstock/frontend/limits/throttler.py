@@ -1,9 +1,9 @@
 """Rate limits: one leaky bucket for each tenant, user, queue and operation that has a limit.
 
-A request must pass all its buckets; if one rejects it, it uses up none. Bytes are known only when
-the reply is made, so they are charged then and delay the next request. The limits of a tenant apply
-to all frontends together: each enforces the limit divided by the number of live frontends. The
-buckets of a kind of request are cached (``RequestLimits``) until the tenant's limits change."""
+A request must be accepted by all its buckets. If one rejects it, it counts in none of them. Bytes
+are known only when the reply is made, so they are charged then and delay the next request. The
+limits of a tenant apply to all frontends together: each enforces the limit divided by the number of
+live frontends. ``RequestLimits`` caches the buckets of similar requests until the limits change."""
 
 from collections.abc import Hashable
 from typing import Final, NamedTuple
@@ -31,7 +31,7 @@ WAIT_MS_MAX: Final = 60_000  # longest reported time to retry; an earlier retry 
 
 class LeakyBucket:
     """A rate limit. Requests raise the level, time lowers it, and a request that would make the
-    bucket overflow is rejected. The level is stored as the time when the bucket will be empty."""
+    bucket overflow is rejected. ``empty_at_ms`` is the time when the level will be zero."""
 
     __slots__ = ("burst_ms", "empty_at_ms", "ms_per_unit", "rate", "room_ms")
 
@@ -50,13 +50,13 @@ class LeakyBucket:
         self.room_ms = self.burst_ms - self.ms_per_unit  # highest level at which one more fits
 
     def wait_ms(self, cost: float, *, now_ms: float) -> int:
-        """Return the time until ``cost`` fits. A cost above the burst fits into an empty bucket."""
+        """Return the time until a request fits. A cost above the burst needs an empty bucket."""
         level_ms = max(0.0, self.empty_at_ms - now_ms)
         over_ms = level_ms + min(cost * self.ms_per_unit, self.burst_ms) - self.burst_ms
         return 0 if over_ms <= 0 else min(WAIT_MS_MAX, int(over_ms) + 1)
 
     def add(self, cost: float, *, now_ms: float) -> None:
-        """Add a cost even if the bucket overflows, which delays the next request."""
+        """Add a cost even if the bucket then overflows. The next request has to wait longer."""
         empty_at_ms = self.empty_at_ms
         if empty_at_ms < now_ms:
             empty_at_ms = now_ms
@@ -96,8 +96,7 @@ class Throttler:
     def check(
         self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
     ) -> LeakyBucket | None:
-        """Count a request, or raise Throttled. Returns the bucket to charge for its bytes, if
-        any."""
+        """Count a request, or raise Throttled. Returns the bucket of the limit on bytes, if any."""
         if tenant is None:
             return None
         return self.take(self.limits_of(tenant, caller, action, arn, now_ms=now_ms), now_ms=now_ms)
@@ -124,7 +123,7 @@ class Throttler:
         return limits.generation == self._generation
 
     def take(self, limits: RequestLimits, *, now_ms: float) -> LeakyBucket | None:
-        """Do the same as ``check``, with limits that ``limits_of`` returned before."""
+        """Do the same as ``check``, with the limits that ``limits_of`` has returned."""
         for bucket in limits.buckets:
             if bucket.empty_at_ms - now_ms > bucket.room_ms:
                 self._reject(limits, now_ms)
@@ -160,8 +159,8 @@ class Throttler:
         now_ms: float,
         requests: int = 1,
     ) -> int:
-        """Count a request that was already carried out, even beyond its limits. Returns for how
-        many milliseconds the client must pause."""
+        """Count a request that was already executed, even if it exceeds its limits. Returns the
+        milliseconds that the client must wait."""
         if tenant is None:
             return 0
         limits = self.limits_of(tenant, caller, action, None, now_ms=now_ms)
@@ -242,7 +241,7 @@ class Throttler:
 
 
 def _longest_wait(limits: RequestLimits, now_ms: float) -> tuple[int, str]:
-    """Return the milliseconds until a request passes all limits, and the limit that causes it."""
+    """Return the milliseconds until all limits allow a request, and the limit with that wait."""
     named = zip(limits.names, limits.buckets, strict=True)
     waits = [(bucket.wait_ms(1, now_ms=now_ms), name) for name, bucket in named]
     if limits.bytes_bucket is not None:

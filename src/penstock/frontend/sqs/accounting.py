@@ -1,10 +1,10 @@
 """Rate limits, usage and audit entries of SQS requests.
 
-``throttle`` follows authorization, so that a denied request does not use up the limit of a queue.
-An account without a tenant has no limits. A successful request counts for the owner of its queue,
-even if another tenant sent it. A rejected request counts for the caller, and under the name of the
-queue only if the queue exists, so that invented names create no rows. Changes of queues and denied
-requests are audited, without messages, receipts and secrets."""
+``throttle`` runs after authorization, so that a denied request does not use up the limit of a
+queue. An account without a tenant has no limits. A successful request counts for the owner of its
+queue, even if another tenant sent it. A rejected request counts for the caller, and under the name
+of the queue only if the queue exists, so that invented names create no rows. Changes of queues and
+denied requests are audited, without messages, receipts and secrets."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -74,8 +74,8 @@ def _arn(call: Call, tenant: Tenant) -> str | None:
 
 
 class Metering:
-    """A ``Meter`` that also adds up the messages of one request for the usage table. Requests do
-    not mix, because an action awaits nothing after it reports its messages."""
+    """A ``Meter`` that also adds up the messages and bytes of one request for the usage table.
+    Requests do not mix, because an action awaits nothing after it has reported its messages."""
 
     __slots__ = ("_meter", "_table", "bytes_in", "bytes_out", "messages", "request")
 

@@ -1,6 +1,6 @@
-"""The stage that checks whether the caller may do an action on a queue.
+"""The stage of an SQS request that checks whether the caller may perform the action.
 
-Most actions need one permission on one queue; ``_RULES`` has the others. For example, an action
+Most actions need one permission on one queue; ``_RULES`` has the exceptions. For example, an action
 that makes messages go from one queue to another needs a permission on both queues. A trusted caller
 (authentication is off) may do everything. If the policy of another account's queue gives the caller
 no right at all, the error is the same as for a queue that does not exist."""
@@ -30,7 +30,7 @@ _MOVING: Final = (RECEIVE, "sqs:DeleteMessage", "sqs:GetQueueAttributes")
 
 
 class Target(msgspec.Struct, frozen=True, gc=False):
-    """A queue that a request names, which may not exist."""
+    """A queue named in a request. The queue may not exist."""
 
     account: str
     arn: str

@@ -1,6 +1,6 @@
-"""``Context`` has what every stage and action of SQS requests may use, and lives as long as the
-frontend. ``Call`` is one request on its way through the stages, each of which adds its results.
-State in this module is small and may be lost."""
+"""``Context`` has the objects that stages and actions of all SQS requests use, and lives as long as
+the frontend. ``Call`` is one request, to which each stage adds its results. The caches in this
+module are small and may be lost."""
 
 import asyncio
 import re
@@ -77,7 +77,7 @@ class Grants:
         return self._grants.get(key)
 
     def add(self, key: GrantKey, topic: Topic) -> Grant:
-        """Cache an authorization. ``find`` must be called before, without an await in between."""
+        """Cache an authorization. ``find`` must be called first, without an await in between."""
         assert self._epoch == self._identities.epoch, "find() was called first"
         if len(self._grants) >= GRANTS_MAX:
             self._grants.clear()
@@ -174,8 +174,8 @@ class FrontendConfig:
 
 
 class Rotation:
-    """Selects the partitions of each standard queue in turn, one for each request: a batch goes to
-    one partition, so it needs one append and one sync."""
+    """Selects a partition for each request to a standard queue, in turn (round robin). A batch goes
+    to a single partition, so it needs only one append and one disk sync."""
 
     def __init__(self) -> None:
         # By topic: with a single counter, a client that alternates between two queues would use
@@ -198,7 +198,7 @@ class PurgeGuard:
         self._purged_at_ms: dict[str, int] = {}  # oldest first
 
     def begin(self, topic_id: str, *, name: str, now_ms: int) -> None:
-        """Record a purge. Raises PurgeInProgress if the last one was less than a minute ago."""
+        """Record a purge. Raises PurgeInProgress if the queue was purged less than a minute ago."""
         entries = self._purged_at_ms
         purged_at_ms = entries.get(topic_id)
         if purged_at_ms is not None and now_ms - purged_at_ms < PURGE_INTERVAL_MS:
@@ -283,7 +283,7 @@ class Call:
     charged_at_ms: int = 0  # when the request came or, if it waited, when its wait ended
 
     def queue(self) -> QueueAddress | None:
-        """Return the queue that the request names, existing or not; None if it names none."""
+        """Return the queue named in the request, which may not exist; None if no queue is named."""
         request = self.request
         if isinstance(request, QueueRequest):
             try:
@@ -331,7 +331,7 @@ def read_only(topic: Topic) -> Fault:
 
 
 def url_of(call: Call, topic: Topic) -> str:
-    """Return the URL of a queue, with the host name that the client used for this request."""
+    """Return the URL of a queue, by default with the host name that the client has used."""
     base_url = call.context.config.external_url
     if base_url is None:
         scheme = "https" if call.http.is_tls else "http"
@@ -389,7 +389,7 @@ async def call_partitions(
     call_of: Callable[[int, Sequence[T]], BrokerCall[Sequence[R]]],
 ) -> dict[int, R | PenstockError]:
     """Call all partitions concurrently, and return the results by index of the batch entry. If a
-    partition fails, its error is the result of its entries; if all fail, one error is raised."""
+    partition fails, its entries have the error as result. Raises an error only if all fail."""
     results: dict[int, R | PenstockError] = {}
     failures: list[PenstockError] = []
 

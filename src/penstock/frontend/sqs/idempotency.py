@@ -68,7 +68,7 @@ class _Stored(msgspec.Struct, frozen=True, gc=False):
 
 
 def token_of(call: Call, action: str) -> Token | None:
-    """Return the idempotency token of a request, or None if it has or needs none."""
+    """Return the idempotency token, or None if the request has none or the action needs none."""
     headers = call.http.headers
     token = headers.get(HEADER_SDK)
     own = headers.get(HEADER_OWN)
@@ -116,7 +116,7 @@ class Replies:
         self.repeated_count = 0
 
     async def once(self, call: Call, token: Token, now_s: float) -> Any:
-        """Run the action and store its reply, or return the reply of an earlier attempt."""
+        """Run the action and store its reply, or return the stored reply of an earlier attempt."""
         action = call.action
         key, is_first = token
         if not is_first:
@@ -182,6 +182,6 @@ def _content_of(http: HttpRequest) -> int:
 
 
 def _is_first(attempt: str) -> bool:
-    """Return True for a header such as ``attempt=1; max=3``."""
+    """Return True for the first attempt, with a header such as ``attempt=1; max=3``."""
     _, _, rest = attempt.partition("attempt=")
     return rest.partition(";")[0].strip() == "1"

@@ -5,8 +5,8 @@ authentication on, the body of an unsigned request is never decoded.
 The service (SQS or STS) is determined by the X-Amz-Target header, else by the signature, else by
 the Action parameter. With authentication off every caller is trusted, and the signature only
 selects the region; an access key of twelve digits also selects the account, so that tests can use
-several accounts. With authentication on, a region in the host name must be that of the
-signature."""
+several accounts. With authentication on, a region in the host name must be the region of
+the signature."""
 
 from collections.abc import Generator
 from functools import lru_cache
@@ -65,7 +65,7 @@ def decode(call: Call) -> None:
 
 
 def decode_in_steps(call: Call) -> Generator[None, None, None]:
-    """Do the same as ``decode`` for a large body, and yield now and then."""
+    """Do the same as ``decode`` for a large body. Yields now and then, to let other tasks run."""
     http = call.http
     if call.codec is JSON:
         operation = OPERATIONS[call.action.name]
@@ -78,13 +78,13 @@ def decode_in_steps(call: Call) -> Generator[None, None, None]:
 
 
 def name_action(call: Call) -> None:
-    """Set the action of a request that was rejected before ``decode``, for audit and metrics."""
+    """Set the action, for audit and metrics, of a request that was rejected before ``decode``."""
     name = query.action_in(call.http.query, call.http.body)
     call.action = ACTIONS.get(name, UNKNOWN_ACTION)
 
 
 def has_action(http: HttpRequest) -> bool:
-    """Return False for requests without an SQS action, as browsers and health checks send them."""
+    """Return False for requests of browsers and health checks, which have no SQS action."""
     if "x-amz-target" in http.headers or http.method not in ("GET", "HEAD"):
         return True
     return "Action=" in http.query

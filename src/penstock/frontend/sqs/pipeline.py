@@ -166,7 +166,7 @@ class Frontend(Context):
         return reply
 
     def forbid(self, http: HttpRequest, reason: str) -> HttpReply:
-        """Return the reply to a request that was rejected because it came from a web page."""
+        """Count a request from a web page, which is not allowed, and return the error reply."""
         refusal = fault("AccessDenied", reason)
         codec = codec_of(http)
         self.meter.request(UNKNOWN_ACTION.name, codec.name, refusal.code, 0.0)

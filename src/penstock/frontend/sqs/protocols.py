@@ -1,5 +1,5 @@
 """Encoders of replies for each protocol of SQS. The encoder is chosen before the request is parsed,
-so that every error has the format of its client."""
+so that every error has the format that the client expects."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class Codec:
-    """The protocol AWS JSON 1.0."""
+    """An encoder of replies in AWS JSON 1.0, and the base class of all encoders."""
 
     name = "json"  # in metrics
     content_type = json10.CONTENT_TYPE
@@ -41,7 +41,7 @@ class Codec:
 
 
 class _Query(Codec):
-    """The query protocol with XML replies."""
+    """An encoder of the query protocol with XML replies."""
 
     name = "query"
     content_type = query_replies.XML
@@ -62,7 +62,7 @@ class _Query(Codec):
 
 
 class _QueryJson(Codec):
-    """The query protocol with JSON replies, for clients that accept JSON."""
+    """An encoder of the query protocol with JSON replies, for clients that accept JSON."""
 
     name = "query"
     content_type = query_replies.JSON

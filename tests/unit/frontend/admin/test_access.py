@@ -184,11 +184,11 @@ async def test_nothing_of_another_tenant_can_be_seen_or_changed(office: Office) 
             {"user": "eve", "tenant": EVIL, "action": "a:b", "resource": "q"},
         ),
     ):
-        assert "not your tenant" in await office.no(403, "ann", method, target, body)
+        assert "only access your own tenant" in await office.no(403, "ann", method, target, body)
         # Whether there is such a tenant is not to be learnt either.
         other = target.replace(EVIL, "333333333333").replace("evil", "nobody")
         if other != target:
-            assert "not your tenant" in await office.no(403, "ann", method, other, body)
+            assert "only access your own tenant" in await office.no(403, "ann", method, other, body)
     for method, target, body in (
         ("GET", f"keys/{eve_key}", None),
         ("PATCH", f"keys/{eve_key}", {"status": "disabled"}),
@@ -236,7 +236,7 @@ async def test_a_user_without_a_policy_for_it_is_denied_by_name(office: Office) 
         ("GET", "queues", None),
         ("GET", "queues/q/messages", None),
     ):
-        assert "bob may not do" in await office.no(403, "bob", method, target, body)
+        assert "bob may not perform" in await office.no(403, "bob", method, target, body)
     await office.ok("bob", "GET", "info")
 
 
@@ -299,7 +299,7 @@ async def test_an_explanation_names_the_policy_that_keeps_the_caller_out(office:
     denied = told["reasons"][0]
     assert denied["code"] == "denied"
     assert denied["text"] == (
-        f"bob may not do sqs:ReceiveMessage on {ours.arn}: no policy allows it"
+        f"bob may not perform sqs:ReceiveMessage on {ours.arn}: no policy allows it"
     )
     assert told["summary"] == denied["text"]
     # For somebody else, as an administrator or operator asks it.

@@ -247,7 +247,7 @@ class TestPartitions:
         [
             ("?topic=nope", 404, "does not exist"),
             ("?state=odd", 400, "under_replicated, below_minimum"),
-            ("?after=x", 400, "after must be the value of next"),
+            ("?after=x", 400, "'after' must be the 'next' value"),
             ("?node=0", 400, "node must be a number"),
             ("?limit=1001", 400, "from 1 to 1000"),
             ("?colour=red", 400, "colour"),

@@ -1,4 +1,4 @@
-"""The classic group protocol: members join, one of them assigns partitions to all.
+"""The classic group protocol: members join, and one of them assigns the partitions to all.
 
 A join gets its reply when all known members have joined again or the rebalance timeout is over, so
 all members of a generation start together. The coordinator does not parse the assignment. A member
@@ -116,7 +116,7 @@ class ClassicGroup(Rebalance):
         member.row = replace(row, instance_id=member.row.instance_id)
 
     def _replace_static(self, request: JoinRequest, decision: Decision) -> None:
-        """Replace a static member that returned without its old id, which is then rejected."""
+        """Give a new member id to a static member that rejoins. The old id is rejected then."""
         assert request.instance_id is not None
         old = self._members[self._static[request.instance_id]]
         self._reply_parked(old, decision, ErrorCode.FENCED_INSTANCE_ID)
@@ -199,7 +199,7 @@ class ClassicGroup(Rebalance):
         decision.reply(Reply(code))
 
     def leave(self, leavers: Sequence[tuple[str, str | None]], decision: Decision) -> None:
-        """Remove members. An empty member id with an instance id removes a static member."""
+        """Remove members. A static member without a member id is found by its instance id."""
         results = []
         has_lost = False
         for member_id, instance_id in leavers:
@@ -223,7 +223,7 @@ class ClassicGroup(Rebalance):
     def check_commit(
         self, request: CommitRequest, *, is_transactional: bool, now_ms: int
     ) -> ErrorCode:
-        """Return NONE if the member may commit offsets. A commit also counts as a heartbeat."""
+        """Return the error code for a commit. A commit without error also counts as a heartbeat."""
         member_id, instance_id = request.member_id, request.instance_id
         generation = request.generation
         if generation < 0 and not self._members:

@@ -5,15 +5,15 @@
       └──no member─┘   │    └──members or protocols──────┘                           │
                        └───────────────have changed──────────────────────────────────┘
 
-Preparing waits for every member to join again, Completing for the leader's assignment. The group's
-row is written when the group becomes Stable or Empty and when a static member is replaced. The rest
-(parked requests, timers, members that are joining) is local to this node: a new coordinator reads
-the row, treats the group as stable, and gives every member its session timeout to send a heartbeat.
-A generation number without an assignment can be used again after a crash; the connections that
-received it are closed by then.
+In PreparingRebalance the coordinator waits until every member has joined again; then, in
+CompletingRebalance, for the assignment from the leader (a member). The group's row is written when
+the group becomes Stable or Empty and when a static member is replaced. Parked requests, timers and
+joining members are local to this node: a new coordinator reads the row, treats the group as stable,
+and gives every member its session timeout to send a heartbeat. A generation number without an
+assignment may be used again after a crash, which closes the connections that received it.
 
-A member that does not join in time is removed; a static member only when its session ends. A member
-that waits in a join or sync request counts as alive."""
+A dynamic member that does not join in time is removed. A static member is removed only when its
+session ends. A member that waits in a join or sync request counts as alive."""
 
 from collections import Counter
 from collections.abc import Collection

@@ -120,7 +120,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
 
     def _is_free(self, member_id: str, partition: TopicPartition) -> bool:
         """Return whether the member may take a task now. An active task has one holder, and a
-        process has each task once, because the task's state is in one folder of the process."""
+        process has each task only once, because its members share the folder of task states."""
         role, task = partition[0][0], (partition[0][1:], partition[1])
         process_id = self._members[member_id].process_id
         for holder, held_role in self._holders.get(task, ()):
@@ -289,7 +289,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             self._raise_epoch(decision, **news)
 
     def _assign_in_time(self, decision: Decision) -> Status | None:
-        """Assign the tasks if that is due. Return a status if the assignment is delayed."""
+        """Assign the tasks if the group's epoch has risen. Return a status if this is delayed."""
         if decision.now_ms < self._assigns_from_ms:
             text = "Assignment delayed due to the configured initial rebalance delay."
             return Status(StatusCode.ASSIGNMENT_DELAYED, text)
@@ -317,7 +317,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         return None
 
     def take_assignment(self, assignment: Assignment, decision: Decision) -> None:
-        """Store the new targets, unless the topics have changed since the assignment began."""
+        """Store a finished assignment, unless the topics have changed since it was started."""
         if assignment.input is not self.pending:
             return
         self.pending = None
@@ -346,8 +346,8 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
         )
 
     def check_commit(self, request: CommitRequest, *, is_transactional: bool) -> ErrorCode:
-        """Return NONE if the member may commit. An older epoch is valid for partitions of tasks
-        that the member has had since that epoch."""
+        """Return the error code for a commit. An earlier epoch is accepted if the member has had
+        the tasks of all committed partitions since that epoch."""
         if is_transactional and not request.member_id and request.generation == -1:
             return ErrorCode.NONE  # a producer that is not a member
         code = super().check_commit(request, is_transactional=is_transactional)

@@ -62,11 +62,11 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class InvalidTopology(Exception):
-    """A topology is invalid, whatever topics exist."""
+    """Raised if no set of topics could fit a topology."""
 
 
 class _Wrong(Exception):
-    """The existing topics do not fit the topology. The arguments are the fields of a ``Status``."""
+    """Raised if topics do not fit a topology. The arguments are the fields of a ``Status``."""
 
 
 NEW_MEMBER = StreamsMemberValue(None, "", "", 0, -1, "", None, ())
@@ -75,7 +75,7 @@ _TOO_LARGE = f"The member's metadata exceeds {STREAMS_MEMBER_BYTES_MAX:,} bytes.
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """The address at which a member serves interactive queries, and its tasks."""
+    """The address at which a member serves interactive queries, and the member's tasks."""
 
     host: str
     port: int
@@ -179,7 +179,7 @@ def invalid_topology(request: StreamsHeartbeat, topology: TopologyValue) -> Stre
     size = len(msgspec.msgpack.encode(topology))
     if size > STREAMS_TOPOLOGY_BYTES_MAX:
         most = STREAMS_TOPOLOGY_BYTES_MAX
-        text = f"The topology has {size:,} bytes, at most {most:,} are allowed."
+        text = f"The topology has {size:,} bytes, but only {most:,} are allowed."
         return request.refused(ErrorCode.STREAMS_INVALID_TOPOLOGY, text)
     try:
         check(topology)
@@ -241,7 +241,8 @@ def check(topology: TopologyValue) -> None:
 
 
 def configure(topology: TopologyValue, existing: Counts) -> Configured:
-    """Apply a checked topology to ``existing`` topics (name → number of partitions)."""
+    """Return the tasks and missing topics of a checked topology, or a status if it cannot run.
+    ``existing`` maps the names of existing topics to their partition counts."""
     try:
         counts = _counts(topology, existing)
         missing = _missing(topology, counts, existing)
@@ -270,8 +271,8 @@ def _counts(topology: TopologyValue, existing: Counts) -> dict[str, int]:
 
 
 def _repartition_counts(topology: TopologyValue, sources: Counts) -> dict[str, int]:
-    """Return the partition counts of repartition topics. If not given, a count is the maximum of
-    the topics that the writing subtopology reads. Raises InvalidTopology if one is unknown."""
+    """Return the partition counts of repartition topics. A count that is not given is the highest
+    count among the topics read by the subtopology that writes to the repartition topic."""
     parts = topology.subtopologies
     counts = _fixed_counts(topology)
     readers: dict[str, list[int]] = {}
@@ -314,8 +315,8 @@ def _widths_of(part: Subtopology, counts: Counts, sources: Counts) -> Iterable[i
 
 
 def _copartition(topology: TopologyValue, counts: dict[str, int], sources: Counts) -> None:
-    """Set the partition counts of repartition topics to the count of the topics they are joined
-    with. Raises _Wrong if those topics have different counts."""
+    """Give repartition topics the same partition count as the topics they are joined with. Raises
+    _Wrong if those topics have different counts."""
     fixed = _fixed_counts(topology).keys()
     for part in topology.subtopologies:
         for group in part.copartitions:
@@ -375,7 +376,7 @@ def _tasks(topology: TopologyValue, counts: Counts, existing: Counts) -> dict[st
     if total > STREAMS_TASKS_MAX:
         raise _Wrong(
             StatusCode.INCORRECTLY_PARTITIONED_TOPICS,
-            f"The topology has {total:,} tasks, at most {STREAMS_TASKS_MAX:,} are allowed: read"
+            f"The topology has {total:,} tasks, but only {STREAMS_TASKS_MAX:,} are allowed: read"
             " topics with fewer partitions, or split the application.",
         )
     return tasks

@@ -1,11 +1,11 @@
 """The sticky assignor of a streams group's tasks, which spreads tasks evenly over the members.
 
-An active task stays with the member that has it, unless that member has too many. Otherwise the
-task goes to a member of a process that has its state, as active or standby task, and only then to
-the member with the fewest tasks. Standby tasks are copies of state: each is in another process than
-the active task and the other copies. State is in a folder of the process, so any member of that
-process can use it. The result does not depend on the order of the arguments. Input and result are
-immutable, because a large assignment is computed in a thread."""
+An active task stays with the member that has it, unless that member has too many tasks. Otherwise
+the task goes to a member of a process that has its state (from the active task or a standby task),
+else to the member with the fewest tasks. A standby task is a copy of a task's state. The active
+task and its copies are all in different processes. State is in a folder of the process, so any
+member of the process can use it. The result does not depend on the order of the arguments. Input
+and result are immutable, because a large assignment is computed in a thread."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
@@ -37,7 +37,7 @@ def of_role(role: str, held: Iterable[TopicPartition]) -> Tasks:
 
 
 def maps_by_role(held: Iterable[TopicPartition]) -> tuple[PartitionMap, PartitionMap]:
-    """Return the active and the standby tasks, each as subtopology id → ascending partitions."""
+    """Return the active and the standby tasks, each as a map of subtopology id → partitions."""
     active: PartitionMap = {}
     standby: PartitionMap = {}
     for text, numbers in to_map(held).items():
@@ -63,7 +63,7 @@ def assign_sticky(
     stateful: Iterable[str] = (),
     standbys: int = 0,
 ) -> dict[str, StreamsMemberSpec]:
-    """Return members with their tasks. ``tasks``: subtopology id → number of tasks. Tasks of a
+    """Return members with their tasks. ``tasks`` maps subtopology ids to task counts. Tasks of a
     ``stateful`` subtopology get ``standbys`` copies, or fewer if there are too few processes."""
     if not members:
         return {}
@@ -124,7 +124,7 @@ class _Assignment:
         return self._totals[process] / self._sizes[process]
 
     def assign_active(self, tasks: Sequence[Task]) -> None:
-        """Assign all active tasks: ``_each`` to every member, and one more to ``_more`` members."""
+        """Assign all active tasks. The task counts of two members differ by at most one."""
         self._each, self._more = divmod(len(tasks), len(self.members))
         left = [task for task in tasks if not self._give(task, self._owner.get(task, ()))]
         # Then try members of processes that have the state.

@@ -1,4 +1,4 @@
-"""The SQS actions by name, and GetCallerIdentity of STS."""
+"""A table of the SQS actions by name, and the action GetCallerIdentity of STS."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,8 +1,8 @@
 """Actions that create, list, change and delete queues, their permissions and tags.
 
-A repeated CreateQueue succeeds if no given attribute differs. If ``recreate_guard_ms`` is set, the
-name of a deleted queue cannot be used for that time, because URLs of the old queue would reach the
-new one. A page token contains the last name of its page, so any frontend can continue the list."""
+CreateQueue accepts an existing queue if no given attribute differs. If ``recreate_guard_ms`` is
+set, the name of a deleted queue cannot be used for that time, because URLs of the old queue would
+reach the new one. A page token has the last name of its page, so any frontend can continue."""
 
 import base64
 import binascii
@@ -203,7 +203,7 @@ def _page_of_urls(call: Call, topics: Topics, request: Any) -> Page[str]:
 
 
 def page(topics: Topics, next_token: str | None, max_results: int | None) -> Page[Topic]:
-    """Return one page and, if the request has ``max_results``, the token of the next page."""
+    """Return a page of topics and, only if ``max_results`` is given, the token of the next page."""
     if max_results is not None and not 1 <= max_results <= PAGE_MAX:
         reason = f"MaxResults must be between 1 and {PAGE_MAX}, if provided."
         raise invalid_value(max_results, "MaxResults", reason)

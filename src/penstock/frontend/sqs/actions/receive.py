@@ -157,7 +157,7 @@ def _is_large(deliveries: Sequence[Delivery], body_bytes: int) -> bool:
 async def _encode_large(
     codec: Codec, view: View, deliveries: Sequence[Delivery], request_id: str, token: str
 ) -> HttpReply:
-    """Encode a reply in pieces. ``token`` is a random placeholder for long texts."""
+    """Encode a reply in pieces. Long texts are filled in at placeholders that contain ``token``."""
     opening, closing, separator = codec.around_messages
     pieces: list[bytes] = []
     for number, delivery in enumerate(deliveries):
@@ -212,7 +212,7 @@ async def delete_message(call: Call, request: aws.DeleteMessageRequest) -> None:
 
 
 async def change_visibility(call: Call, request: aws.ChangeMessageVisibilityRequest) -> None:
-    """Set a new visibility timeout of a received message; zero makes it visible at once."""
+    """Change the visibility timeout of a received message. Zero makes it visible at once."""
     topic = topic_of(call, request.queue_url)
     lease_ms = _lease_ms(request.visibility_timeout)
     claim = _claim(request.receipt_handle, topic)
@@ -245,7 +245,7 @@ async def _each(
     prepare: Callable[[Any, Claim], T],
 ) -> tuple[list[str], list[aws.BatchResultErrorEntry] | None]:
     """Make the broker calls for all entries of a batch request. Returns the ids of the entries that
-    succeeded, and the failures, or None if there are none."""
+    succeeded, and the entries that failed (None instead of an empty list)."""
     topic = topic_of(call, request.queue_url)
     entries: Sequence[Any] = request.entries or []
     check_entries(entries, entry_name=f"{type(request).__name__}Entry")

@@ -159,8 +159,8 @@ def prepare(
     trace_id: str | None = None,
     in_batch: bool = False,
 ) -> Prepared:
-    """Check one message in the order in which SQS does, and return it with the digests for the
-    reply. Raises Fault for the first broken rule. ``trace_id`` is used if the message has none."""
+    """Check one message in the same order as SQS, and return it with the digests for the reply.
+    Raises Fault for the first broken rule. ``trace_id`` is used if the message has none."""
     body = body_bytes(request.message_body)
     attributes = read_attributes(request.message_attributes) if request.message_attributes else None
     size_bytes = message_bytes(body, attributes)
@@ -218,7 +218,7 @@ def size_of(request: Sendable) -> int:
 
 def check_ordered(request: Sendable, topic: Topic) -> None:
     """Check that an entry of a FIFO batch has a message group and a deduplication id. All entries
-    are checked before any is sent, so that the order has no gaps."""
+    are checked before any is sent, so that an invalid entry cannot leave a gap in its group."""
     if not request.message_group_id:
         raise invalid("The request must contain the parameter MessageGroupId.")
     if not request.message_deduplication_id and not topic.settings.is_content_dedup:

@@ -1,7 +1,7 @@
 """The attributes of a queue in one table, which is used to parse, check, show and compare values.
 
-``All`` does not include our own attributes PenstockPartitions and PenstockFsync, because clients
-may fail on attributes that AWS does not document."""
+A request for ``All`` attributes does not get our own PenstockPartitions and PenstockFsync, because
+clients may fail on attributes that AWS does not document."""
 
 import json
 import operator
@@ -92,7 +92,7 @@ def _as_seconds(value_ms: int) -> str:
 
 
 def _flag(value: object) -> str:
-    """Return ``false`` or ``true``. SQS shows encryption that was never set as true."""
+    """Return ``false`` or ``true``. As in SQS, encryption that was never set is shown as true."""
     return "false" if value is False else "true"
 
 
@@ -101,7 +101,7 @@ def _optional(value: str | None) -> str | None:
 
 
 def _seconds(low: int, high: int) -> tuple[Callable[[str], int], Callable[[int], str]]:
-    """Return the functions ``read`` and ``text`` of a field that is stored in milliseconds."""
+    """Return the parser and formatter of an attribute in seconds, stored in milliseconds."""
     return _whole(low, high, 1_000), _as_seconds
 
 
@@ -192,7 +192,7 @@ class NewQueue(msgspec.Struct, frozen=True):
 def _read(
     given: Mapping[str, str], current: QueueSettings, *, is_fifo: bool
 ) -> tuple[QueueSettings, dict[str, Any]]:
-    """Return the changed settings, and by name the given attributes that are not settings."""
+    """Return the changed settings, and a dict of the given attributes that are not settings."""
     changes: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, text in given.items():
@@ -220,7 +220,7 @@ def _read(
     settings: QueueSettings = msgspec.structs.replace(current, **changes)
     is_per_group = settings.throughput_limit == "perMessageGroupId"
     if is_per_group and settings.dedup_scope is not DedupScope.GROUP:
-        reason = "It needs DeduplicationScope messageGroup."
+        reason = "This value requires DeduplicationScope messageGroup."
         raise invalid_value("perMessageGroupId", "FifoThroughputLimit", reason)
     return settings, others
 
@@ -262,7 +262,7 @@ def first_difference(given: Mapping[str, str], topic: Topic) -> str | None:
 
 
 def is_encryption_new(given: Mapping[str, str], topic: Topic) -> bool:
-    """Return True if SqsManagedSseEnabled is set to true for the first time."""
+    """Return True if this request is the first that sets SqsManagedSseEnabled to true."""
     text = given.get("SqsManagedSseEnabled")
     return text is not None and text.lower() == "true" and topic.settings.is_sse_managed is None
 

@@ -130,7 +130,7 @@ def parse_redrive(text: str) -> Redrive | None:
 
 
 def _parsed(text: str, name: str, read: Callable[[dict[str, Any] | None], T | str]) -> T | None:
-    """Parse a policy. Returns None for an empty text, which removes the policy."""
+    """Parse and check a policy. Returns None for an empty text, which removes the policy."""
     if not text:
         return None
     found = read(_json_object(text))
@@ -163,7 +163,7 @@ def redrive_text(redrive: Redrive) -> str:
 
 
 class RedriveAllow(msgspec.Struct, frozen=True):
-    """The queues that may use a queue as their dead-letter queue."""
+    """Says which queues may use this queue as their dead-letter queue."""
 
     permission: str  # allowAll, denyAll or byQueue
     source_arns: tuple[str, ...] = ()

@@ -238,7 +238,7 @@ def test_the_number_of_tasks_has_a_bound() -> None:
     assert configure(topology(*parts), {"a": count}).is_ready
     found = configure(topology(*parts), {"a": count + 1})
     assert found.status is not None
-    assert "2,005 tasks, at most 2,000 are allowed" in found.status.detail
+    assert "2,005 tasks, but only 2,000 are allowed" in found.status.detail
 
 
 def test_topics_are_found_by_name() -> None:
