@@ -144,8 +144,7 @@ log_ = logging.getLogger(__name__)
 
 
 def log_config(topic: Topic, context: BrokerContext) -> LogConfig:
-    """Return the log settings of a topic. A limit of the topic applies if it is below the
-    node's."""
+    """Return the log settings of a topic. A lower limit of the topic replaces the node's limit."""
     stream, node = settings_of(topic, context.defaults), context.log
     age_ms_max = stream.segment_ms
     if stream.is_compacted:

@@ -96,7 +96,7 @@ def _encode(records: list[bytes], size: int, wall_ms: int) -> bytes:
     )
     if len(batch) > BATCH_BYTES_MAX:
         raise RowsTooLarge(
-            f"{len(records)} rows need a batch of {len(batch)} bytes, which is too large"
+            f"{len(records)} rows need a batch of {len(batch)} bytes, which exceeds the limit"
         )
     return batch
 
@@ -157,7 +157,7 @@ class RowLog:
                 offset = header.next_offset
             if offset <= before:
                 raise RowsMissing(
-                    f"{self._topic.name}/{self.partition}: no rows at offset {before}"
+                    f"{self._topic.name}/{self.partition}: rows are missing at offset {before}"
                 )
             yield rows
             await asyncio.sleep(0)  # reads from memory do not suspend, so let other tasks run

@@ -347,7 +347,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             # The producer continued with a newer epoch, whose marker ends this transaction too.
             place = {"topic": marker.topic_id, "partition": marker.partition}
             fields = {"transactional_id": marker.transactional_id, "reason": str(error)}
-            log_.warning("transaction marker outdated: newer producer epoch", extra=place | fields)
+            log_.warning("transaction marker rejected: newer producer epoch", extra=place | fields)
 
     async def _mark_partition(self, marker: Marker) -> None:
         topic = self._catalog.find_id(marker.topic_id)

@@ -47,7 +47,7 @@ class Waits:
 
     def park(self, wait: Wait) -> None:
         if self._live_count >= limits.WAITS_PER_PARTITION_MAX:
-            raise Throttled("too many receives are waiting", retry_after_ms=RETRY_AFTER_MS)
+            raise Throttled("Too many receives are waiting.", retry_after_ms=RETRY_AFTER_MS)
         self._parked.append(wait)
         self._live_count += 1
 

@@ -205,7 +205,6 @@ class Partition:
 
     @property
     def start_offset(self) -> int:
-        """The first offset that clients can read."""
         if self.topic.is_queue:
             return self.log.low_watermark
         head = min(self.leases.cursor.head, self.journal.high_watermark)

@@ -299,8 +299,7 @@ class Replay:
         )
 
     def finish(self) -> "Replay":
-        """Replay the remaining log, and complete the cursors with data from the records. Afterwards
-        the cursors can be used."""
+        """Replay the remaining log and complete the cursors, which can be used afterwards."""
         self.advance(self._log.end_offset)
         self.clip(self._log.stored_low_watermark)
         origin = origin_of(self.topic, self.index)

@@ -287,7 +287,6 @@ class FollowerLog:
         return result
 
     async def save_epochs(self, *, is_last: bool = False) -> None:
-        """Save the log's epochs, if there is a new epoch or ``is_last``."""
         history = self._owner.replica.history
         if is_last or history.last != self._saved_epoch:
             self._saved_epoch = history.last

@@ -318,7 +318,6 @@ class Journal:
             self._replication.appended(self.log.end_offset)
 
     def sync_soon(self) -> None:
-        """Start a sync that no caller waits for."""
         if self.failure is None:
             self._sync()
 
