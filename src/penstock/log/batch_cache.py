@@ -1,6 +1,6 @@
 """The most recent batches of a log in memory. Consumers that keep up with producers read them here.
 
-Each log has a limit, and all logs of a node share another limit. When the shared limit is exceeded,
+Each cache has a limit, and all caches of a node share a limit. When the shared limit is exceeded,
 the log whose last append is the oldest frees its cache, and its readers read the file."""
 
 from bisect import bisect_right

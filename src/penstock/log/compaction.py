@@ -1,11 +1,11 @@
 """One round of compaction of a log, which keeps only the last record of every key.
 
 The first pass over the closed segments finds the last offset of every key in the dirty part (the
-part that was never compacted). If there are more than KEYS_MAX keys, the round ends at the first
-key that is too many. The second pass rewrites the segments without superseded records and replaces
-the old ones, oldest first, so when a tombstone gets its expiry time, all older records of its key
-are gone. ``step`` and ``close`` run in a thread, with file descriptors of their own; ``swap`` runs
-in the log's thread. All bytes are verified, and damage ends the round."""
+part that was never compacted). When KEYS_MAX is reached, later records are left to the next round.
+The second pass rewrites the segments without superseded records and replaces the old ones, oldest
+first, so when a tombstone gets its expiry time, all older records of its key are gone. ``step`` and
+``close`` run in a thread, with file descriptors of their own; ``swap`` runs in the log's thread.
+All bytes are verified, and damage ends the round."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -99,8 +99,8 @@ class Compaction:
         held_offset: int | None = None,
     ) -> None:
         """Prepare a round over closed segments. Records of ``aborted`` transactions do not replace
-        earlier records. Tombstones from ``held_offset`` on are kept, because a replica that ends
-        there may still have the deleted record. It is None without other replicas."""
+        earlier records. Tombstones from ``held_offset`` on are kept, because a replica that has not
+        fetched them may still have the deleted records (None: there are no other replicas)."""
         assert segments, "no segments to compact"
         assert segments[-1].end_offset <= log.sealed_offset, "only sealed segments are compacted"
         self.clean_offset = clean_offset  # advances when the round is done

@@ -264,8 +264,7 @@ class Log(ReadableLog):
 
     def begin_sync(self) -> SyncJob | None:
         """Return a job that syncs all dirty files, or None. Only one job may be in progress,
-        because a later job's recovery point would cover files that an earlier job has not
-        synced."""
+        because the recovery point of a later job would cover unsynced files of an earlier one."""
         if self.refusal is not None:
             raise AppendsRefused(self.refusal)
         assert self._job is None, "a sync job is still in progress"
@@ -446,7 +445,7 @@ class Log(ReadableLog):
         return freed
 
     def settle(self) -> None:
-        """Clear the DOUBT flags on disk, because the findings of ``recovery`` were reported."""
+        """Clear the DOUBT flags (records may be missing) on disk, once they were reported."""
         assert self._job is None, "a sync is in progress"
         if self._doubts:
             point = read_point(self.folder, self.disk) or RecoveryPoint(self.sealed_offset)

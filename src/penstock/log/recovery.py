@@ -93,7 +93,7 @@ class Recovery:
         return report
 
     def _read_low_watermark(self, end_offset: int) -> None:
-        """Read the low watermark. Lower it to the log's end, so that it hides no new records."""
+        """Read the low watermark. If it is above the log's end, lower it to the log's end."""
         try:
             self.low_watermark = checkpoint.read_low_watermark(self.folder, self.disk)
         except Damaged:

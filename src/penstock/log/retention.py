@@ -48,7 +48,7 @@ def cleanable(
     up_to: int,
     now_ms: int,
 ) -> Sequence[SegmentInfo]:
-    """Return the segments that a round of compaction reads, or none if it is not worthwhile.
+    """Return the segments to compact, or none if compaction is not worthwhile.
 
     start              clean offset              up to                    end
       ├── clean ─────────────┼── dirty ─────────────┼── not yet ────────────┤

@@ -53,7 +53,7 @@ def loss_of(row: PartitionRow, found: Found) -> str | None:
 
 
 def declare_loss(view: View, node: int) -> Change | None:
-    """Return the change that marks a node's replica as lost, or None if it already is (rule R5)."""
+    """Return the change that marks a node's replica as lost, or None if not needed (rule R5)."""
     row = view.row
     if node not in row.whole:
         return None
@@ -77,7 +77,7 @@ def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_
 def elect(
     view: View, incarnations: Mapping[int, int], *, avoiding: frozenset[int] = frozenset()
 ) -> Change | None:
-    """Elect the first live replica with all committed records, if possible none in ``avoiding``."""
+    """Elect the first live replica with all committed records, preferably not in ``avoiding``."""
     row = view.row
     able = [node for node in row.replicas if node in row.whole and node in incarnations]
     chosen = next((node for node in able if node not in avoiding), able[0] if able else None)
@@ -161,7 +161,7 @@ def next_step(
     row: PartitionRow, node: int, *, fetched_in: int, incarnations: Mapping[int, int]
 ) -> RepairStep:
     """Return the next step in the repair of a quarantined replica. ``fetched_in`` is the last epoch
-    in which it may have sent a fetch. Marked lost in a later epoch, it can be emptied."""
+    in which it may have sent a fetch. Once marked lost in a later epoch, it can be emptied."""
     if row.leader == node:
         return RepairStep.RESIGN
     if not is_spare(row, node):
@@ -174,7 +174,7 @@ def next_step(
 
 
 def resign(view: View, node: int) -> Change:
-    """Return a new epoch in which this node does not lead and, if possible, is marked lost."""
+    """Return the change to an epoch that this node does not lead. Marks it lost if possible."""
     row = view.row
     changed = replace(row, epoch=row.epoch + 1)
     if row.leader == node:

@@ -2,8 +2,8 @@
 Leases and acks may use the reserve, so that consumers can empty the queues of a full disk. Free
 space is measured once a second; in between, the bytes of each send are subtracted from it.
 
-The disk counts as full from the first rejected append until an append of that size would fit and
-leave 1 % of the reserve. Otherwise the state would change back and forth with the message size."""
+The disk counts as full from the first rejected append until an append of that size would fit with
+space to spare (1 % of the reserve). Otherwise the state would alternate with message sizes."""
 
 import os
 from pathlib import Path

@@ -112,8 +112,8 @@ class TransactionCoordinator(CoordinatorRuntime):
         *,
         needs_id: bool,
     ) -> TxnReply:
-        """Return the reply of ``decide`` once it is committed. Retries while the id's previous
-        transaction is not completed, but not longer than COMPLETION_SECONDS_MAX."""
+        """Return the reply of ``decide`` once it is committed. Decides again while the previous
+        transaction of this id is being completed, for at most COMPLETION_SECONDS_MAX."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while True:
             if needs_id and not await self._has_spare_id():
@@ -151,7 +151,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         return reply
 
     async def _has_spare_id(self) -> bool:
-        """Fetch an unused producer id, if there is none. Returns False if that fails."""
+        """Make sure that an unused producer id is known. Returns False if none can be fetched."""
         while self._spare_id is None:
             try:
                 found = await self._next_producer_id()
@@ -448,7 +448,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         return code, replace(found, partitions=shown)
 
     def _shown(self, partition: TopicPartition) -> TopicPartition:
-        """Replace a group's pseudo partition by the partition of ``__groups`` with the group."""
+        """Replace a group's pseudo partition by the ``__groups`` partition of the group."""
         topic_id, _ = partition
         groups = self._catalog.find(*self._namespace, GROUPS)
         if groups is None or not topic_id.startswith(GROUP_PREFIX):

@@ -187,7 +187,7 @@ class Leases:
         return found if found < up_to else None
 
     def _read_picks(self, result: LeaseResult, picks: Sequence[Pick], again_bytes: int) -> int:
-        """Add the leased records to ``result``. Returns the total of bytes read again so far."""
+        """Add the leased records to ``result``. Returns how many bytes were read again so far."""
         for pick in picks:
             record: Record | Reading | None = pick.record
             if record is None:

@@ -1,8 +1,8 @@
 """Restores the cursors of a partition from its log. The log has all state; a checkpoint only makes
 it possible to begin the replay later, and an invalid checkpoint is ignored.
 
-Lease events contain durations. If the machine has not restarted since and its wall clock has not
-jumped, the elapsed time is subtracted. Otherwise leases start over, so none becomes shorter."""
+Lease events contain durations. The time since the event is subtracted, if the machine was not
+restarted and its wall clock did not jump. Otherwise leases start over, so none becomes shorter."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -179,7 +179,7 @@ class Replay:
         return frozenset(share.topic_id for share, _ in self.shares)
 
     def advance(self, up_to: int, *, bytes_max: int | None = None) -> bool:
-        """Replay the log up to ``up_to``, or about ``bytes_max`` of it. Returns True at the end."""
+        """Replay up to offset ``up_to`` or about ``bytes_max``. Returns False if more is left."""
         read = 0
         while self.offset < up_to and self.damage is None:
             try:

@@ -66,7 +66,7 @@ class FollowerLog:
         return self._owner.topic
 
     async def producers(self) -> Sequence[ProducerSeen] | None:
-        """Return the producers of committed records, or None if these are not replayed yet."""
+        """Return the producers of committed records, or None if the log is not replayed yet."""
         up_to = self._owner.replica.high_watermark
         if self.replay is None and self._work is None:
             self._continue()  # otherwise the log is replayed after the leader's next reply

@@ -1,5 +1,5 @@
 """The leader's side of replication: ``Leadership`` connects a partition's journal with replication;
-``InSyncSets`` changes in-sync sets twice a second and when a node starts or stops."""
+``InSyncSets`` checks all in-sync sets twice a second and when a node starts or stops."""
 
 import asyncio
 import contextlib

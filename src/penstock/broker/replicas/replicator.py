@@ -187,7 +187,7 @@ class Replicator:
             self._role_task = None
 
     async def _leave_role(self) -> None:
-        """End the old role, and wait until nothing in it uses the log."""
+        """End the old role, and wait until it no longer uses the log."""
         partition, self.partition, self.leadership = self.partition, None, None
         if partition is not None:
             await self.home.partitions.release(partition, self.outcome_unknown())

@@ -3,8 +3,8 @@ names this node, updated when the row changes, and closed when the row no longer
 
 A node starts in this order (rule R4 in docs/replication.md): it removes its old registration, so
 that no node relies on it; it opens its logs, and reports to the store which replicas may have lost
-records; it registers. Afterwards it ignores rows that it read before. A node whose lease ended
-while it was running does the same without closing its logs."""
+records; it registers, and ignores versions of rows from before its registration. A node whose lease
+ended while it was running does the same without closing its logs."""
 
 import asyncio
 import contextlib

@@ -87,7 +87,7 @@ class Scrubber:
                 return
 
     async def _verify(self, log: Log, base_offset: int) -> Sequence[Damage]:
-        """Return the damage in a segment. Empty if the segment was replaced during the check."""
+        """Return the damage in a segment, or an empty list if the segment was just replaced."""
         info = _find(log, base_offset)
         if info is None:
             return []

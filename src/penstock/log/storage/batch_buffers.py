@@ -3,7 +3,7 @@ bytes into batches would only cost time.
 
     a verified range ──────────────► one read, no verification
     recently written and requested as a slice ──► not even a read
-    any other ──► one read ──► verify every header, check and CRC ──► a verified range
+    any other ──► one read ──► verify every batch header and CRC ───► a verified range
                                    │ the first batch is bad
                                    └► None: ``Segment.read`` finds the damage batch by batch
 

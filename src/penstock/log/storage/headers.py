@@ -1,7 +1,6 @@
-"""Walks over the batch headers of a segment, to find where to cut it off and which epochs it holds.
-A header is trusted if it continues where the previous one ended and matches the segment's
-``.check`` file. After a header that is not trusted, the walk continues at the next indexed
-batch."""
+"""Walks over the batch headers of a segment to find where to truncate it and which epochs it has. A
+header is trusted if it continues where the previous one ended and matches the ``.check`` file.
+After an untrusted header, the walk continues at the next indexed batch."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -77,7 +77,7 @@ def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
 
 @dataclass(slots=True)
 class Scan:
-    """State and results of a scan. ``checks`` and ``places`` are the right side file entries."""
+    """State and results of a scan. ``checks`` and ``places`` are the entries for the side files."""
 
     size: int  # bytes of the file to scan
     position: int
@@ -209,7 +209,7 @@ class Scanner:
         return reason, wanted
 
     def _step_over(self, reason: str) -> bool:
-        """Find the next whole batch and report the damage before it. Returns False without one."""
+        """Find the next whole batch and report the damage before it. Returns whether one exists."""
         scan = self.scan
         if is_zero_from(self._disk, self._fd, scan.position, scan.size):
             scan.tail_reason = ZEROS_REASON
@@ -245,7 +245,7 @@ class Scanner:
         return None
 
     def _whole_at(self, position: int) -> BatchHeader | None:
-        """Return the header at ``position``, or None if no whole later batch begins there."""
+        """Return the header of the batch at ``position``, or None if there is no valid batch."""
         scan = self.scan
         raw = self._disk.pread(self._fd, HEADER_BYTES, position)
         if len(raw) < HEADER_BYTES:

@@ -9,7 +9,7 @@ are not synced before an acknowledgement, and on a full disk they stay in memory
 entry shows a flipped bit, a gap left by a crash or a file of zeros.
 
 A batch's own CRC does not cover base offset, length and leader epoch, which a broker sets; a
-flipped bit there would move records or invent an epoch. ``.check`` covers them. If header and check
+flipped bit there would move records or invent an epoch. ``.check`` covers them. If header and entry
 differ, the entry's ``crc`` shows which of them is wrong.
 
 Entry n of ``.index`` and of ``.time`` describes the same batch; its ordinal is the number of its
@@ -162,7 +162,7 @@ class CheckWindow:
         return self._values[ordinal - self._first] if self._values else None
 
     def is_refuted(self, header: bytes, ordinal: int) -> bool:
-        """Return whether an intact entry has a checksum that differs from the header's."""
+        """Return whether the stored checksum of a header is intact but does not match."""
         return header_check(header) != self.at(ordinal) and is_entry_intact(self._checks, ordinal)
 
 
@@ -235,7 +235,7 @@ class SegmentIndex:
         return None if at is None else self.place(at + 1)
 
     def find_time(self, timestamp_ms: int) -> int | None:
-        """Return an offset before which all batches are older; None if the index is damaged."""
+        """Return an offset before which all batches are older than this time; None on damage."""
         at = self.times.last_at_most(timestamp_ms - 1)
         if at is None:
             return None
