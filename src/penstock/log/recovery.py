@@ -124,7 +124,8 @@ class Recovery:
         if version is None or version > files.FORMAT_VERSION:
             shown = "unknown" if version is None else str(version)
             raise FormatUnsupported(
-                f"{folder} has log format {shown}; this version reads up to {files.FORMAT_VERSION}"
+                f"{folder} has log format {shown}; this version reads formats up to"
+                f" {files.FORMAT_VERSION}"
             )
 
     def _bases(self) -> list[int]:

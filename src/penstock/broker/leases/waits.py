@@ -47,7 +47,10 @@ class Waits:
 
     def park(self, wait: Wait) -> None:
         if self._live_count >= limits.WAITS_PER_PARTITION_MAX:
-            raise Throttled("Too many receives are waiting.", retry_after_ms=RETRY_AFTER_MS)
+            raise Throttled(
+                "Too many receives are already waiting for messages of this queue; retry later.",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
         self._parked.append(wait)
         self._live_count += 1
 

@@ -84,7 +84,7 @@ class Stream:
         rejected the first of several batches in flight. After a sequence error, some producers
         would send all of these batches again with a new epoch, as duplicates."""
         if self._clock.mono_ms() < self._gaps_excused_until_ms:
-            raise LeaderMoved("An earlier batch of this producer has not arrived yet. Retry.")
+            raise LeaderMoved("An earlier batch of this producer has not arrived yet; retry.")
 
     def append_marker(self, marker: Marker) -> Flush:
         code = self.producers.check_marker(

@@ -76,7 +76,7 @@ class Leadership:
         row = leader.row
         home = self._replicator.home
         if self._is_async and not home.is_registered:
-            raise NotEnoughReplicas("This node has lost its registration in the cluster. Retry.")
+            raise NotEnoughReplicas("This node lost its registration in the cluster; retry later.")
         alive = sum(home.is_alive(node) for node in row.whole)
         if alive < row.in_sync_min:
             raise NotEnoughReplicas(
