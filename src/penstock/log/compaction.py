@@ -177,7 +177,7 @@ class Compaction:
         self._made = None
 
     def _survey(self) -> Iterator[Progress]:
-        """Find the last offset of each key in the dirty part, and each producer's last batch."""
+        """Find the last offset of each uncompacted key, and the last batch of each producer."""
         for segment in self._segments:
             for batches in read_segment(self._folder, segment, self._disk):
                 for header, batch in batches:

@@ -71,7 +71,7 @@ def clear_rewritten(disk: Disk, folder: Path) -> None:
 
 
 def begin_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Create the mark file. From now on, the replacement is finished even after a crash."""
+    """Create the mark file. From now on, the replacement is completed even after a crash."""
     disk.sync_folder(rewritten_folder(folder))
     replace_durably(disk, mark_path(folder, base_offset, end_offset), b"")
 
@@ -143,7 +143,7 @@ def restart_path(folder: Path, at: int) -> Path:
 
 
 def announce_restart(disk: Disk, folder: Path, at: int) -> None:
-    """Create the mark file. From now on, the restart is finished even after a crash."""
+    """Create the mark file. From now on, the restart is completed even after a crash."""
     replace_durably(disk, restart_path(folder, at), b"")
 
 

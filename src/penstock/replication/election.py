@@ -53,7 +53,7 @@ def loss_of(row: PartitionRow, found: Found) -> str | None:
 
 
 def declare_loss(view: View, node: int) -> Change | None:
-    """Return the change that marks a node's replica as lost, or None if not needed (rule R5)."""
+    """Return the change that notes that a node may lack records, if it is needed (rule R5)."""
     row = view.row
     if node not in row.whole:
         return None
@@ -174,7 +174,8 @@ def next_step(
 
 
 def resign(view: View, node: int) -> Change:
-    """Return the change to an epoch that this node does not lead. Marks it lost if possible."""
+    """Return a change to a new epoch that this node does not lead. If another replica has all
+    records, this node is marked lost."""
     row = view.row
     changed = replace(row, epoch=row.epoch + 1)
     if row.leader == node:

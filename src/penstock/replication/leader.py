@@ -64,8 +64,8 @@ class Leader:
         self._doubted = [each for each in self._doubted if each.version >= view.version]
 
     def fetched(self, fetch: Fetch, *, now_ms: int) -> Diverge | Behind | Fenced | NotYet | None:
-        """Note the offsets of a follower. Returns None if records can be served, else the reply to
-        its fetch. A follower with a diverged log does not count (rule R15)."""
+        """Note the offsets of a follower, unless its log has diverged (rule R15). Returns None if
+        records can be served, else the reply to the follower's fetch."""
         if fetch.epoch < self.epoch:
             return Fenced(fetch, self.epoch)
         if fetch.epoch > self.epoch or fetch.node not in self.row.replicas:
@@ -137,7 +137,7 @@ class Leader:
         self, *, now_ms: int, lag_ms_max: int = LAG_MS_MAX, gone: Collection[int] = ()
     ) -> Change | None:
         """Return the next change of the in-sync set, or None. Nodes in ``gone`` are removed at once
-        (rule R9). While an outcome is unknown, the change only rewrites the row to find it out."""
+        (rule R9). An unchanged row is written to learn the outcome of an earlier change."""
         if len(self._pending) >= PENDING_MAX:
             return None
         row = self.row

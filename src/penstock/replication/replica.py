@@ -165,12 +165,12 @@ class Replica:
 
     @property
     def low_watermark_held(self) -> int:
-        """The low watermark that every electable replica has stored; 0 if this node follows."""
+        """The low watermark that every electable replica has stored; 0 unless this node leads."""
         return 0 if self.leader is None else self.leader.low_watermark_held
 
     @property
     def held_offset(self) -> int:
-        """The offset that all replicas have on disk; 0 if this node follows."""
+        """The offset that all replicas have on disk; 0 unless this node leads."""
         return 0 if self.leader is None else self.leader.held_offset
 
     def fetched(self, fetch: Fetch, *, now_ms: int) -> Diverge | Behind | Fenced | NotYet | None:

@@ -235,8 +235,8 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         return await self._decide(msgspec.structs.replace(call, visibility=visibility))
 
     async def _matched(self, call: calls.BeatConsumer) -> TopicVisibility | None:
-        """Match topic patterns and check which topics the member may see. Lets other tasks run
-        after each millisecond of work, which the decision that follows cannot do."""
+        """Match topic patterns and check which topics the member may see, before the group is
+        changed. Lets other tasks run after each millisecond of work."""
         coordinator, visibility = self._at(call.group_id), call.visibility
         seen: dict[str, bool] = {}
         has_waited = True

@@ -194,7 +194,7 @@ class CoordinatorRuntime(ABC):
         self._start_appender()
 
     def when_committed(self, on_committed: OnCommitted) -> None:
-        """Call ``on_committed`` with True when all rows are committed, with False on failure."""
+        """Call ``on_committed`` with True when all rows so far are committed, else with False."""
         append = self._next if self._next.decisions else self._in_progress
         if self._log is None or append is None:
             on_committed(self._log is not None)

@@ -29,7 +29,7 @@ class RemoteCoordinators:
     wait_changed: Callable[[float], Awaitable[None]]
 
     def node_of(self, topic: str, key: str) -> int | None:
-        """Return the node that coordinates ``key``. Returns None if it is this node or unknown."""
+        """Return the node that coordinates ``key``, or None if that is this node or not known."""
         node = self.leader(topic, key)
         return None if node is None or node == self.own_node else node
 

@@ -250,7 +250,7 @@ class Partition:
         await self.restart_share(leases, start)
 
     async def restart_share(self, leases: Leases, start: int) -> None:
-        """Move a share to offset ``start``. Later records are delivered again, even acked ones."""
+        """Move a share to offset ``start``, from which on all records are delivered again."""
         self.journal.flush()  # messages sent before are in the log now
         end = self.log.end_offset
         if start == LATEST:

@@ -2,9 +2,9 @@
 stored in the partition's row in the metadata store before this node can be elected.
 
 A damaged log may lack events, so as a leader it would deliver messages that were deleted long ago.
-Following does not repair it, because a follower fetches only records after the end of its log. If
-other replicas have all records, the damaged replica is quarantined and rebuilt. Otherwise it stays
-in use until another replica has all records (rules R4 and R5 in docs/replication.md)."""
+As a follower it is not repaired, because followers fetch only records after the end of their log.
+If other replicas have all records, the damaged replica is quarantined and rebuilt. Otherwise it
+stays in use until another replica has all records (rules R4 and R5 in docs/replication.md)."""
 
 import asyncio
 import contextlib

@@ -78,8 +78,6 @@ def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
 
 
 def _entry_before(segment: Segment, to: int) -> tuple[BatchStart, int]:
-    """Return an indexed batch, and the highest timestamp up to it. A walk from that batch passes
-    the last batch before the one that holds ``to``."""
     segment.find(to)  # rebuilds a damaged index
     index = segment.files.index
     number = index.offsets.last_at_most(to - segment.base_offset)

@@ -263,7 +263,7 @@ class Scanner:
         return header if crc32c(body) == header.crc else None
 
     def _search(self, limit: int) -> BatchStart | None:
-        """Find the next batch that the ``.check`` file or the batches after it confirm."""
+        """Find the next batch that is confirmed by the ``.check`` file or the batches after it."""
         scan = self.scan
         data = self._disk.pread(self._fd, limit - scan.position, scan.position)
         pattern = re.compile(

@@ -358,7 +358,7 @@ class Segment:
         return True
 
     def is_indexed(self, scan: Scan, *, from_ordinal: int = 0) -> bool:
-        """Return whether the side files match a scan. The index may have another interval."""
+        """Return whether the side files match a scan. Other batches may be indexed."""
         index = self.files.index
         last = index.place(index.count - 1)
         return (

@@ -31,7 +31,7 @@ _CRC = struct.Struct(">I")
 
 
 class EntryFile:
-    """Entries whose CRC also covers their ordinal, so that a misplaced entry is detected."""
+    """A file of fixed-size entries. A CRC detects changed and misplaced entries."""
 
     def __init__(self, fd: int, fields: str, *, disk: Disk) -> None:
         self._disk = disk
