@@ -195,7 +195,7 @@ class Log(ReadableLog):
     def _append_portion(
         self, headers: Sequence[BatchHeader], first: int, view: memoryview, now_ms: int
     ) -> tuple[int, int]:
-        """Append the batches that fit into one segment. Returns their end index and size."""
+        """Append batches until a segment is full. Returns the next batch's index and the bytes."""
         config, active, header = self.config, self._active, headers[first]
         size = header.total_bytes
         if active.bytes and (
