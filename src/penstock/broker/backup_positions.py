@@ -1,11 +1,11 @@
-"""The positions of a backup: start and end offset of each log that this node leads, at one moment.
+"""The positions of a backup are the start and end offsets of the logs that this node leads.
 
-Positions are taken in three stages: first the log of transactions, then the log of consumer groups,
-then all other logs. A transaction is decided after its records were written and a group's offsets
-refer to earlier records, so a restored decision or offset never refers to missing records. In a
-cluster, all nodes take a stage before the next one begins, and ``BackupHold`` delays messages that
-move between logs. Afterwards the caller checks in the metadata store that this node led each
-partition in the reported epoch."""
+Positions are taken in three stages: first of the log of transactions, then of the log of consumer
+groups, then of all other logs. The outcome of a transaction is written after its records, and
+committed offsets refer to records written before, so in a restored backup neither refers to missing
+records. In a cluster, a stage begins when all nodes have finished the previous one, and
+``BackupHold`` delays messages that move between logs. Afterwards the caller checks in the metadata
+store that this node led each partition in the reported epoch."""
 
 import contextlib
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class BackupPositions:
                     await self._partitions.open(topic)
 
     def take(self, *stages: Stage) -> Sequence[PartitionPositions]:
-        """Return the start and end offsets of all logs of these stages, at one moment."""
+        """Return the start and end offsets of all logs that belong to these stages."""
         taken = []
         for queue in self._partitions.queues():
             if queue.topic.is_share or stage_of(queue.topic) not in stages:

@@ -77,7 +77,7 @@ class Broker:
         return self.handlers[type(call)](call)
 
     def go_through(self, brokers: BrokerPort) -> None:
-        """Send calls for queues that other nodes lead to these nodes (in a cluster)."""
+        """Use ``brokers`` for calls to partitions that other nodes of the cluster lead."""
         self.shares.all_brokers = brokers
         self._redriver.broker = brokers
         self._mover.broker = brokers
@@ -91,7 +91,7 @@ class Broker:
             self._mover.resume()
 
     def _led(self, partition: Partition, is_led: bool) -> None:
-        """Run the move tasks of a source queue on the node that leads its first partition."""
+        """Resume or stop a queue's move tasks when the leader of its first partition changes."""
         if partition.index == 0 and is_led:
             self._mover.resume_of(partition.topic.arn)
         elif partition.index == 0:
@@ -151,7 +151,7 @@ class Broker:
         return await queue.leases[call.partition].extend(call.claims, is_strict=call.is_strict)
 
     async def _check_led(self, call: calls.LeadersCall[R]) -> None:
-        """Check that this node leads the partitions that the reply must cover. Raises NotLeader."""
+        """Raise NotLeader unless this node leads all partitions for which it must reply."""
         for partition, _ in call.counted_on:
             await self._partition(call.topic, partition)
 

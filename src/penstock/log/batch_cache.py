@@ -1,6 +1,6 @@
-"""The most recent batches of a log in memory, which serve most reads of a queue without lag.
+"""The most recent batches of a log in memory. Consumers that keep up with producers read them here.
 
-Each log has a limit, and all logs of a node share another one. When the shared limit is exceeded,
+Each cache has a limit, and all caches of a node share a limit. When the shared limit is exceeded,
 the log whose last append is the oldest frees its cache, and its readers read the file."""
 
 from bisect import bisect_right
@@ -31,7 +31,7 @@ class BatchCacheBudget:
             oldest.clear()
 
     def abandon(self, cache: "BatchCache") -> None:
-        """Free a cache that is not read any more. Thread-safe: a later append frees the memory."""
+        """Mark a cache as unused, from any thread. A later append frees its memory."""
         self._abandoned.append(cache)
 
     def forget(self, cache: "BatchCache") -> None:
@@ -41,7 +41,7 @@ class BatchCacheBudget:
 
 
 class BatchCache:
-    """The last batches of a log without gaps: at most ``bytes_max``, but always the newest one."""
+    """The last batches of a log: at most ``bytes_max``, but always the newest batch."""
 
     def __init__(self, bytes_max: int, budget: BatchCacheBudget | None = None) -> None:
         self._bytes_max = bytes_max

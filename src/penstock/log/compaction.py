@@ -1,11 +1,11 @@
 """One round of compaction of a log, which keeps only the last record of every key.
 
-The first pass over the closed segments notes the last offset of every key in the dirty part (the
-part that was never compacted); when KEYS_MAX is reached, the round ends there. The second pass
-rewrites the segments without superseded records and swaps them in, oldest first, so when a
-tombstone gets its expiry time, all older records of its key are gone. ``step`` and ``close`` run in
-a thread, with file descriptors of their own; ``swap`` runs in the log's thread. All bytes are
-verified, and damage ends the round."""
+The first pass over the closed segments finds the last offset of every key in the dirty part (the
+part that was never compacted). When KEYS_MAX is reached, later records are left to the next round.
+The second pass rewrites the segments without superseded records and replaces the old ones, oldest
+first, so when a tombstone gets its expiry time, all older records of its key are gone. ``step`` and
+``close`` run in a thread, with file descriptors of their own; ``swap`` runs in the log's thread.
+All bytes are verified, and damage ends the round."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -69,7 +69,7 @@ _decode = msgspec.msgpack.Decoder(Clean).decode
 
 
 def read_clean_offset(log: Log) -> int:
-    """Return the offset up to which the log is compacted; without a valid checkpoint, its start."""
+    """Return the offset up to which the log is compacted, or the log's start if unknown."""
     try:
         clean = _decode(log.read_checkpoint(CHECKPOINT_NAME) or b"")
     except msgspec.MsgspecError:
@@ -80,7 +80,7 @@ def read_clean_offset(log: Log) -> int:
 
 
 def forget_clean_beyond(log: Log, offset: int) -> None:
-    """Remove the checkpoint if it reaches past ``offset``, before a truncation."""
+    """Remove a checkpoint of compaction beyond ``offset``. Call this before a truncation."""
     if read_clean_offset(log) > offset:
         log.remove_checkpoint(CHECKPOINT_NAME)
 
@@ -98,9 +98,9 @@ class Compaction:
         keys_max: int = KEYS_MAX,
         held_offset: int | None = None,
     ) -> None:
-        """Prepare a round over closed segments. Records of ``aborted`` transactions supersede
-        nothing. Tombstones from ``held_offset`` on, the offset that every replica has reached, are
-        kept, because a replica may still have the deleted record; None without replicas."""
+        """Prepare a round over closed segments. Records of ``aborted`` transactions do not replace
+        earlier records. Tombstones from ``held_offset`` on are kept, because a replica that has not
+        fetched them may still have the deleted records (None: there are no other replicas)."""
         assert segments, "no segments to compact"
         assert segments[-1].end_offset <= log.sealed_offset, "only sealed segments are compacted"
         self.clean_offset = clean_offset  # advances when the round is done
@@ -128,7 +128,7 @@ class Compaction:
         self._work: Generator[Progress, None, None] = self._run()
 
     def step(self) -> Progress:
-        """Do some milliseconds of work. If it returns SWAP, the log's thread must call ``swap``."""
+        """Work for some milliseconds. If SWAP is returned, the log's thread must call ``swap``."""
         try:
             return next(self._work, Progress.DONE)
         except FileNotFoundError:
@@ -144,7 +144,7 @@ class Compaction:
         return freed or 0
 
     def close(self) -> None:
-        """Release all resources. Required after every round, finished or not."""
+        """Release all resources. Must be called after every round, finished or not."""
         self._work.close()
         self._settle()
 
@@ -177,7 +177,7 @@ class Compaction:
         self._made = None
 
     def _survey(self) -> Iterator[Progress]:
-        """Note the last offset of each uncompacted key, and each producer's last batch."""
+        """Find the last offset of each uncompacted key, and the last batch of each producer."""
         for segment in self._segments:
             for batches in read_segment(self._folder, segment, self._disk):
                 for header, batch in batches:
@@ -187,7 +187,7 @@ class Compaction:
                 yield Progress.MORE
 
     def _note(self, header: BatchHeader, batch: bytes) -> bool:
-        """Note keys and producer of a batch. Returns False if KEYS_MAX is reached."""
+        """Note the keys and the producer of a batch. Returns False if there are too many keys."""
         if header.is_control:
             return True
         if header.base_offset >= self.clean_offset and not self._is_aborted(header):
@@ -277,7 +277,7 @@ def _hash(key: bytes) -> bytes:
 
 
 def read_segment(folder: Path, segment: SegmentInfo, disk: Disk) -> Iterator[list[Batch]]:
-    """Yield the verified batches of a closed segment, which may be deleted meanwhile."""
+    """Yield the verified batches of a closed segment, in lists. Raises Unreadable on damage."""
     path = segment_path(folder, segment.base_offset)
     checks_path = segment_path(folder, segment.base_offset, CHECK_SUFFIX)
     with ExitStack() as opened:

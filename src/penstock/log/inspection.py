@@ -1,5 +1,5 @@
-"""Read-only inspection of logs on disk, for ``penstock storage`` and the scrubber. Nothing is
-created, cut or rebuilt. The end of a running server's log may be seen in the middle of a write."""
+"""Read-only inspection of logs on disk, for ``penstock storage`` and the scrubber. No file is
+created, truncated or rebuilt. The log of a running server may end in the middle of a write."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -108,9 +108,9 @@ def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> Seg
 
 
 class Verification:
-    """A verification of a segment in steps. ``next_base`` is the next segment's base offset, or
-    None for the last segment, whose torn end is damage only within its first ``bytes_max``
-    bytes."""
+    """A verification of the first ``bytes_max`` bytes of a segment, in steps. ``next_base`` is the
+    base offset of the next segment. If it is None, this is the last segment, and an incomplete
+    batch at its end is not damage."""
 
     def __init__(
         self, folder: Path, base_offset: int, next_base: int | None, *, bytes_max: int | None = None
@@ -127,7 +127,7 @@ class Verification:
             raise
 
     def advance(self, window_bytes: int = WINDOW_BYTES) -> int:
-        """Verify about ``window_bytes``. Returns the number of bytes verified; 0 at the end."""
+        """Verify about ``window_bytes``. Returns the number of bytes verified, or 0 at the end."""
         if self._is_swapped:
             return 0
         position = self._scanner.scan.position
@@ -146,9 +146,9 @@ class Verification:
             if scan.position != scan.size or scan.offset != next_base:
                 damage.append(scan.gap_before(segment.path.name, next_base))
         elif scan.position != scan.size:
-            remarks.append(f"torn end, {scan.size - scan.position} bytes: {scan.tail_reason}")
+            remarks.append(f"incomplete end, {scan.size - scan.position} bytes: {scan.tail_reason}")
         if not damage and not segment.is_indexed(scan):
-            remarks.append("index or header checks are out of date")
+            remarks.append("index or header checksums are outdated")
         return SegmentReport(segment.path, scan.size, scan.ordinal, scan.offset, damage, remarks)
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class Verification:
 
 
 def verify_checkpoints(folder: Path) -> list[str]:
-    """Return a remark for each corrupt checkpoint file. Replaying the log replaces the file."""
+    """Return a text for each corrupt checkpoint file. Replaying the log replaces these files."""
     disk = ReadOnlyDisk()
     return [
         f"{path.name} is corrupt or incomplete"
@@ -199,6 +199,6 @@ def _segment(folder: Path, base_offset: int) -> Segment:
 
 
 def segments_of(place: PartitionFolder) -> list[tuple[int, int | None]]:
-    """Return the base offsets of each segment and of the next one (None at the end)."""
+    """Return each segment's base offset, paired with the next segment's (None for the last)."""
     bases = segment_bases(place.folder)
     return list(zip(bases, (*bases[1:], None), strict=True))

@@ -29,7 +29,7 @@ from penstock.record.batch import BatchHeader, parse_header
 
 
 class AppendsRefused(PenstockError):
-    """A write or sync failed earlier. What the disk holds is unknown until the log is reopened."""
+    """An earlier write or sync failed. The files may be wrong until the log is reopened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class LogConfig:
 
 @dataclass
 class SyncJob:
-    """Syncs dirty files, in a thread. It touches nothing that the log's thread may change."""
+    """Syncs dirty files in a thread. It does not use objects that the log's thread may change."""
 
     log: "Log"
     end_offset: int
@@ -54,7 +54,7 @@ class SyncJob:
     is_point_owed: bool = False  # the disk was full: the next sync writes the point
 
     def run(self) -> None:
-        """Sync everything. After an error the log refuses appends, because the kernel may mark lost
+        """Sync all files. After an error the log refuses appends, because the kernel may mark lost
         pages as clean, so that a second sync would falsely succeed."""
         log, disk = self.log, self.log.disk
         try:
@@ -80,7 +80,7 @@ class SyncJob:
 
 @dataclass
 class Detached:
-    """Segments removed from a log, oldest first. After a crash the log may have them again."""
+    """Segments that were removed from a log, oldest first. A crash may bring them back."""
 
     disk: Disk
     paths: list[Path]
@@ -89,7 +89,7 @@ class Detached:
     _lock: Lock = field(default_factory=Lock)
 
     def remove(self) -> int:
-        """Unlink the files and return the bytes freed. Thread-safe."""
+        """Delete the files and return the bytes freed. Thread-safe."""
         with self._lock:
             if not self.is_removed:
                 for path in self.paths:
@@ -171,9 +171,9 @@ class Log(ReadableLog):
         return header.base_offset
 
     def append_copied(self, data: bytes | memoryview, *, now_ms: int) -> Sequence[BatchHeader]:
-        """Append whole batches of a leader, which must follow the end of the log, with unchanged
-        offsets and epochs. Returns the headers of the appended batches; some are missing if the
-        disk had no room for another segment. Raises Damaged or DiskFull if nothing was appended."""
+        """Append whole batches of a leader, with unchanged offsets and epochs. They must follow the
+        end of the log. Returns the headers of the appended batches, which are fewer if the disk
+        became full in between. Raises Damaged or DiskFull if nothing was appended."""
         if self.refusal is not None:
             raise AppendsRefused(self.refusal)
         end_offset = self.end_offset
@@ -195,7 +195,7 @@ class Log(ReadableLog):
     def _append_portion(
         self, headers: Sequence[BatchHeader], first: int, view: memoryview, now_ms: int
     ) -> tuple[int, int]:
-        """Append what fits into one segment. Returns the next batch's index, and the bytes."""
+        """Append batches until a segment is full. Returns the next batch's index and the bytes."""
         config, active, header = self.config, self._active, headers[first]
         size = header.total_bytes
         if active.bytes and (
@@ -234,7 +234,7 @@ class Log(ReadableLog):
         if self._active.bytes == 0:
             return
         segment = self._new_segment(self.end_offset)
-        with self._refusing("roll", "no space left for a new segment"):
+        with self._refusing("roll", "the disk is full: no new segment was created"):
             self._active.seal()
             segment.make_files()
         # The segment and its side files stay open until they are synced.
@@ -252,8 +252,8 @@ class Log(ReadableLog):
 
     @contextmanager
     def _refusing(self, action: str, full: str | None = None) -> Iterator[None]:
-        """Refuse appends after an error in the block. If ``full`` is given, a full disk raises
-        DiskFull with this text instead and leaves the log unchanged."""
+        """Run a block of file operations. After an error, refuse appends. If ``full`` is given, a
+        full disk instead raises DiskFull with this text and leaves the log unchanged."""
         try:
             yield
         except OSError as error:
@@ -263,8 +263,8 @@ class Log(ReadableLog):
             raise
 
     def begin_sync(self) -> SyncJob | None:
-        """Return a job that syncs what is dirty now, or None. Only one job may be in progress,
-        because a later job's recovery point would cover what an earlier one has not synced."""
+        """Return a job that syncs all dirty files, or None. Only one job may be in progress,
+        because the recovery point of a later job would cover unsynced files of an earlier one."""
         if self.refusal is not None:
             raise AppendsRefused(self.refusal)
         assert self._job is None, "a sync job is still in progress"
@@ -300,16 +300,16 @@ class Log(ReadableLog):
             self.sealed_offset = max(self.sealed_offset, job.point.offset)
 
     def truncate(self, to: int) -> int:
-        """Cut off the batch that holds ``to`` and everything after it, durably. Returns the new end
-        offset. After a crash the log ends anywhere between the old and the new end. May run in
-        a thread if nothing else uses the log. The owner first removes later checkpoints."""
+        """Remove the batch that holds ``to`` and everything after it, durably. Returns the new end
+        offset. After a crash the log may end anywhere between the old and the new end. May run in a
+        thread if nothing else uses the log. The owner must remove later checkpoints first."""
         self._assert_at_rest()
         assert to >= self.start_offset, "to drop the whole log, call restart"
         if to >= self.end_offset:
             return self.end_offset
         segment, cut = self._find_cut(to)
         point = RecoveryPoint(min(self.sealed_offset, cut.end_offset), doubts=self._doubts)
-        with self._refusing("truncation", "no space left to record the truncation of the log"):
+        with self._refusing("truncation", "the disk is full: the log was not truncated"):
             # A pending rewrite of segments would bring back the removed batches.
             if replacement.has_rewrite(self.disk, self.folder):
                 replacement.clear_rewritten(self.disk, self.folder)
@@ -365,13 +365,13 @@ class Log(ReadableLog):
             save_damage(self.folder, left, self.disk)
 
     def restart(self, at: int) -> None:
-        """Delete everything and become an empty log that begins at offset ``at``. After a
-        crash there is the old log or the new one. May run in a thread, as ``truncate``."""
+        """Delete all records and begin again as an empty log at offset ``at``. After a crash there
+        is the old log or the new one. May run in a thread if nothing else uses the log."""
         self._assert_at_rest()
         assert at >= 0
         while self._detached:
             self._detached.pop().remove()  # the new segment may have the name of one of these files
-        with self._refusing("restart", "no space left to record the restart of the log"):
+        with self._refusing("restart", "the disk is full: the log was not restarted"):
             replacement.announce_restart(self.disk, self.folder, at)
         segment = self._new_segment(at)
         with self._refusing("restart"):
@@ -401,8 +401,8 @@ class Log(ReadableLog):
         return epoch
 
     def detach_before(self, offset: int) -> Detached:
-        """Take closed segments that end at or before ``offset`` out of the log. Unlinking them
-        (``Detached.remove``) is slow, so a thread may do that."""
+        """Remove closed segments that end at or before ``offset`` from the log. Their files are
+        deleted by ``Detached.remove``, which is slow and may run in a thread."""
         taken = self._segments.take_before(offset)
         detached = Detached(self.disk, [], sum(segment.bytes for segment in taken))
         for segment in taken:
@@ -419,8 +419,8 @@ class Log(ReadableLog):
         return detached
 
     def replace_segments(self, made: Segment) -> int | None:
-        """Replace segments by ``made``, which was rewritten from them. Returns the bytes freed, or
-        None, with nothing changed, if some of the old segments are gone."""
+        """Replace old segments by ``made``, which was rewritten from them. Returns the bytes freed.
+        If some of the old segments are gone, changes nothing and returns None."""
         assert not made.is_open, "close the rewritten segment before its files are moved"
         old = self._segments.between(made.base_offset, made.end_offset)
         if self._is_closed or not old:
@@ -445,7 +445,7 @@ class Log(ReadableLog):
         return freed
 
     def settle(self) -> None:
-        """Clear the DOUBT flags that ``recovery`` reported, durably."""
+        """Clear the DOUBT flags (records may be missing) on disk, once they were reported."""
         assert self._job is None, "a sync is in progress"
         if self._doubts:
             point = read_point(self.folder, self.disk) or RecoveryPoint(self.sealed_offset)
@@ -453,8 +453,8 @@ class Log(ReadableLog):
             self._doubts = 0
 
     def close(self, *, clean: bool = True) -> None:
-        """Sync, write the indexes and record a clean stop. Without ``clean``, or while a sync job
-        is unfinished, only close the files, as a crash would."""
+        """Sync, write the indexes and record a clean stop. Without ``clean``, after a failure, or
+        while a sync job is unfinished, only close the files, as a crash would."""
         if self._is_closed:
             return
         self._is_closed = True

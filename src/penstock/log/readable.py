@@ -1,6 +1,6 @@
-"""The base class of a log, which changes no batches: it holds the segments, reads batches, finds
-timestamps and epochs, and writes checkpoints and the low watermark. Recent batches are in memory;
-older ones are read from disk and verified. ``log/log.py`` adds appends, syncs and removal."""
+"""The base class of ``Log``. It holds the segments, reads batches, finds timestamps and epochs, and
+writes checkpoints and the low watermark. Recent batches are in memory; older batches are read from
+disk and verified. ``log/log.py`` adds appends, syncs and removal."""
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
@@ -30,8 +30,8 @@ OPEN_SEGMENTS_MAX = 4  # closed segments whose four files stay open for readers
 
 
 class Segments:
-    """The segments of a log in order. The last one is active and stays open. Of the others, only
-    the most recently read ones are open, and unsynced ones, whose file descriptors a sync needs."""
+    """The segments of a log in order. The last one is active, and its files stay open. Of the
+    others, only segments that were read recently or are not synced yet have open files."""
 
     def __init__(self, segments: list[Segment]) -> None:
         self._all = segments
@@ -62,7 +62,7 @@ class Segments:
         return max(segment.max_timestamp for segment in self._all)
 
     def holding(self, offset: int) -> Segment:
-        """Return the segment that holds an offset; the active one for the log's end."""
+        """Return the segment that holds an offset. The log's end is in the active segment."""
         return self._all[bisect_right(self._bases, offset) - 1]
 
     def since(self, offset: int) -> Sequence[Segment]:
@@ -73,7 +73,7 @@ class Segments:
         self._bases.append(segment.base_offset)
 
     def touch(self, segment: Segment, dirty: Container[int]) -> None:
-        """Note that a segment was read, and limit the number of closed segments with open files."""
+        """Note that a segment was read. If too many segments have open files, close some."""
         if segment is self._all[-1]:
             return
         self._open[segment.base_offset] = segment
@@ -171,7 +171,7 @@ class ReadableLog:
         return [segment.info for segment in self._segments]
 
     def read(self, start: int, *, bytes_max: int, up_to: int | None = None) -> list[bytes]:
-        """Return whole batches from the one that holds ``start`` on; at least one, if any."""
+        """Return whole batches from offset ``start`` on. The first may exceed ``bytes_max``."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return []
@@ -189,8 +189,8 @@ class ReadableLog:
     def read_buffers(
         self, start: int, *, bytes_max: int, up_to: int | None = None, as_slice: bool = False
     ) -> BatchBuffers:
-        """Read batches like ``read``, but as a few buffers of many batches each, without empty
-        batches. With ``as_slice`` a buffer may be a slice of the file."""
+        """Read batches like ``read``, but as a few buffers with many batches each. Empty batches
+        are skipped. With ``as_slice``, a buffer may be a slice of the file."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return BatchBuffers((), start, 0)
@@ -258,11 +258,11 @@ class ReadableLog:
         except OSError as error:
             if not is_full(error):
                 raise
-            raise DiskFull("no space left to store the low watermark") from None
+            raise DiskFull("the disk is full: the low watermark was not stored") from None
         self.stored_low_watermark = offset
 
     def lower_low_watermark(self) -> None:
-        """Lower a low watermark that is above the log's end, where it would hide new records."""
+        """If the low watermark is above the log's end, lower it: it would hide new records."""
         if self.stored_low_watermark > self.end_offset:
             self.store_low_watermark(self.end_offset)
 
@@ -292,7 +292,7 @@ def write_epochs(log: ReadableLog, entries: Sequence[tuple[int, int]], offset: i
 
 
 def read_epochs(log: ReadableLog) -> Epochs:
-    """Return all epochs with their first offsets; the first one begins at the log's start."""
+    """Return all epochs of the log, each with its first offset."""
     start, end = log.start_offset, log.end_offset
     if start == end:
         return []

@@ -1,7 +1,7 @@
 """Opens the log in a partition's folder. After a clean stop, only the last batch of each segment is
-checked. After any other stop, everything after the recovery point is scanned. The torn end of the
-last segment is cut off and reported. Damage that is followed by whole records is reported and never
-cut off. Side files that are missing, short or wrong are rebuilt."""
+checked. After any other stop, everything after the recovery point is scanned. An incomplete batch
+at the end of the last segment is cut off and reported. Damage that is followed by whole records is
+reported and never cut off. Side files that are missing, short or wrong are rebuilt."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +93,7 @@ class Recovery:
         return report
 
     def _read_low_watermark(self, end_offset: int) -> None:
-        """Read the low watermark. Above the log's end it would hide new records, so lower it."""
+        """Read the low watermark. If it is above the log's end, lower it to the log's end."""
         try:
             self.low_watermark = checkpoint.read_low_watermark(self.folder, self.disk)
         except Damaged:
@@ -124,11 +124,12 @@ class Recovery:
         if version is None or version > files.FORMAT_VERSION:
             shown = "unknown" if version is None else str(version)
             raise FormatUnsupported(
-                f"{folder} has log format {shown}; this version reads up to {files.FORMAT_VERSION}"
+                f"{folder} has log format {shown}; this version reads formats up to"
+                f" {files.FORMAT_VERSION}"
             )
 
     def _bases(self) -> list[int]:
-        """Return the segments' base offsets. Removes temporary files and orphaned side files."""
+        """Return the segments' base offsets. Deletes temporary and orphaned side files."""
         disk, folder = self.disk, self.folder
         names = disk.names(folder)
         bases = {
@@ -163,13 +164,13 @@ class Recovery:
             remove_segments(self.disk, self.folder, [base_offset])
 
     def _doubt(self, doubt: int) -> None:
-        """Store a DOUBT flag on disk, before the repair removes its cause."""
+        """Store on disk that records may be missing, before a repair removes the evidence."""
         if not self.report.doubts & doubt:
             self.report.doubts |= doubt
             self._write_point(self._point._replace(is_clean=False, doubts=self.report.doubts))
 
     def _write_point(self, point: checkpoint.RecoveryPoint) -> bool:
-        """Write the recovery point. Returns False if the disk is full; it is written later."""
+        """Write the recovery point. Returns False if the disk is full."""
         try:
             checkpoint.write_point(self.folder, point, self.disk)
         except OSError as error:
@@ -182,12 +183,12 @@ class Recovery:
         return Segment(self.folder, base_offset, interval_bytes=self.interval_bytes, disk=self.disk)
 
     def _open_segment(self, base_offset: int, next_base: int | None, *, was_clean: bool) -> bool:
-        """Open a segment, and scan it if necessary. Returns False if the log ends in it.
+        """Open a segment, and scan it if necessary. Returns False if the log ends in the segment.
 
-        A sync moves the recovery point past closed segments before it reports success. So nothing
-        after a segment that is not below the recovery point was ever acknowledged, and a torn end
-        there is the end of the log. A torn end below the recovery point is damage: bytes that were
-        on disk have changed."""
+        A sync moves the recovery point past closed segments before it reports success. So records
+        after a segment that is not below the recovery point were never confirmed, and an incomplete
+        batch in such a segment is the end of the log. In a segment below the recovery point it is
+        damage: bytes that were on disk have changed."""
         segment = self._segment(base_offset)
         self.segments.append(segment)
         is_synced = was_clean or (next_base is not None and next_base <= self._point.offset)
@@ -202,7 +203,7 @@ class Recovery:
         return is_whole
 
     def _resume(self, segment: Segment) -> tuple[BatchStart, int, int]:
-        """Return the last indexed batch up to the recovery point, where a scan may begin."""
+        """Return the last indexed batch before the recovery point. A scan can begin there."""
         index, checks = segment.files.index, segment.files.checks
         number = index.offsets.last_at_most(self._point.offset - segment.base_offset)
         if number is None or number <= 0:
@@ -276,8 +277,8 @@ class Recovery:
 
 
 def open_quickly(segment: Segment, next_base: int | None, *, epoch: int = NO_EPOCH) -> bool:
-    """Accept a segment that was closed properly, after a check of its last batch. Returns False if
-    it must be scanned. ``epoch`` is the last epoch before the segment."""
+    """Open a segment without a scan, by checking its last batch. Returns False if the segment was
+    not closed properly and must be scanned. ``epoch`` is the last epoch before the segment."""
     opened = segment.files
     size = segment.disk.size(opened.log_fd)
     index, checks = opened.index, opened.checks

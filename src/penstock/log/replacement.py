@@ -60,7 +60,6 @@ def has_rewrite(disk: Disk, folder: Path) -> bool:
 
 
 def clear_rewritten(disk: Disk, folder: Path) -> None:
-    """Empty the folder for the next rewrite, and remove leftover mark files."""
     for name in disk.names(folder):
         match = _NAME.match(name)
         if match is not None:
@@ -72,7 +71,7 @@ def clear_rewritten(disk: Disk, folder: Path) -> None:
 
 
 def begin_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Create the mark file, after which the new files will replace the old ones."""
+    """Create the mark file. From now on, the replacement is completed even after a crash."""
     disk.sync_folder(rewritten_folder(folder))
     replace_durably(disk, mark_path(folder, base_offset, end_offset), b"")
 
@@ -89,7 +88,7 @@ def remove_segments(disk: Disk, folder: Path, bases: Iterable[int]) -> None:
 
 
 def end_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Remove the mark file, durably: if it reappeared, it would apply to the next rewrite."""
+    """Remove the mark file durably. If it reappeared, it would apply to the next rewrite."""
     disk.sync_folder(folder)
     disk.unlink(mark_path(folder, base_offset, end_offset))
     disk.sync_folder(folder)
@@ -144,7 +143,7 @@ def restart_path(folder: Path, at: int) -> Path:
 
 
 def announce_restart(disk: Disk, folder: Path, at: int) -> None:
-    """Create the mark file, after which the restart will happen, even after a crash."""
+    """Create the mark file. From now on, the restart is completed even after a crash."""
     replace_durably(disk, restart_path(folder, at), b"")
 
 

@@ -15,7 +15,7 @@ def droppable(
     keep_after_ms: int | None,
     now_ms: int,
 ) -> int:
-    """Return the offset before which to drop segments. The last segment is the active one.
+    """Return the offset before which to drop segments. The last of ``segments`` is always kept.
 
     A segment is dropped if every record in it is finished (it ends at or before ``low_offset``), if
     its newest record is older than ``retention_ms``, or while the log is larger than
@@ -48,7 +48,7 @@ def cleanable(
     up_to: int,
     now_ms: int,
 ) -> Sequence[SegmentInfo]:
-    """Return the segments that a round of compaction reads, or none if it is not worthwhile.
+    """Return the segments to compact, or none if compaction is not worthwhile.
 
     start              clean offset              up to                    end
       ├── clean ─────────────┼── dirty ─────────────┼── not yet ────────────┤
@@ -75,7 +75,7 @@ def cleanable(
 
 
 def grouped(segments: Sequence[SegmentInfo], *, bytes_max: int) -> list[list[SegmentInfo]]:
-    """Group neighbouring segments that fit into one, so that no tiny files are left."""
+    """Group neighbouring segments that together fit into one segment."""
     groups: list[list[SegmentInfo]] = []
     size = 0
     for segment in segments:

@@ -7,8 +7,8 @@ The repair of a damaged replica:
     quarantined ──► marked lost ──► another node leads ──► emptied, and filled again (rule R5)
              └──► no other node has all records any more ──► opened again as it is
 
-A quarantined replica sends no fetches, and is marked lost in a newer epoch than any in which it
-sent one. So no leader counts records that it had before it was emptied."""
+A quarantined replica sends no fetches. It is marked lost in a later epoch than its last fetch, so
+no leader counts records that the replica had before it was emptied."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -38,7 +38,7 @@ class Found(NamedTuple):
 
 
 def loss_of(row: PartitionRow, found: Found) -> str | None:
-    """Return why an in-sync replica may lack committed records, or None if it cannot (rule R5)."""
+    """Return why a replica may lack committed records, or None if it has them all (rule R5)."""
     if not found.is_there:
         return "the log is missing"
     if not found.is_whole:
@@ -53,7 +53,7 @@ def loss_of(row: PartitionRow, found: Found) -> str | None:
 
 
 def declare_loss(view: View, node: int) -> Change | None:
-    """Mark that the node may lack records, before it registers and can be elected (rule R5)."""
+    """Return the change that notes that a node may lack records, if it is needed (rule R5)."""
     row = view.row
     if node not in row.whole:
         return None
@@ -61,7 +61,7 @@ def declare_loss(view: View, node: int) -> Change | None:
 
 
 def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_min: int) -> Change:
-    """Create a partition. All replicas must be alive, and are in sync."""
+    """Return the first row of a partition. All replicas must be alive, and count as in sync."""
     first = replicas[0]
     row = PartitionRow(
         tuple(replicas),
@@ -77,7 +77,7 @@ def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_
 def elect(
     view: View, incarnations: Mapping[int, int], *, avoiding: frozenset[int] = frozenset()
 ) -> Change | None:
-    """Elect the first live replica with all committed records, preferably not ``avoiding``."""
+    """Elect the first live replica with all committed records, preferably not in ``avoiding``."""
     row = view.row
     able = [node for node in row.replicas if node in row.whole and node in incarnations]
     chosen = next((node for node in able if node not in avoiding), able[0] if able else None)
@@ -99,7 +99,7 @@ def recover(
 
 
 def elect_uncleanly(view: View, node: int, incarnations: Mapping[int, int]) -> Change | None:
-    """Make this node leader on an operator's request. Records that it lacks are lost."""
+    """Elect a node on an operator's request. Records that only other replicas have are lost."""
     row = view.row
     if node not in row.replicas or node not in incarnations:
         return None
@@ -127,8 +127,8 @@ def _led_by(
 
 
 def place(view: View, replicas: Sequence[int]) -> Change | None:
-    """Return the next step of moving a partition to other nodes (rule R23): add the new replicas;
-    once all are in sync and one leads, remove the old ones. Returns None to wait."""
+    """Return the next step of moving a partition to other nodes (rule R23), or None to wait. New
+    replicas are added first. Old ones are removed once all new ones are in sync and one leads."""
     row = view.row
     target = tuple(replicas)
     assert target, "a partition needs at least one replica"
@@ -153,15 +153,15 @@ class RepairStep(Enum):
 
 
 def is_spare(row: PartitionRow, node: int) -> bool:
-    """Return whether other replicas have all records, so that this one can be quarantined."""
+    """Return whether another replica has all records, so that this one can be quarantined."""
     return bool(row.whole - {node})
 
 
 def next_step(
     row: PartitionRow, node: int, *, fetched_in: int, incarnations: Mapping[int, int]
 ) -> RepairStep:
-    """Return the next step of a quarantined replica. ``fetched_in`` is the last epoch in which it
-    may have sent a fetch. Once it is marked lost in a newer epoch, no node relies on it."""
+    """Return the next step in the repair of a quarantined replica. ``fetched_in`` is the last epoch
+    in which it may have sent a fetch. Once marked lost in a later epoch, it can be emptied."""
     if row.leader == node:
         return RepairStep.RESIGN
     if not is_spare(row, node):
@@ -174,7 +174,8 @@ def next_step(
 
 
 def resign(view: View, node: int) -> Change:
-    """Stop leading, and mark this replica lost if other replicas have all records."""
+    """Return a change to a new epoch that this node does not lead. If another replica has all
+    records, this node is marked lost."""
     row = view.row
     changed = replace(row, epoch=row.epoch + 1)
     if row.leader == node:

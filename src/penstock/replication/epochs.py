@@ -9,7 +9,7 @@ NO_EPOCH = -1  # last epoch of an empty log
 
 
 class EpochHistory:
-    """The epochs in log order, with the offset at which each begins."""
+    """The epochs of a log in order, each with the offset at which it begins."""
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self._epochs: list[int] = []
@@ -28,7 +28,7 @@ class EpochHistory:
         return self._epochs[-1] if self._epochs else NO_EPOCH
 
     def append(self, epoch: int, start: int) -> None:
-        """Add a batch of this epoch that begins at this offset, the end of the log."""
+        """Note that a batch of this epoch begins at offset ``start``, the end of the log."""
         if self._epochs and epoch == self._epochs[-1]:
             return
         assert epoch > self.last, "epochs never decrease along a log"
@@ -37,7 +37,7 @@ class EpochHistory:
         self._starts.append(start)
 
     def end_of(self, epoch: int, *, end_offset: int) -> tuple[int, int]:
-        """Return the last epoch that is not above this one (or NO_EPOCH), and its end offset."""
+        """Return the last epoch up to ``epoch`` (or NO_EPOCH), and the offset at which it ends."""
         at = bisect_right(self._epochs, epoch)
         end = self._starts[at] if at < len(self._starts) else end_offset
         return (self._epochs[at - 1] if at else NO_EPOCH), end
@@ -49,7 +49,7 @@ class EpochHistory:
             self._epochs.pop()
 
     def trim(self, start_offset: int) -> None:
-        """Drop epochs that end before ``start_offset``, the log's new start."""
+        """Drop epochs that end at or before ``start_offset``, the log's new start."""
         at = bisect_right(self._starts, start_offset) - 1
         if at > 0:
             del self._epochs[:at]

@@ -1,8 +1,8 @@
 """The leader's side of replication, for one epoch: which offsets the followers have on disk, what
-is committed, and which followers are in sync. Without I/O. Offsets of an earlier epoch do not
+is committed, and which followers are in sync. It does no I/O. Offsets from an earlier epoch do not
 count, because a follower may have truncated its log since (rule R8). A record is committed when all
-members of the in-sync set have it on disk; while the set is being changed, also all members of the
-new set (rule R12). The same applies to a low watermark (rule R25)."""
+members of the in-sync set have it on disk. While the set is being changed, all members of the new
+set must have it too (rule R12). The same applies to a low watermark (rule R25)."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Leader:
 
     @property
     def is_settled(self) -> bool:
-        """True if all records that an earlier leader may have confirmed are committed."""
+        """Whether all records that an earlier leader may have confirmed are committed."""
         return self._replica.high_watermark >= self.epoch_start
 
     def saw(self, view: View) -> None:
@@ -64,8 +64,8 @@ class Leader:
         self._doubted = [each for each in self._doubted if each.version >= view.version]
 
     def fetched(self, fetch: Fetch, *, now_ms: int) -> Diverge | Behind | Fenced | NotYet | None:
-        """Return None if records can be served, else the reply to a fetch. A follower with a
-        diverged log does not count (rule R15)."""
+        """Note the offsets of a follower, unless its log has diverged (rule R15). Returns None if
+        records can be served, else the reply to the follower's fetch."""
         if fetch.epoch < self.epoch:
             return Fenced(fetch, self.epoch)
         if fetch.epoch > self.epoch or fetch.node not in self.row.replicas:
@@ -92,8 +92,8 @@ class Leader:
         return None
 
     def _compare(self, fetch: Fetch) -> Diverge | Behind | None:
-        """Return None if this log contains the follower's log (rule R15). A follower whose last
-        epoch is older than all epochs here must start over."""
+        """Return None if this log contains the follower's log, else the reply (rule R15). Behind
+        means that the follower must start over."""
         start_offset, end_offset = self._replica.start_offset, self._replica.end_offset
         if fetch.offset < start_offset:
             return Behind(fetch, start_offset)
@@ -107,7 +107,7 @@ class Leader:
         return Diverge(fetch, epoch, end)
 
     def advance(self) -> None:
-        """Advance the high watermark to what all counted nodes have on disk (rule R13)."""
+        """Advance the high watermark to the offset that all in-sync nodes have on disk (R13)."""
         committed = self._least(self._counted())
         self._replica.high_watermark = max(self._replica.high_watermark, committed)
 
@@ -121,13 +121,13 @@ class Leader:
 
     @property
     def low_watermark_held(self) -> int:
-        """Return the low watermark that every electable replica has stored (rule R25)."""
+        """The low watermark that every electable replica has stored (rule R25)."""
         peers = [self._peers.get(node) for node in self._counted() if node != self.node]
         held = [0 if peer is None else peer.low_watermark for peer in peers]
         return min((self._replica.low_watermark, *held))
 
     def _counted(self) -> frozenset[int]:
-        """Return the in-sync nodes, including those of changes with an unknown outcome."""
+        """Return the in-sync nodes, including those of changes that are still pending."""
         counted = self.row.in_sync
         for change in self._pending:
             counted |= change.row.in_sync
@@ -136,8 +136,8 @@ class Leader:
     def propose(
         self, *, now_ms: int, lag_ms_max: int = LAG_MS_MAX, gone: Collection[int] = ()
     ) -> Change | None:
-        """Return the next due change of the in-sync set, or None. ``gone`` nodes are removed
-        without waiting (rule R9). Repeating a change is safe, and resolves a lost reply."""
+        """Return the next change of the in-sync set, or None. Nodes in ``gone`` are removed at once
+        (rule R9). An unchanged row is written to learn the outcome of an earlier change."""
         if len(self._pending) >= PENDING_MAX:
             return None
         row = self.row
@@ -166,13 +166,13 @@ class Leader:
         return now_ms - (self._since_ms if peer is None else peer.caught_up_at_ms)
 
     def refused(self, change: Change) -> None:
-        """Drop a rejected change, unless an earlier attempt may still be applied. A change that
-        stays pending would delay commits."""
+        """Drop a change that the store rejected, because pending changes delay commits. Keep it if
+        an earlier attempt has an unknown outcome."""
         if change in self._pending and change not in self._doubted:
             self._pending.remove(change)
 
     def doubted(self, change: Change) -> None:
-        """Note a change of the in-sync set whose outcome is unknown (rule R2)."""
+        """Note that the outcome of a change of the in-sync set is unknown (rule R2)."""
         if change in self._pending and change not in self._doubted:
             self._doubted.append(change)
 
@@ -204,12 +204,12 @@ class Leader:
 
     @property
     def held_offset(self) -> int:
-        """The offset that all replicas have on disk, or 0 if one has sent no fetch. Compaction may
-        remove earlier records completely."""
+        """The offset that all replicas have on disk, or 0 while a replica has not sent a fetch.
+        Compaction may remove tombstones below this offset."""
         return self._least(self.row.replicas)
 
     def worst_lag(self, *, now_ms: int) -> tuple[int, int]:
-        """Return the largest lag of a replica, in records and in ms since it had all records."""
+        """Return the largest lag of a follower, in records and in milliseconds."""
         start_offset, end_offset = self._replica.start_offset, self._replica.end_offset
         least, since_ms = end_offset, now_ms
         for node in self._view.row.replicas:

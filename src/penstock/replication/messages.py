@@ -25,8 +25,8 @@ class Data(NamedTuple, Generic[B]):
 
 
 class Diverge(NamedTuple):
-    """The leader lacks records of the follower. The logs can only be equal up to ``end_offset``,
-    where the leader's ``epoch`` ends."""
+    """The follower has records that the leader lacks. The logs can only be equal up to
+    ``end_offset``, where the leader's ``epoch`` ends."""
 
     fetch: Fetch
     epoch: int
@@ -34,7 +34,7 @@ class Diverge(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """The offset at which the logs agree is before the start of the leader's log."""
+    """The follower must start over at ``start_offset``, where the leader's log starts."""
 
     fetch: Fetch
     start_offset: int
@@ -46,7 +46,7 @@ class Fenced(NamedTuple):
 
 
 class NotYet(NamedTuple):
-    """The receiver does not know the epoch yet, or is not the leader."""
+    """The receiver of the fetch does not know the epoch yet, or is not the leader."""
 
     fetch: Fetch
 

@@ -1,10 +1,10 @@
 """A replica of a partition: its role according to the partition's row, and its offsets. It does no
 I/O: the broker owns the log, the watch of the store and the network, and reports what happened.
 
-A follower fetches the next batches, appends them, and truncates what the leader's log does not
-contain. A reply counts only if it belongs to the latest fetch and the log has not changed since
-(rule R16). Otherwise a duplicate or late reply could truncate records that were committed in the
-meantime."""
+A follower fetches the next batches, appends them, and truncates records that the leader's log does
+not contain. A reply counts only if it belongs to the latest fetch and the log has not changed since
+that fetch (rule R16). Otherwise a duplicate or late reply could truncate records that were
+committed in the meantime."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -82,7 +82,7 @@ class Replica:
         self.view: View | None = None
 
     def see(self, view: View, *, now_ms: int) -> None:
-        """Apply the partition's state from the store, unless it is older than the last one."""
+        """Apply a new state of the partition's row. Earlier states are ignored."""
         row = view.row
         before = self.view
         if (
@@ -118,7 +118,7 @@ class Replica:
             self.role = Role.FOLLOWER
 
     def reincarnated(self, incarnation: int) -> "Replica":
-        """Return a copy for a new registration of this node, with the same log and no role."""
+        """Return a copy without a role, for a new registration of this node."""
         fresh = copy(self)
         fresh.incarnation = incarnation
         fresh.role, fresh.epoch, fresh.halt_reason = Role.WAITING, -1, ""
@@ -131,7 +131,7 @@ class Replica:
         self.leader = self._fetch = None
 
     def appended(self, epoch: int, next_offset: int) -> None:
-        """Record an appended batch of this epoch, which ends before ``next_offset``."""
+        """Note that a batch of ``epoch`` was appended, and that the log ends at ``next_offset``."""
         self.history.append(epoch, self.end_offset)
         assert next_offset > self.end_offset, "a batch must have at least one offset"
         self.end_offset = next_offset
@@ -165,16 +165,16 @@ class Replica:
 
     @property
     def low_watermark_held(self) -> int:
-        """On a leader, the low watermark that every electable replica has stored."""
+        """The low watermark that every electable replica has stored; 0 unless this node leads."""
         return 0 if self.leader is None else self.leader.low_watermark_held
 
     @property
     def held_offset(self) -> int:
-        """On a leader, the offset that all replicas have on disk; elsewhere 0."""
+        """The offset that all replicas have on disk; 0 unless this node leads."""
         return 0 if self.leader is None else self.leader.held_offset
 
     def fetched(self, fetch: Fetch, *, now_ms: int) -> Diverge | Behind | Fenced | NotYet | None:
-        """Return None if records can be served, else the reply."""
+        """Process a follower's fetch. Returns None if records can be served, else the reply."""
         leader = self.leader
         if leader is None:
             return Fenced(fetch, self.epoch) if fetch.epoch < self.epoch else NotYet(fetch)
@@ -192,7 +192,7 @@ class Replica:
         return self._fetch
 
     def apply_reply(self, reply: Reply[B]) -> Step[B] | None:
-        """Return the operation to apply to the log, if any. The caller reports when it is done."""
+        """Return the operation that the caller must apply to the log, if any."""
         if self.role is not Role.FOLLOWER:
             return None
         step = self._take(reply)

@@ -43,7 +43,7 @@ class View(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A new row for a partition, applied if version and node registrations still match."""
+    """A new row for a partition. It is rejected if the version or a node's registration changed."""
 
     version: int
     row: PartitionRow

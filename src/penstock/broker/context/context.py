@@ -1,15 +1,15 @@
 """The objects that all partitions of a node share: clock, threads, disk budget, default settings,
-cache of decompressed batches, and the holds of backups in progress.
+cache of decompressed batches, and ``BackupHold``, with which a backup delays other work.
 
 A crossing is a message that moves from one log to another (a dead letter, a redriven message, the
 end of a transaction): it is written to the second log before it is acked in the first. The nodes of
 a cluster do not take backup positions at the same instant, so a backup could contain the ack but
-not the copy. While a backup holds crossings, none of them continues with its second step.
+not the copy. While a backup holds crossings, a message that was copied is not acked yet.
 
-While a backup holds segments, none is deleted and nothing is compacted: otherwise a record could be
-removed because of a newer record of its key that the backup does not contain. Both holds expire, in
-case the client of the backup is gone. A node that is low on disk space deletes segments anyway
-(``partition.py``)."""
+While a backup holds segments, no segment is deleted or compacted: otherwise a record could be
+removed because of a newer record with the same key, which the backup does not contain. Both holds
+expire, in case the client that makes the backup is gone. A node that is low on disk space deletes
+segments anyway (``partition.py``)."""
 
 import asyncio
 import logging
@@ -49,12 +49,12 @@ class BackupHold:
         return now_ms < self._segments_until_ms
 
     async def crossing(self) -> None:
-        """Wait while a backup delays moves between logs. Call this before the ack of a move."""
+        """Wait while a backup delays messages that move between logs. Call this before the ack."""
         if self._released is not None:
             await self._released.wait()
 
     def hold_crossings(self, holder: str, for_ms: int) -> bool:
-        """Delay moves between logs for a time. Returns False if there are too many holders."""
+        """Delay messages that move between logs. Returns False if too many backups already do."""
         if holder not in self._holders and len(self._holders) >= HOLDERS_MAX:
             return False
         self.release_crossings(holder)
@@ -144,7 +144,7 @@ log_ = logging.getLogger(__name__)
 
 
 def log_config(topic: Topic, context: BrokerContext) -> LogConfig:
-    """Return the log settings of a topic: for each limit, the lower one of node and topic."""
+    """Return the log settings of a topic. A lower limit of the topic replaces the node's limit."""
     stream, node = settings_of(topic, context.defaults), context.log
     age_ms_max = stream.segment_ms
     if stream.is_compacted:
@@ -158,7 +158,7 @@ def log_config(topic: Topic, context: BrokerContext) -> LogConfig:
 
 
 def open_log(topic: Topic, index: int, topics: Path, context: BrokerContext) -> Log:
-    """Open the log of a partition, and log what its recovery found. May run in a thread."""
+    """Open the log of a partition, and report what its recovery found as log events."""
     folder = topics / topic.topic_id / str(index)
     log = Log.open(folder, log_config(topic, context), now_ms=context.clock.wall_ms())
     report = log.recovery

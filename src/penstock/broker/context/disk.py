@@ -1,6 +1,6 @@
-"""The number of bytes that may be appended before the disk's reserve is used. Sends are rejected at
-the reserve. Leases and acks may use it, so that consumers can drain a full disk. A statvfs per send
-would cost more than the append, so one result is counted down for up to a second.
+"""The disk space that appends may still use. Sends are rejected when only the reserve is left.
+Leases and acks may use the reserve, so that consumers can empty the queues of a full disk. Free
+space is measured once a second; in between, the bytes of each send are subtracted from it.
 
 The disk counts as full from the first rejected append until an append of that size would fit with
 space to spare (1 % of the reserve). Otherwise the state would alternate with message sizes."""
@@ -16,7 +16,7 @@ CHECK_INTERVAL_MS = 1_000
 
 
 def reserve_of(size_bytes: int, configured_bytes: int) -> int:
-    """Return the number of bytes to keep free. ``configured_bytes`` 0 means the default."""
+    """Return the number of bytes to keep free. If ``configured_bytes`` is 0, use the default."""
     small = int(size_bytes * limits.DISK_RESERVE_SHARE)
     return configured_bytes or min(limits.DISK_RESERVE_BYTES, small)
 
@@ -36,7 +36,7 @@ class DiskBudget:
         self._measure()
 
     def admits(self, append_bytes: int) -> bool:
-        """Return whether these bytes of messages may be appended. If so, count them as used."""
+        """Return whether ``append_bytes`` may be appended. If so, count them as used."""
         self._left_bytes -= append_bytes
         if self._left_bytes < 0 or self._clock.mono_ms() >= self._next_check_ms:
             self._measure()

@@ -15,7 +15,7 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
 
 
 class Alarm:
-    """A timer on the node's clock. It may ring early; the callback must check the time."""
+    """A timer on the node's clock. It may ring early, so the callback must check the time."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self._clock = clock
@@ -47,7 +47,7 @@ class Alarm:
 
 
 class Interval:
-    """The interval of a periodic job. A changed length also applies to a wait in progress."""
+    """The interval of a periodic job. Changing it also affects a wait in progress."""
 
     def __init__(self, ms: int) -> None:
         self._ms = ms

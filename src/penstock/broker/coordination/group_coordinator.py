@@ -1,9 +1,9 @@
 """The coordinator of the groups in one partition of ``__groups``. ``cursor.groups`` makes the
 decisions; this class keeps the waiting requests, sends their replies and runs the timers.
 
-Each request waits under a ticket, and one decision may reply to several requests. Some replies are
-held until all earlier decisions are committed in the log. If an append fails, all waiting requests
-fail and clients retry."""
+Each waiting request has a number, its ticket, because one decision may reply to several requests.
+Some replies are held until all earlier decisions are committed in the log. If an append fails, all
+waiting requests fail and clients retry."""
 
 import asyncio
 import logging
@@ -31,8 +31,8 @@ from penstock.wire.kafka.faults import ErrorCode
 
 @dataclass
 class GroupConfigs:
-    """Group configs in the metadata store. Below feature level 3 they are in the coordinator's log,
-    from which the coordinator moves them when the level is raised."""
+    """Group configs in the metadata store. Clusters below feature level 3 keep them in the
+    coordinator's log; the coordinator moves them to the store when the level is raised."""
 
     configs: ResourceConfigs
     usage: CoordinatorUsage
@@ -62,7 +62,7 @@ class GroupConfigs:
         return Reply()
 
     async def take_over(self, group_id: str, configs: Configs) -> None:
-        """Store configs that were in the log, except those that the store already has."""
+        """Store a group's configs from the log, except those that the store already has."""
         await self.configs.add_missing(self._resource(group_id), configs)
 
     def _has_room(self, account: str) -> bool:
@@ -106,7 +106,7 @@ class GroupCoordinator(CoordinatorRuntime):
         self._held: set[int] = set()  # tickets whose reply waits until the log is committed
 
     def end_waits(self) -> None:
-        """Fail the requests that wait for other members. Those that wait for the log continue."""
+        """Fail the requests that wait for other members, but not those that wait for the log."""
         for ticket in self._waiters:
             if ticket not in self._held:
                 self._fail(ticket)
@@ -135,7 +135,7 @@ class GroupCoordinator(CoordinatorRuntime):
         self._fail_all()
 
     def move_configs(self) -> None:
-        """Start to move configs from the log to the metadata store, if the level allows it."""
+        """Start moving configs from the log to the store, if the feature level allows it."""
         if self._configs is None or not self._configs.is_in_force or self._move is not None:
             return
         if self.ready() and self._groups.configs_rows():
@@ -155,8 +155,8 @@ class GroupCoordinator(CoordinatorRuntime):
             self.move_configs()  # the log was read again in the meantime
 
     async def _move_all(self, configs: GroupConfigs, groups: Groups) -> None:
-        """Copy the configs in the log to the store, then delete them from the log. Those that
-        remain after a crash are moved again."""
+        """Copy the configs in the log to the store, then delete them from the log. After a crash,
+        the configs that are still in the log are moved again."""
         # A former leader may have outdated rows. It cannot commit, so it stops here.
         self.note(Groups.repeat_configs, is_divisible=True)
         if not await self.committed():
@@ -209,7 +209,7 @@ class GroupCoordinator(CoordinatorRuntime):
         return found if await self.committed() else self._unready(failed)
 
     def _unready(self, failed: ReplyT) -> ReplyT:
-        """Return the error reply, with code NOT_COORDINATOR if another node coordinates."""
+        """Return ``failed``, with the code NOT_COORDINATOR if another node is the coordinator."""
         if not self.is_standing_by:
             return failed
         if isinstance(failed, tuple):
@@ -218,7 +218,7 @@ class GroupCoordinator(CoordinatorRuntime):
         return msgspec.structs.replace(failed, code=ErrorCode.NOT_COORDINATOR)
 
     def note(self, decide: Decide, *, is_divisible: bool = False) -> None:
-        """Change groups without a request that waits for the result."""
+        """Change groups in the background. Errors are only logged."""
         if not self.ready():
             return
         try:
@@ -234,7 +234,7 @@ class GroupCoordinator(CoordinatorRuntime):
         self._forget(frozenset((topic_id,)))
 
     def _forget(self, topic_ids: frozenset[str]) -> None:
-        """Delete the offsets of deleted topics. Their ids are kept until this is committed."""
+        """Delete the offsets that groups committed for deleted topics."""
         self.note(lambda now, decision: now.forget_topics(topic_ids, decision), is_divisible=True)
         self.when_committed(
             lambda is_done: self._forgotten.difference_update(topic_ids) if is_done else None

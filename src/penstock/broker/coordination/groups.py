@@ -1,7 +1,7 @@
-"""The group coordinators of this node. Their rows (``cursor/groups/records.py``) are in the
-internal topic ``__groups``. A group notices changed topics at the next heartbeat of any member. If
-a topic is deleted, its committed offsets are deleted too. A group reads topics of its own tenant,
-which is part of the group id (``model/names.py``)."""
+"""The group coordinators of this node. They store their state as rows
+(``cursor/groups/records.py``) in the internal topic ``__groups``. A group notices changed topics at
+the next heartbeat of any member. If a topic is deleted, its committed offsets are deleted too. A
+group reads topics of its own tenant, which is part of the group id (``model/names.py``)."""
 
 import asyncio
 import logging
@@ -38,8 +38,8 @@ _NO_TOPICS = Topics(0, {})
 
 
 class GroupTopics:
-    """The topics that groups can subscribe to, by account and name. The epoch rises with each
-    change that may affect a group."""
+    """The topics that groups can subscribe to, by account and name. ``Topics.epoch`` rises with
+    each change that may affect a group."""
 
     def __init__(self, own_account: str, region: str) -> None:
         self._own_account = own_account
@@ -58,7 +58,7 @@ class GroupTopics:
         return None if entry is None else entry[0]
 
     def changed(self, before: Topic | None, after: Topic | None) -> None:
-        """Apply a change of the catalog. Groups cannot subscribe to shares or internal topics."""
+        """Apply a catalog change. Groups cannot subscribe to shares or internal topics."""
         topic = after or before
         assert topic is not None
         if topic.is_share or topic.region != self._region or is_internal(topic.name):
@@ -150,7 +150,7 @@ def decide(groups: Groups, call: GroupCall[Any], topics: Topics, decision: Decis
 
 
 class GroupHost(CoordinatorHost[GroupCoordinator]):
-    """The group coordinators of this node. Start it after the broker, stop it before."""
+    """The group coordinators of this node. Start them after the broker, and stop them before it."""
 
     def __init__(
         self,
@@ -235,8 +235,8 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         return await self._decide(msgspec.structs.replace(call, visibility=visibility))
 
     async def _matched(self, call: calls.BeatConsumer) -> TopicVisibility | None:
-        """Match topic patterns and check which topics the member may see, in steps of about a
-        millisecond. The change of the group that follows cannot be interrupted."""
+        """Match topic patterns and check which topics the member may see, before the group is
+        changed. Lets other tasks run after each millisecond of work."""
         coordinator, visibility = self._at(call.group_id), call.visibility
         seen: dict[str, bool] = {}
         has_waited = True
@@ -292,7 +292,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
 
     @property
     def _stored(self) -> GroupConfigs | None:
-        """The configs in the metadata store, or None while they are still in the log."""
+        """The group configs in the metadata store, or None while they are still in the log."""
         return self._configs if self._configs is not None and self._configs.is_in_force else None
 
     @property
@@ -314,7 +314,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
 
     async def _fetch_offsets(self, call: calls.FetchOffsets) -> FetchReply:
         """Return committed offsets, even if the coordinator moves to another node meanwhile. Some
-        clients (librdkafka 2.16) fetch them only once, and would not read after an error."""
+        clients (librdkafka 2.16) fetch offsets only once, and would read nothing after an error."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._settings.fetch_ms_max / 1_000
         pause_s = PAUSE_SECONDS_MIN
@@ -342,7 +342,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
         return await coordinator.read(failed(call, UNAVAILABLE), lambda groups: groups.fetch(call))
 
     async def _list_groups(self, call: calls.ListGroups) -> tuple[ErrorCode, Sequence[Listing]]:
-        """List the groups of this node's coordinators. Returns an error if one is not available."""
+        """List the groups that this node coordinates. Fails if a coordinator is not ready."""
         found: list[Listing] = []
         for coordinator in self._own_coordinators():
             code, listings = await coordinator.read(

@@ -112,7 +112,7 @@ class CoordinatorRuntime(ABC):
 
     @abstractmethod
     def lost(self) -> None:
-        """Called when memory no longer matches the log. Requests fail until ``loaded``."""
+        """Called when the state no longer matches the log. Requests fail until it is loaded."""
 
     @abstractmethod
     def tick(self) -> None: ...
@@ -123,7 +123,7 @@ class CoordinatorRuntime(ABC):
             await asyncio.shield(self._loader)
 
     async def stop(self) -> None:
-        """Wait some seconds for appends in progress, then fail the requests that still wait."""
+        """Wait some seconds for appends in progress, then fail all waiting requests."""
         self._is_stopping = True
         self._reload_alarm.clear()
         self._notify_changed()
@@ -151,7 +151,7 @@ class CoordinatorRuntime(ABC):
         self._notify_changed()
 
     def take_over(self) -> None:
-        """Read the log, because this node leads it now."""
+        """Load the state from the log, because this node leads its partition now."""
         self.is_standing_by = False
         self.read_again()
 
@@ -161,7 +161,7 @@ class CoordinatorRuntime(ABC):
         self._start_load()
 
     async def wait_ready(self, *, until_s: float) -> None:
-        """Wait until memory is loaded or another node leads, at most until ``until_s``."""
+        """Wait until the state is loaded or another node coordinates, at most until ``until_s``."""
         while not self.ready() and not (self.is_standing_by or self._is_stopping):
             left_s = until_s - self._loop.time()
             if left_s <= 0:
@@ -182,8 +182,8 @@ class CoordinatorRuntime(ABC):
         return self._log is not None
 
     def append(self, rows: Sequence[Row], *, is_divisible: bool = False) -> None:
-        """Append log records of a change that is already made in memory. If ``is_divisible``, they
-        may be split into several batches, of which a crash may leave only the first."""
+        """Append the rows of a change that was already made in memory. If ``is_divisible``, the
+        rows may be written as several batches, and after a crash some may be missing."""
         assert self._log is not None, "decisions are made once the log was read"
         if not rows:
             return
@@ -194,7 +194,7 @@ class CoordinatorRuntime(ABC):
         self._start_appender()
 
     def when_committed(self, on_committed: OnCommitted) -> None:
-        """Call ``on_committed`` with True once all appended records are committed, else False."""
+        """Call ``on_committed`` with True when all rows so far are committed, else with False."""
         append = self._next if self._next.decisions else self._in_progress
         if self._log is None or append is None:
             on_committed(self._log is not None)
@@ -367,7 +367,7 @@ class CoordinatorHost(ABC, Generic[C]):
         return [c.trouble for c in self._coordinators if c.trouble is not None and not c.unreadable]
 
     def unreadable_rows(self) -> Sequence[RowUnreadable]:
-        """Return the log records that stop a coordinator until an operator skips them."""
+        """Return the unreadable rows at which coordinators of this node stopped."""
         return [each.unreadable for each in self._coordinators if each.unreadable is not None]
 
     async def _expire_forever(self) -> None:

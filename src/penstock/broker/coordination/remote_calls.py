@@ -1,4 +1,4 @@
-"""Calls between group and transaction coordinators on different nodes: client and handlers."""
+"""Client and handlers of calls between group and transaction coordinators of two nodes."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class RemoteCoordinators:
     wait_changed: Callable[[float], Awaitable[None]]
 
     def node_of(self, topic: str, key: str) -> int | None:
-        """Return the other node that coordinates a group or transactional id, if known."""
+        """Return the node that coordinates ``key``, or None if that is this node or not known."""
         node = self.leader(topic, key)
         return None if node is None or node == self.own_node else node
 

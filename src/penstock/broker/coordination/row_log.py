@@ -39,7 +39,7 @@ COMPRESSED_BYTES_MIN = 16 * KIB
 
 
 class RowsTooLarge(PenstockError):
-    """The records of one change do not fit into a batch, e.g. with thousands of members."""
+    """The rows of one change do not fit into a batch, for example of a group with many members."""
 
 
 class RowsMissing(PenstockError):
@@ -47,7 +47,7 @@ class RowsMissing(PenstockError):
 
 
 class RowUnreadable(PenstockError):
-    """A coordinator cannot read a record of its log, and stops until an operator skips it."""
+    """A coordinator cannot read a row of its log, and stops until an operator skips the row."""
 
     def __init__(
         self, topic: str, partition: int, offset: int, row: Row | None, reason: str
@@ -96,7 +96,7 @@ def _encode(records: list[bytes], size: int, wall_ms: int) -> bytes:
     )
     if len(batch) > BATCH_BYTES_MAX:
         raise RowsTooLarge(
-            f"{len(records)} rows need a batch of {len(batch)} bytes, which is too large"
+            f"{len(records)} rows need a batch of {len(batch)} bytes, which exceeds the limit"
         )
     return batch
 
@@ -115,7 +115,7 @@ class RowLog:
         }
 
     async def ends(self) -> tuple[int, int]:
-        """Return the start offset and the high watermark, once a new leader knows it (rule R19)."""
+        """Return start offset and high watermark. Waits until a new leader knows them."""
         ends = await self._broker.call(Ends(self._topic, self.partition))
         while not ends.is_settled:
             moved = asyncio.Event()
@@ -131,7 +131,6 @@ class RowLog:
         return ends.start_offset, ends.high_watermark
 
     async def replay(self, start: int, end: int, replay: Callable[[Row], object]) -> None:
-        """Call ``replay`` for each record in [start, end), in order."""
         async for placed in self.read(start, end):
             for offset, row in placed:
                 try:
@@ -141,7 +140,7 @@ class RowLog:
                     raise self._unreadable(offset, row, reason) from error
 
     async def read(self, start: int, end: int) -> AsyncIterator[Sequence[PlacedRow]]:
-        """Yield the records in [start, end), without those that an operator skipped."""
+        """Yield the rows in [start, end), except rows that an operator skipped."""
         offset = start
         while offset < end:
             place = (self._topic, self.partition)
@@ -158,7 +157,7 @@ class RowLog:
                 offset = header.next_offset
             if offset <= before:
                 raise RowsMissing(
-                    f"{self._topic.name}/{self.partition}: no rows at offset {before}"
+                    f"{self._topic.name}/{self.partition}: rows are missing at offset {before}"
                 )
             yield rows
             await asyncio.sleep(0)  # reads from memory do not suspend, so let other tasks run
@@ -192,7 +191,7 @@ class RowLog:
 
 
 def portions(rows: Iterable[Row], size_bytes: int = 0) -> Iterator[Sequence[Row]]:
-    """Split rows into lists of at least ``size_bytes``, or of the size of a batch, in order."""
+    """Yield the rows in lists of about ``size_bytes`` each, by default the size of a batch."""
     portion: list[Row] = []
     size = 0
     for row in rows:

@@ -1,14 +1,15 @@
 """The transaction coordinators of this node, which write the end of a transaction to partitions and
-groups. Their rows are in the topic ``__transactions``. ``cursor/transactions.py`` makes the
-decisions; a coordinator makes them durable, sends transaction markers and runs the timers.
+groups. They store their state as rows in the internal topic ``__transactions``.
+``cursor/transactions.py`` makes the decisions; a coordinator makes them durable, sends transaction
+markers and runs the timers.
 
-- **Markers** are sent in a separate task once the decision is durable, so a client that disconnects
-  stops nothing. They are retried until the partition accepts them or is deleted, and are sent again
-  after a restart, which is safe.
-- **A call that arrives while the last transaction of its id is being completed** waits for that:
-  markers take a few milliseconds, but clients wait tens of milliseconds before they retry.
-- **At most one marker per transactional id and partition is in progress.** A version 1 client uses
-  the same epoch in its next transaction, which a delayed marker would end.
+- **Markers** are sent in a separate task once the decision is durable, even if the client
+  disconnects. A marker is retried until the partition accepts it or is deleted. After a restart all
+  markers of unfinished transactions are sent again, which is safe.
+- **A call for a transactional id whose last transaction is not completed** waits: markers take a
+  few milliseconds, but clients would wait tens of milliseconds before they retry.
+- **At most one marker per transactional id and partition is in progress.** A client with
+  transaction version 1 keeps its epoch in its next transaction, which a delayed marker would end.
 - **Offsets that a group commits inside a transaction** wait in the group's coordinator. The group
   joins the transaction as a pseudo partition with the topic id ``__groups/<group id>``."""
 
@@ -76,7 +77,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         self._completions: dict[str, asyncio.Future[None]] = {}
 
     async def stop(self) -> None:
-        """Stop sending markers. The remaining ones are written after the next start."""
+        """Stop sending markers. Markers that were not written are sent after the next start."""
         self._is_stopping = True
         await cancel_all(self._senders)
         await super().stop()
@@ -111,7 +112,8 @@ class TransactionCoordinator(CoordinatorRuntime):
         *,
         needs_id: bool,
     ) -> TxnReply:
-        """Return the reply once it is committed. Waits until the previous transaction has ended."""
+        """Return the reply of ``decide`` once it is committed. Decides again while the previous
+        transaction of this id is being completed, for at most COMPLETION_SECONDS_MAX."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while True:
             if needs_id and not await self._has_spare_id():
@@ -149,7 +151,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         return reply
 
     async def _has_spare_id(self) -> bool:
-        """Fetch an unused producer id if there is none. Returns False if that fails."""
+        """Make sure that an unused producer id is known. Returns False if none can be fetched."""
         while self._spare_id is None:
             try:
                 found = await self._next_producer_id()
@@ -178,7 +180,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         return self._unready
 
     async def read(self, read: Callable[[Transactions], T]) -> tuple[ErrorCode, T | None]:
-        """Return what ``read`` finds in memory, once it is committed."""
+        """Return the result of ``read``, once the state that was read is committed."""
         if self.ready():
             found = read(self._txns)
             if await self.committed():
@@ -213,7 +215,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         self._alarm.set(self._txns.next_wake_ms())
 
     async def _completed(self, transactional_id: str, seconds: float) -> bool:
-        """Wait until the transaction in progress is completed. Returns False after a timeout."""
+        """Wait until the transaction has ended. Returns False after a timeout."""
         if not self._is_prepared(transactional_id):
             return True
         if seconds <= 0:
@@ -345,7 +347,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             # The producer continued with a newer epoch, whose marker ends this transaction too.
             place = {"topic": marker.topic_id, "partition": marker.partition}
             fields = {"transactional_id": marker.transactional_id, "reason": str(error)}
-            log_.warning("transaction marker outdated: newer producer epoch", extra=place | fields)
+            log_.warning("transaction marker rejected: newer producer epoch", extra=place | fields)
 
     async def _mark_partition(self, marker: Marker) -> None:
         topic = self._catalog.find_id(marker.topic_id)
@@ -446,7 +448,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         return code, replace(found, partitions=shown)
 
     def _shown(self, partition: TopicPartition) -> TopicPartition:
-        """Return the partition as clients see it: for a group, its partition of ``__groups``."""
+        """Replace a group's pseudo partition by the ``__groups`` partition of the group."""
         topic_id, _ = partition
         groups = self._catalog.find(*self._namespace, GROUPS)
         if groups is None or not topic_id.startswith(GROUP_PREFIX):
@@ -458,7 +460,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         self,
         call: calls.ListTransactions,  # noqa: ARG002 - it has no fields
     ) -> tuple[ErrorCode, dict[str, TxnValue]]:
-        """List the transactions of this node. Returns an error if a coordinator is unavailable."""
+        """List the transactions of this node. Fails if one of its coordinators is not ready."""
         found: dict[str, TxnValue] = {}
         for coordinator in self._own_coordinators():
             code, ids = await coordinator.read(Transactions.view)

@@ -2,9 +2,9 @@
 serves waiting receives and counts messages. In the log, events of a share carry the share's id.
 
 Every call has three steps. The cursor decides in memory. The journal appends the resulting event in
-the same turn of the event loop. The caller replies when the event is durable enough: a lease of a
-standard queue when it is written (a lost lease only causes another delivery), a lease of a FIFO
-queue and any ack, purge or extend when it is committed."""
+the same iteration of the event loop. The caller waits before it replies: for a lease of a standard
+queue until the event is written (a lost lease only causes another delivery), for a lease of a FIFO
+queue and any ack, purge or extend until the event is committed."""
 
 import asyncio
 from collections import deque
@@ -100,7 +100,7 @@ class Leases:
             self._fresh_count += len(messages)
 
     def batch_appended(self, header: BatchHeader) -> None:
-        """Add a producer's batch to the cursor. Its delays are not known yet."""
+        """Add a producer's batch to the cursor without decoding it."""
         self.cursor.appended(
             header.base_offset,
             header.count,
@@ -127,7 +127,7 @@ class Leases:
         self, request: LeaseRequest, *, attempts_max: int | None, in_flight_max: int
     ) -> LeaseResult:
         """Lease up to ``request.count`` records. Before the reply, the caller awaits ``flush`` and,
-        if set, ``finish`` of the result. ``is_cut`` means that more of the log can be read."""
+        if set, ``finish`` of the result."""
         queue_delay_ms = self.topic.settings.delay_ms
         retention_ms = self.retention_ms
         now_ms = self._clock.mono_ms()
@@ -174,7 +174,7 @@ class Leases:
         return result
 
     def next_offset(self, *, up_to: int) -> int | Reading | None:
-        """Return the first offset below ``up_to`` that can be leased. For standard queues only."""
+        """Return the first offset below ``up_to`` that can be leased. Only for standard queues."""
         assert isinstance(self.cursor, StandardCursor)
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
         found = self.cursor.next_offset(now_ms=now_ms)
@@ -187,7 +187,7 @@ class Leases:
         return found if found < up_to else None
 
     def _read_picks(self, result: LeaseResult, picks: Sequence[Pick], again_bytes: int) -> int:
-        """Read the leased records. Returns ``again_bytes`` plus the bytes read from the log."""
+        """Add the leased records to ``result``. Returns how many bytes were read again so far."""
         for pick in picks:
             record: Record | Reading | None = pick.record
             if record is None:
@@ -223,7 +223,7 @@ class Leases:
         )
 
     def _feed(self, now_ms: int, wall_ms: int, *, up_to: int = OFFSET_MAX) -> int:
-        """Pass more records of the log to the cursor. Returns their approximate number."""
+        """Pass records from the log to the cursor. Returns approximately how many."""
         cursor = self.cursor
         scan_from = cursor.scan_from
         high_watermark = self._journal.high_watermark
@@ -296,7 +296,7 @@ class Leases:
         await self.settled(self.cursor.purge(end_offset=self._log.end_offset).events)
 
     async def start(self, offset: int, *, backlog: int) -> None:
-        """Move the cursor to an offset with ``backlog`` messages between it and the log's end."""
+        """Move the cursor to ``offset``. ``backlog`` is the number of messages from there on."""
         self._forget_ahead()
         self._oldest = None
         events = self.cursor.start(offset, backlog=backlog).events
@@ -304,7 +304,7 @@ class Leases:
         await self.settled(events)
 
     def clip(self, start_offset: int, *, passed: int, is_expiry: bool) -> Sequence[Event]:
-        """Drop records below an offset, ``passed`` of them never leased; return log events."""
+        """Drop records below an offset. Returns the events to write to the log."""
         events = self.cursor.trim(start_offset, passed=passed).events
         if events and is_expiry:
             self._count_expired(passed)
@@ -328,7 +328,7 @@ class Leases:
         )
 
     def wake(self) -> None:
-        """Serve waiting receives, and set the timer for the next end of a lease or delay."""
+        """Serve waiting receives, and set the timer for when the next lease or delay ends."""
         if self._listeners:
             for listener in tuple(self._listeners):
                 listener()
@@ -360,7 +360,7 @@ class Leases:
         return lambda: self._listeners.discard(listener)
 
     def arm(self) -> None:
-        """Set the timer for the next end of a lease or delay, if any client waits."""
+        """Set the timer for when the next lease or delay ends, if a client is waiting."""
         if self.waits or self._listeners:
             self._alarm.set(self.cursor.next_wake_ms())
 
@@ -378,7 +378,7 @@ class Leases:
         return self.cursor.stats(now_ms=self._clock.mono_ms()).in_flight
 
     def oldest_sent_at_ms(self) -> int | None:
-        """Return the time when the oldest unacked record was sent; None if there is none."""
+        """Return when the oldest unacked record was sent, or None without unacked records."""
         if not any(self.counts()):
             return None
         low = self.cursor.low_offset()
@@ -395,7 +395,7 @@ class Leases:
         return self._oldest[1]
 
     async def peek(self, *, start: int, count: int) -> tuple[list[Peeked], int]:
-        """Return unacked records, and the offset to continue from."""
+        """Return unacked records, and the offset at which the next peek can continue."""
         return await self.reader.peek(start, self._journal.high_watermark, count, self._peeked)
 
     def _peeked(self, record: Record) -> Peeked | None:
@@ -423,7 +423,7 @@ class Leases:
         return msgspec.structs.replace(found, uncommitted=uncommitted)
 
     async def expire(self) -> None:
-        """Drop records past their retention, even if no client receives."""
+        """Drop records that are older than the retention, even if no client receives."""
         for _ in range(EXPIRY_ROUNDS_MAX):
             now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
             if self.cursor.wants_feed and not self._feed(now_ms, wall_ms) and self.reader.is_later:

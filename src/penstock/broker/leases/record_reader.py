@@ -1,7 +1,7 @@
-"""Reads the records of one partition for one lease cursor: before they are leased, again for later
-leases, and for peeks, which lease nothing. Small batches are decoded at once. A large batch is
-opened (decompressed and indexed, ``record.opened``) and decoded in pieces. If opening takes long,
-it is done in a task, and the reader returns LATER until the task has ended."""
+"""Reads the records of one partition for one lease cursor, and for peeks, which lease nothing.
+Small batches are decoded at once. A large batch is opened (decompressed and indexed,
+``record.opened``) and decoded in pieces. If opening takes long, it is done in a task, and the
+reader returns LATER until the task has ended."""
 
 import asyncio
 import logging
@@ -43,8 +43,6 @@ class Reading(Enum):
 
 @dataclass
 class Place:
-    """The log of one partition, and what is needed to read messages from it."""
-
     index: int
     log: Log
     context: BrokerContext
@@ -83,7 +81,7 @@ class RecordReader:
             opening.cancel()
 
     async def ready(self) -> None:
-        """Wait until more can be read. Always lets other tasks run."""
+        """Wait until more records can be read. Always gives other tasks a chance to run."""
         if self._awaited is not None and not self._awaited.done():
             await asyncio.wait((self._awaited,))
         else:
@@ -91,11 +89,11 @@ class RecordReader:
 
     @property
     def opening(self) -> Opening | None:
-        """The task that must end before ``read_ahead`` can continue, if any."""
+        """The task that opens the next batch, if ``read_ahead`` must wait for it."""
         return None if self._awaited is None or self._awaited.done() else self._awaited
 
     def read_ahead(self, scan_from: int, high_watermark: int) -> bool:
-        """Decode more of the log into ``ahead``. Returns False if nothing can be read now."""
+        """Decode more records into ``ahead``. Returns False if no record can be read now."""
         self.is_later = False
         if self._pieces is None and not self._batches:
             try:
@@ -169,7 +167,7 @@ class RecordReader:
         return True
 
     def _decode(self, data: bytes, header: BatchHeader, from_offset: int) -> list[Record]:
-        """Return the records of a batch. Records of an unreadable batch are treated as expired."""
+        """Return the records of a batch. Records of an unreadable batch are marked as expired."""
         try:
             return decode_batch(data, origin=self._origin, from_offset=from_offset)
         except MalformedBatch as error:
@@ -247,8 +245,8 @@ class RecordReader:
         read_bytes_max: int,
         peeked: Callable[[Record], Peeked | None],
     ) -> Iterator[tuple[int, Opening | None]]:
-        """Add up to ``count`` results of ``peeked`` that are not None to ``found``. Yields the
-        offset to continue from, and a task to wait for, or None to let other tasks run."""
+        """Add to ``found`` up to ``count`` results of ``peeked`` that are not None. After each
+        step, yields the offset to continue from and the task to wait for, if any."""
         offset = end if start < 0 else max(start, self.log.start_offset)
         read_bytes = 0
         while offset < end and len(found) < count and read_bytes < PEEK_BYTES_MAX:
@@ -291,7 +289,7 @@ class RecordReader:
     def peek_first(
         self, start: int, end: int, peeked: Callable[[Record], Peeked | None]
     ) -> Peeked | None:
-        """Return the first record, or None if there is none or its batch is not opened yet."""
+        """Return the first result of ``peeked``, or None if there is none or reading takes long."""
         found: list[Peeked] = []
         for _, opening in self._peek(found, start, end, 1, PEEK_FIRST_BYTES, peeked):
             if opening is not None:
@@ -299,7 +297,7 @@ class RecordReader:
         return found[0] if found else None
 
     def _open_now(self, data: bytes, header: BatchHeader) -> OpenedBatch | None:
-        """Open a batch, or return None if that takes more than a few milliseconds."""
+        """Open a batch, or return None if that would take more than a few milliseconds."""
         opened = self._opened.find(self, header.base_offset)
         if opened is None and header.count <= OPENED_NOW_RECORDS_MAX:
             try:

@@ -1,5 +1,5 @@
-"""Parked receives (long polls) of one topic, oldest first, and the result of an attempt to lease. A
-parked receive is served by the first partition that has a message."""
+"""The parked receives (long polls) of one queue or share, oldest first. A parked receive is served
+by the first partition that has a message."""
 
 import asyncio
 from collections import deque
@@ -47,19 +47,22 @@ class Waits:
 
     def park(self, wait: Wait) -> None:
         if self._live_count >= limits.WAITS_PER_PARTITION_MAX:
-            raise Throttled("too many receives are waiting", retry_after_ms=RETRY_AFTER_MS)
+            raise Throttled(
+                "Too many receives are already waiting for messages of this queue; retry later.",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
         self._parked.append(wait)
         self._live_count += 1
 
     def leave(self, wait: Wait) -> None:
-        """Remove a receive. Ended receives stay in the list until they are the majority."""
+        """Remove a receive. Its entry stays in the list until most of the entries have ended."""
         self._live_count -= 1
         wait.result.cancel()
         if len(self._parked) > 64 and len(self._parked) > 2 * self._live_count:
             self._parked = deque(w for w in self._parked if not w.result.done())
 
     def serve(self, lease: Callable[[LeaseRequest], LeaseResult]) -> bool:
-        """Lease for waiting receives. Returns True if there may be more to serve."""
+        """Lease messages for waiting receives. Returns True if it should be called again soon."""
         for _ in range(SERVED_PER_TURN_MAX):
             while self._parked and self._parked[0].result.done():
                 self._parked.popleft()

@@ -1,5 +1,5 @@
-"""One partition: its log, the journal that appends to it, and the states that are restored from the
-log: the stream for Kafka clients, and the lease cursors of the queue and of each share."""
+"""One partition with its log, the journal that appends to it, and the state that is restored from
+the log: the stream for Kafka clients, and the lease cursors of the queue and of each share."""
 
 import asyncio
 import logging
@@ -205,7 +205,6 @@ class Partition:
 
     @property
     def start_offset(self) -> int:
-        """The first readable offset. Earlier versions stored it in the cursor of a stream."""
         if self.topic.is_queue:
             return self.log.low_watermark
         head = min(self.leases.cursor.head, self.journal.high_watermark)
@@ -242,7 +241,7 @@ class Partition:
         return self.start_offset
 
     async def begin_share(self, share: Topic, start: int) -> None:
-        """Add a share, and write its start to the log, before the share is in the catalog."""
+        """Add a share that is not in the catalog yet, and write its start offset to the log."""
         cursor = open_cursor(is_fifo=False)
         end = self.log.end_offset
         cursor.appended(end, 0, next_offset=end, now_ms=self._clock.mono_ms())
@@ -251,7 +250,7 @@ class Partition:
         await self.restart_share(leases, start)
 
     async def restart_share(self, leases: Leases, start: int) -> None:
-        """Move a share to offset ``start`` and deliver all later records again, even acked ones."""
+        """Move a share to offset ``start``, from which on all records are delivered again."""
         self.journal.flush()  # messages sent before are in the log now
         end = self.log.end_offset
         if start == LATEST:
@@ -278,7 +277,7 @@ class Partition:
                 share.wake()
 
     def _reload(self) -> None:
-        """Restore the cursors from the log, after an append failed that they had applied."""
+        """Restore the cursors from the log, because an append failed after they had applied it."""
         shares = [leases.topic for leases in self.shares.values()]
         place = (self.log, self.topic, self.index)
         restored = Replay(*place, shares=shares, context=self._context).finish()
@@ -318,7 +317,7 @@ class Partition:
 
     @property
     def low_offset(self) -> int:
-        """The lowest offset that is still needed. For a stream, only retention decides."""
+        """The lowest offset that must be kept. A stream keeps all readable records."""
         if not self.topic.is_queue:
             return self.start_offset
         return min(view.cursor.low_offset() for view in self._views())
@@ -332,7 +331,7 @@ class Partition:
         return freed_bytes
 
     async def compact(self) -> int:
-        """Keep only the last record of each key, if enough is gained. Returns the bytes freed."""
+        """Keep only the last record of each key, if this frees enough. Returns the bytes freed."""
         if self.damage is not None or self.journal.failure is not None or self.shares:
             return 0  # the lease cursors of shares rely on the number of records
         return await self._compactor.run(
@@ -369,7 +368,7 @@ class Partition:
         return await self._loop.run_in_executor(self._context.pool, detached.remove)
 
     def sync_soon(self) -> None:
-        """Start a sync of unsynced records, or with fsync ``never`` only of closed segments."""
+        """Start a sync if fsync is ``interval``, or ``never`` and a closed segment is unsynced."""
         fsync = self.journal.fsync
         if fsync is Fsync.INTERVAL or (fsync is Fsync.NEVER and self.log.has_unsynced_sealed):
             self.journal.sync_soon()

@@ -1,9 +1,9 @@
-"""The partitions that this node leads: opened and closed as the catalog changes, cleaned,
-compacted. A node without a cluster leads all partitions. In a cluster, ``replicators.py`` calls
-``lead`` with a partition's log when this node becomes leader, and ``release`` afterwards.
+"""The partitions that this node leads. They are opened and closed when the catalog changes, cleaned
+and compacted. A node without a cluster leads all partitions. In a cluster, ``replicators.py`` calls
+``lead`` with a partition's log when this node becomes leader, and ``release`` when another does.
 
 Folders are named by topic id. A folder is removed only if the catalog has a tombstone of the topic;
-an unknown folder is kept and reported."""
+the folder of an unknown topic is kept and reported."""
 
 import asyncio
 import contextlib
@@ -79,7 +79,7 @@ class Partitions:
         self._to_open_count = 0
 
     def progress(self) -> tuple[int, int]:
-        """Return how many topics are open, and how many ``start`` opens (0 in a cluster)."""
+        """Return the number of open topics, and of topics to open at the start (0 in a cluster)."""
         return self._opened_count, self._to_open_count
 
     def find(self, topic: Topic) -> Queue | None:
@@ -102,7 +102,7 @@ class Partitions:
         ]
 
     def _partitions(self) -> list[Partition]:
-        """Return the partitions of all topics. A share uses the partitions of its topic."""
+        """Return the partitions of all topics. Shares have no partitions of their own."""
         return [
             partition
             for queue in self._queues.values()
@@ -153,7 +153,7 @@ class Partitions:
         await self._loop.run_in_executor(self._context.pool, self._report_unknown_folders)
 
     def on_led(self, listener: Callable[[Partition, bool], None]) -> None:
-        """Call ``listener`` when this node starts (True) or stops (False) to lead a partition."""
+        """Call ``listener`` when this node starts (True) or stops (False) leading a partition."""
         self._on_led.append(listener)
 
     async def lead(
@@ -238,7 +238,7 @@ class Partitions:
         return queue
 
     async def _open_partitions(self, topic: Topic, waits: Waits) -> list[Partition]:
-        """Open all partitions. If one cannot be opened, the others are closed again."""
+        """Open all partitions of a topic. If one cannot be opened, the others are closed again."""
         partitions: list[Partition] = []
         try:
             for index in range(topic.partition_count):
@@ -296,8 +296,8 @@ class Partitions:
         self.spawn(work, "apply topic defaults")
 
     async def _close_deleted(self, topic: Topic) -> None:
-        """Close a deleted topic. Without a tombstone the data is kept, because the metadata store
-        may have been restored from a backup."""
+        """Close a topic that is no longer in the catalog. Its data is kept if there is no
+        tombstone, because the metadata store may have been restored from a backup."""
         opening = self._opening.get(topic.topic_id)
         if opening is not None:
             await asyncio.wait([opening])
@@ -374,7 +374,7 @@ class Partitions:
                     log_.warning("cleaning a partition failed", extra=fields)
 
     async def _compact_forever(self) -> None:
-        """Compact one log at a time, because compaction may take long and needs memory for keys."""
+        """Compact one log at a time, because compaction needs time, and memory for the keys."""
         while True:
             await self.compact_interval.wait()
             for log in (*self._partitions(), *self.also()):

@@ -1,8 +1,9 @@
 """The partitions of one queue or share on this node: the order in which receives try them, parked
-receives, and the in-flight limit. If other nodes lead some partitions, this node uses up to half of
-its part of the limit without a call. Above that, it periodically fetches the total number in flight
-from the other nodes. So a queue with all messages on one node has the whole limit, and a queue that
-is full on several nodes exceeds the limit by less than a half."""
+receives, and the in-flight limit. If other nodes lead some of the partitions, this node ignores
+them until it has used half of the limit that its own partitions would have in an equal division.
+Above that, it periodically fetches the number in flight on all nodes. So a queue with all messages
+on one node can use the whole limit, and a queue that is full on several nodes exceeds it by less
+than half."""
 
 import asyncio
 import contextlib
@@ -36,7 +37,7 @@ class DeadLetters(Protocol):
 
 
 class Led(dict[int, T]):
-    """The partitions that this node leads, by index. Other indexes raise NotLeader."""
+    """A dict of objects by partition index. Raises NotLeader for partitions of other nodes."""
 
     __slots__ = ("_topic_id",)
 
@@ -99,7 +100,7 @@ class Queue:
             self.waits.end(NotLeader(self.topic.topic_id))
 
     def replace_topic(self, topic: Topic) -> None:
-        """Apply new settings. Existing leases keep their visibility timeout."""
+        """Apply new settings. Messages in flight keep their visibility timeout."""
         self.topic = topic
         if not topic.is_share:
             for partition in self.partitions.values():
@@ -136,7 +137,7 @@ class Queue:
             self.waits.leave(wait)
 
     async def _lease_now(self, request: LeaseRequest) -> Sequence[Delivery]:
-        """Try the partitions in turn, starting with a different one each time."""
+        """Lease from the partitions in turn, starting with a different one each time."""
         views = self._views
         count = len(views)
         if not count:
@@ -186,7 +187,7 @@ class Queue:
             raise
 
     def _room(self, leases: Leases) -> int:
-        """Return the in-flight limit of a partition, given what other partitions have in flight."""
+        """Return how many messages of a partition may be in flight, given the other partitions."""
         views, others = self._views, 0
         if len(views) > 1:
             others = sum(each.in_flight for each in views if each is not leases)

@@ -1,8 +1,8 @@
-"""Restores the cursors of a partition from its log. The log has all state; a checkpoint only allows
-to begin the replay later, and an invalid checkpoint is ignored.
+"""Restores the cursors of a partition from its log. The log has all state; a checkpoint only makes
+it possible to begin the replay later, and an invalid checkpoint is ignored.
 
-Lease events contain durations. If this machine has been up since and its wall clock has not jumped,
-the elapsed time is subtracted. Otherwise the leases start over, so a restart never shortens one."""
+Lease events contain durations. The time since the event is subtracted, if the machine was not
+restarted and its wall clock did not jump. Otherwise leases start over, so none becomes shorter."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -61,8 +61,8 @@ def checkpoint_writer(
     begun_at: int,
     clock: Clock,
 ) -> Callable[[], None]:
-    """Take a snapshot of the cursors, and return a function that writes it, in any thread. Take it
-    only of committed records, because another leader may replace the others."""
+    """Take a snapshot of the cursors, and return a function that writes it in any thread. Call that
+    function only when all records below ``offset`` are committed."""
     now_ms = clock.mono_ms()
     snapshot = cursor.snapshot(now_ms=now_ms)
     of_shares = {share_id: one.snapshot(now_ms=now_ms) for share_id, one in shares}
@@ -87,7 +87,7 @@ def read_checkpoint(log: Log) -> Checkpoint | None:
 
 
 def forget_beyond(log: Log, offset: int) -> None:
-    """Remove checkpoints beyond an offset, before the log is truncated. May run in a thread."""
+    """Remove checkpoints beyond an offset. Call this before the log is truncated there."""
     checkpoint = read_checkpoint(log)
     if checkpoint is None or checkpoint.offset > offset:
         log.remove_checkpoint(CHECKPOINT_NAME)
@@ -95,13 +95,13 @@ def forget_beyond(log: Log, offset: int) -> None:
 
 
 def origin_of(topic: Topic, index: int) -> bytes:
-    """Return bytes from which ids are derived for records without a message id."""
+    """Return the bytes from which the ids of messages without a message id are derived."""
     return f"{topic.topic_id}-{index}".encode("ascii")
 
 
 class Replay:
-    """Reads a partition's log, from a checkpoint on, to restore the cursors. A follower advances it
-    regularly, so that it can become leader quickly; ``finish`` makes the cursors usable."""
+    """Restores the cursors from a checkpoint and the log after it. A follower calls ``advance``
+    regularly, so that it can become leader quickly. ``finish`` makes the cursors usable."""
 
     def __init__(
         self, log: Log, topic: Topic, index: int, *, shares: Sequence[Topic], context: BrokerContext
@@ -164,7 +164,7 @@ class Replay:
         return max(0, context.clock.wall_ms() - since_ms - context.grain_ms)
 
     def _open_producers(self, start: int) -> Producers | None:
-        """Return the producers of the checkpoint, or None if the whole log must be read."""
+        """Return the producers of the checkpoint, or None if the whole log must be replayed."""
         data = self._log.read_checkpoint(PRODUCERS_NAME)
         if data is None:
             return Producers() if start == self._log.start_offset else None
@@ -179,7 +179,7 @@ class Replay:
         return frozenset(share.topic_id for share, _ in self.shares)
 
     def advance(self, up_to: int, *, bytes_max: int | None = None) -> bool:
-        """Read the log up to an offset or ``bytes_max`` bytes. Returns False if more is left."""
+        """Replay up to offset ``up_to`` or about ``bytes_max``. Returns False if more is left."""
         read = 0
         while self.offset < up_to and self.damage is None:
             try:
@@ -259,7 +259,7 @@ class Replay:
         return max(0, cursor.unseen - left)
 
     def _clip(self, cursor: LeaseCursor, event: events.Event) -> events.Event:
-        """Limit a lease event to records that this replay has read, and correct its count."""
+        """Remove records before the start of the replay from an event, and correct its count."""
         start = max(self.begun_at, self._low_watermark)
         if not start:
             return event
@@ -299,8 +299,7 @@ class Replay:
         )
 
     def finish(self) -> "Replay":
-        """Read the rest of the log, and what the lease events lack. Afterwards the cursors can be
-        used."""
+        """Replay the remaining log and complete the cursors, which can be used afterwards."""
         self.advance(self._log.end_offset)
         self.clip(self._log.stored_low_watermark)
         origin = origin_of(self.topic, self.index)
@@ -311,7 +310,7 @@ class Replay:
         return self
 
     def _hydrate(self, cursor: LeaseCursor, origin: bytes) -> None:
-        """Read message group and due time, which events do not contain, from the records."""
+        """Read message groups and due times, which events lack, from the records."""
         clock, log = self._context.clock, self._log
         records: list[Record] = []
         opened: OpenedBatch | None = None
@@ -334,7 +333,7 @@ class Replay:
         cursor.hydrate(records, now_ms=clock.mono_ms(), wall_ms=clock.wall_ms())
 
     def _remember_recent(self, origin: bytes) -> None:
-        """Add the messages of the last five minutes, which are still in the log, to the table."""
+        """Add the messages of the last five minutes to the deduplication table."""
         log, dedup = self._log, self.dedup
         offset = log.find_time(self._context.clock.wall_ms() - limits.DEDUP_WINDOW_MS)
         while offset < log.end_offset:

@@ -1,6 +1,6 @@
-"""The Kafka view of a partition. Batches are not decoded: their checksum was verified before, and
-does not cover base offset and leader epoch, which are set here. Consumers also get queue messages,
-and lease events as control batches, which Kafka clients skip."""
+"""The Kafka view of a partition. Batches are not decoded. Their checksum was verified on arrival;
+it does not cover base offset and leader epoch, which are set here. Consumers also get queue
+messages, and lease events as control batches, which Kafka clients skip."""
 
 import asyncio
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -41,7 +41,7 @@ class Stream:
     def append(
         self, batches: Sequence[bytes | memoryview], *, is_append_time: bool
     ) -> tuple[BatchAppended, Flush | None]:
-        """Append batches. Returns the flush to wait for; None if everything is committed."""
+        """Append batches. Returns None instead of a flush if there is nothing to wait for."""
         wall_ms = self._clock.wall_ms()
         headers = [parse_header(batch) for batch in batches]
         duplicate = self._check(headers, wall_ms)
@@ -65,7 +65,7 @@ class Stream:
         return BatchAppended(base_offset, at_ms, self._log.low_watermark), flush
 
     def _check(self, headers: Sequence[BatchHeader], wall_ms: int) -> int | None:
-        """Return the base offset of the first append if this is a duplicate, else None."""
+        """Check the batches. Returns the base offset of the stored batch if one is a duplicate."""
         for header in headers:
             verdict = self.producers.check(header, wall_ms=wall_ms)
             if isinstance(verdict, Duplicate):
@@ -80,11 +80,11 @@ class Stream:
         return None
 
     def _excuse_gap(self) -> None:
-        """Raise a retriable error soon after this node became leader. The previous leader may have
-        rejected the first of several batches in flight, and after a sequence error some producers
-        would send all of them again with a new epoch, as duplicates."""
+        """Raise a retriable error if this node became leader recently. The previous leader may have
+        rejected the first of several batches in flight. After a sequence error, some producers
+        would send all of these batches again with a new epoch, as duplicates."""
         if self._clock.mono_ms() < self._gaps_excused_until_ms:
-            raise LeaderMoved("An earlier batch of this producer has not arrived yet. Retry.")
+            raise LeaderMoved("An earlier batch of this producer has not arrived yet; retry.")
 
     def append_marker(self, marker: Marker) -> Flush:
         code = self.producers.check_marker(
@@ -104,7 +104,7 @@ class Stream:
         return self._journal.commit() or self._journal.join()
 
     def fetch(self, call: Fetch, ends: StreamEnds) -> Fetched:
-        """Return batches from an offset on, up to the size and isolation level of the call."""
+        """Return batches from ``call.offset`` on, for the isolation level of the call."""
         offset, is_committed = call.offset, call.is_committed
         up_to = ends.last_stable_offset if is_committed else ends.high_watermark
         if offset >= up_to:
@@ -119,8 +119,8 @@ class Stream:
         return Fetched(ends, found.buffers, found.next_offset, found.record_count, aborted)
 
     def _read(self, offset: int, *, bytes_max: int, up_to: int, as_slice: bool) -> BatchBuffers:
-        """Read batches, but skip those emptied by compaction: some clients give up after a few
-        replies without records. If all are empty, return the last one."""
+        """Read batches, but skip those emptied by compaction, because some clients give up after a
+        few replies without records. If all are empty, return the last ones."""
         found = self._log.read_buffers(offset, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice)
         for _ in range(EMPTY_READS_MAX - 1):
             if not found.is_all_empty or found.next_offset >= up_to:
@@ -134,7 +134,7 @@ class Stream:
     async def find_time(
         self, timestamp_ms: int, *, start_offset: int, tenant: str
     ) -> tuple[int, int]:
-        """Return offset and timestamp of the first record at or after a time, or (-1, -1)."""
+        """Return offset and timestamp of the first record at or after a time; (-1, -1) if none."""
         high_watermark = self._journal.high_watermark
         offset = max(self._log.find_time(timestamp_ms), start_offset)
         while offset < high_watermark:
@@ -171,7 +171,7 @@ class Stream:
 
 
 def count_messages(log: Log, start: int, end: int, *, bytes_max: int) -> Generator[None, None, int]:
-    """Return the number of messages in [start, end), from batch headers. Yields after each read."""
+    """Count the messages in [start, end). Yields after each read, to let other tasks run."""
     count = 0
     while start < end:
         start = max(start, log.start_offset)  # segments may have been deleted since the last read
@@ -206,9 +206,9 @@ def replay_producers(producers: Producers, batch: bytes, header: BatchHeader, at
 
 @dataclass
 class LowWatermark:
-    """The first readable offset of a partition. A stream stores it in a file (``docs/adr/0032``):
-    first on this node, then on followers; then share cursors drop what is below. Queues, and
-    clusters below the feature level, append a Trim event instead."""
+    """The first readable offset of a partition. A stream stores it in a file (``docs/adr/0032``),
+    first on this node, then on followers, and drops earlier records from the share cursors. Queues,
+    and clusters below feature level LOW_WATERMARK_FILES, append a Trim event instead."""
 
     log: Log
     journal: Journal
@@ -220,8 +220,8 @@ class LowWatermark:
     _requested: int = 0  # the largest offset that a caller waits for
 
     async def move(self, offset: int, *, is_expiry: bool = True) -> bool:
-        """Hide all records below ``offset`` on this node. Returns True if the caller must also wait
-        for the other replicas (``Replication.low_watermark_held``)."""
+        """Hide all records below ``offset`` on this node. Returns True if the caller must then wait
+        until other replicas have stored the offset (``Replication.low_watermark_held``)."""
         level = LOW_WATERMARK_FILES if self.replication is None else self.replication.level
         is_file = level >= LOW_WATERMARK_FILES and not self.is_queue()
         if is_file:
@@ -257,7 +257,7 @@ class LowWatermark:
             self.replication.stored_low_watermark(offset)
 
     async def _passed(self, leases: Leases, offset: int) -> int:
-        """Count the messages below ``offset`` that a cursor has not delivered yet."""
+        """Count the messages below ``offset`` that the cursor has never leased."""
         while True:
             head = leases.cursor.head
             passed = await self.count(head, offset)

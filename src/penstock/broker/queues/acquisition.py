@@ -1,9 +1,9 @@
 """One ShareFetch of one partition: leases records and returns the batches that contain them.
 
-Batches are sent whole. So batches that fit into the reply are read first, from the first offset
-that can be leased, and only their records are leased, until there are enough. With
-``read_committed``, records from the last stable offset on are not leased, and records of aborted
-transactions are acked instead of delivered."""
+Batches are sent whole. So the batches that fit into the reply are read first, beginning at the
+first offset that can be leased, and then records of these batches are leased, until the request has
+enough records. With ``read_committed``, records from the last stable offset on are not leased, and
+records of aborted transactions are acked instead of delivered."""
 
 import asyncio
 from bisect import bisect_right

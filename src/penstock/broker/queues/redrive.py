@@ -1,9 +1,9 @@
-"""Dead-letter queues, and move tasks (StartMessageMoveTask), which move messages back to their
-source queues or to another queue.
+"""Dead-letter queues, and move tasks (StartMessageMoveTask), which move messages from a dead-letter
+queue back to their source queues or to another queue.
 
 A dead letter is appended to the dead-letter queue, then acked in its source. After a crash in
 between, it is moved again when its short internal lease has ended. The copy's deduplication id
-names the original record, so any queue stores it only once within five minutes.
+names the original record, so any queue stores the copy only once within five minutes.
 
 A move task leases a few messages, sends copies and acks the originals. Its state is in the metadata
 store, so it continues after a restart, once the leases of unmoved messages have ended."""
@@ -41,8 +41,8 @@ class Redriver:
     hold: BackupHold
 
     def attempts_max(self, topic: Topic) -> int | None:
-        """Return the attempts before a message is dead-lettered. A redrive policy whose queue does
-        not exist is ignored, so that messages are not lost."""
+        """Return the number of attempts after which a message is dead-lettered. A redrive policy
+        whose dead-letter queue does not exist is ignored, so that messages are not lost."""
         redrive = topic.settings.redrive
         if redrive is not None and self._target(topic) is not None:
             return redrive.attempts_max
@@ -55,7 +55,7 @@ class Redriver:
         return None if target is None or not topic.may_pass_messages_to(target) else target
 
     async def move(self, leases: Leases, picks: Sequence[Pick]) -> None:
-        """Move records that have no attempts left or were rejected to the dead-letter queue."""
+        """Move records with no attempts left, and rejected records, to the dead-letter queue."""
         topic = leases.topic
         redrive = topic.settings.redrive
         target = self._target(topic)
@@ -154,7 +154,7 @@ class Mover:
         return [self._states.get(task.task_id, task) for task in self.tasks.list(source_arn)]
 
     async def stop(self) -> None:
-        """Let running tasks finish their current message. They are resumed at the next start."""
+        """Let running tasks finish their current message. The next start resumes them."""
         self._stopping.set()
         running = list(self._running.values())
         if running:
@@ -229,7 +229,7 @@ class Mover:
         return None
 
     def _target(self, task: MoveTask, source: Topic, message: Message) -> tuple[Topic | None, str]:
-        """Return the queue to move a message to, or the reason why the task fails."""
+        """Return the target queue of a message, or None and the reason why there is none."""
         arn = task.destination_arn or message.source_arn
         if arn is None:
             return None, SOURCE_UNKNOWN

@@ -124,14 +124,14 @@ class ShareCalls:
         return share
 
     async def _open_remote(self, brokers: calls.BrokerPort, source: Topic, share: Topic) -> None:
-        """Open the share on other nodes, which may not have seen it in the catalog yet."""
+        """Open a new share on other nodes, which may not have seen it in the catalog yet."""
         with contextlib.suppress(TimeoutError, PenstockError):
             async with asyncio.timeout(OPEN_SECONDS_MAX):
                 for partition in range(1, source.partition_count):
                     await brokers.call(calls.ShareStart(share, partition))
 
     async def _begin_remote(self, brokers: calls.BrokerPort, share: Topic, start: int) -> None:
-        """Set the start of the share on other nodes. If one fails, the share is deleted."""
+        """Set the start of a new share on other nodes. If one fails, the share is deleted."""
         try:
             for partition in range(1, share.partition_count):
                 await brokers.call(calls.RestartShare(share, partition, start))

@@ -1,10 +1,10 @@
-"""Opens the logs of replicas. If a log may have lost records, this is stored in the partition's
-row in the metadata store before this node can be elected. Repairs replicas found damaged later.
+"""Opens the logs of replicas, and repairs damaged replicas. If a log may have lost records, this is
+stored in the partition's row in the metadata store before this node can be elected.
 
 A damaged log may lack events, so as a leader it would deliver messages that were deleted long ago.
-Following does not repair it, because a follower fetches only records after its end. If other
-replicas have all records, the damaged replica is quarantined and rebuilt. Otherwise it stays in use
-until another replica has them (rules R4 and R5 in docs/replication.md)."""
+As a follower it is not repaired, because followers fetch only records after the end of their log.
+If other replicas have all records, the damaged replica is quarantined and rebuilt. Otherwise it
+stays in use until another replica has all records (rules R4 and R5 in docs/replication.md)."""
 
 import asyncio
 import contextlib
@@ -56,8 +56,8 @@ class DamagedReplicas:
     async def open(
         self, key: PartitionKey, view: View, context: BrokerContext, *, may_be_new: bool
     ) -> OpenedLog | None:
-        """Open a replica's log. If records may be missing, report this to the store, unless the log
-        is empty and ``may_be_new``."""
+        """Open a replica's log. If records may be missing, store this in the partition's row,
+        unless the log is new and ``may_be_new``."""
         topic = context.catalog.find_id(key.topic_id)
         if topic is None:
             return None
@@ -96,8 +96,8 @@ class DamagedReplicas:
             view = self.view.rows.get(key)
 
     def found(self, replicator: Replicator, reason: str, *, fetched_in: int = NO_EPOCH) -> bool:
-        """Start to repair a replica. Returns whether it is already quarantined. ``fetched_in`` is
-        the last epoch in which this node may have sent a fetch."""
+        """Start the repair of a damaged replica. Returns whether it is quarantined. ``fetched_in``
+        is the last epoch in which this node may have sent a fetch."""
         if self._is_stopped:
             return False
         if self._is_spare(replicator):
@@ -117,7 +117,7 @@ class DamagedReplicas:
         return view is not None and election.is_spare(view.row, self.node)
 
     def _view_of(self, replicator: Replicator) -> View | None:
-        """Return the partition's state in the store; None if the replica is not here any more."""
+        """Return the partition's row, or None if this node no longer has the replica."""
         key = replicator.key
         view = self.view.rows.get(key)
         is_open = self.replicas.get(key) is replicator

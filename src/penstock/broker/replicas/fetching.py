@@ -1,7 +1,7 @@
 """Client and server of the call ``replica fetch``, with which followers copy from leaders. The
 client sends the fetches of many partitions to a leader in one call. The server replies as soon as
-any partition has new records; the other partitions are fetched again together. So a busy partition
-soon has calls of its own, and a thousand idle partitions share one waiting call."""
+any partition has new records; the client then repeats the other fetches in one call. So a busy
+partition soon has calls of its own, and a thousand idle partitions share one waiting call."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -66,7 +66,7 @@ class FollowerLog:
         return self._owner.topic
 
     async def producers(self) -> Sequence[ProducerSeen] | None:
-        """Return the producers of committed records, or None if they cannot be read now."""
+        """Return the producers of committed records, or None if the log is not replayed yet."""
         up_to = self._owner.replica.high_watermark
         if self.replay is None and self._work is None:
             self._continue()  # otherwise the log is replayed after the leader's next reply
@@ -92,7 +92,7 @@ class FollowerLog:
             self._owner.fetch_soon(after_ms=after_ms)
 
     def apply_reply(self, reply: Reply[bytes], news: PartitionReply) -> None:
-        """Apply a reply to the fetch in progress (rule R16). ``news`` is its encoded form."""
+        """Apply a reply if it belongs to the fetch in progress (rule R16)."""
         if reply.fetch is not self._fetch:
             return
         self._fetch = None
@@ -172,7 +172,7 @@ class FollowerLog:
             owner.halt(f"{type(error).__name__}: {error}")  # reading from disk failed
 
     def _continue(self, *, after_ms: int = 0) -> None:
-        """Do what the log needs next: replay, write a checkpoint, or fetch again."""
+        """Start what the log needs next: a replay, a checkpoint, or the next fetch."""
         replica = self._owner.replica
         if replica.role is not Role.FOLLOWER or self._owner.is_changing_role:
             return
@@ -221,7 +221,6 @@ class FollowerLog:
         await self.save_epochs()
 
     async def sync_rest(self) -> None:
-        """Sync the records that were appended under the previous leader."""
         replica, durable_offset = self._owner.replica, self._owner.durable_offset
         if durable_offset < replica.end_offset and self._log.refusal is None:
             await self._sync()
@@ -245,7 +244,7 @@ class FollowerLog:
         self._log.finish_sync(job)
 
     def sync_soon(self) -> None:
-        """Start a sync of unsynced records, or with fsync ``never`` only of closed segments."""
+        """Start a sync in the same cases as ``Partition.sync_soon``, if this replica follows."""
         owner, log, fsync = self._owner, self._log, self._owner.fsync
         if owner.replica.leader is not None or owner.is_changing_role:
             return
@@ -288,7 +287,6 @@ class FollowerLog:
         return result
 
     async def save_epochs(self, *, is_last: bool = False) -> None:
-        """Save the epochs for the next start, if there is a new epoch or ``is_last``."""
         history = self._owner.replica.history
         if is_last or history.last != self._saved_epoch:
             self._saved_epoch = history.last
@@ -297,7 +295,7 @@ class FollowerLog:
                 await self._owner.in_thread(lambda: write_epochs(self._log, entries, end))
 
     def _drop_segments(self) -> None:
-        """Delete the segments that the leader has deleted, if they are committed."""
+        """Delete segments that the leader has deleted, once they are committed and replayed."""
         start = max(self.leader_start, self._log.stored_low_watermark)
         start = min(start, self._owner.replica.high_watermark)
         if self.replay is not None:
@@ -316,7 +314,7 @@ class FollowerLog:
             await asyncio.wait([self._work])
 
     async def compact(self) -> int:
-        """Compact the log if this node follows. Returns the number of bytes freed."""
+        """Compact the log if this replica is a follower. Returns the number of bytes freed."""
         owner, replay = self._owner, self.replay
         if (
             not (owner.topic.configs or owner.context.defaults.configs)  # true for most topics

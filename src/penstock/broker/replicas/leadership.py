@@ -1,5 +1,5 @@
-"""The leader's side of replication: one epoch of a partition, as its journal sees it; changes of
-in-sync sets, which are checked twice a second and when a node starts or stops; and counters."""
+"""The leader's side of replication: ``Leadership`` connects a partition's journal with replication;
+``InSyncSets`` checks all in-sync sets twice a second and when a node starts or stops."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ ASYNC_CONFIG = "penstock.replication"
 
 
 class Leadership:
-    """One epoch in which this node leads a partition. Calls have no effect once ``is_over``."""
+    """One epoch in which this node leads a partition. When ``is_over``, calls have no effect."""
 
     def __init__(self, replicator: "Replicator") -> None:
         self._replicator = replicator
@@ -38,7 +38,7 @@ class Leadership:
 
     @property
     def is_awaited(self) -> bool:
-        """Return whether replies wait for commits. True if others may consider this node dead."""
+        """Whether replies wait for commits. Always True after this node has lost its lease."""
         return not self._is_async or not self._replicator.home.is_registered
 
     @property
@@ -76,7 +76,7 @@ class Leadership:
         row = leader.row
         home = self._replicator.home
         if self._is_async and not home.is_registered:
-            raise NotEnoughReplicas("This node has lost its registration in the cluster. Retry.")
+            raise NotEnoughReplicas("This node lost its registration in the cluster; retry later.")
         alive = sum(home.is_alive(node) for node in row.whole)
         if alive < row.in_sync_min:
             raise NotEnoughReplicas(
@@ -94,7 +94,7 @@ class Leadership:
             self._replicator.damaged(damage)
 
     def synced(self, durable_offset: int) -> int:
-        """Update the durable offset, and return the high watermark. Ignored once ``is_over``."""
+        """Update the durable offset, unless ``is_over``. Returns the high watermark."""
         if self.is_over:
             return self._replica.high_watermark
         return self._replica.synced(min(durable_offset, self._replica.end_offset))

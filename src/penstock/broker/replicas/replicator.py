@@ -1,8 +1,8 @@
 """One replica of a partition on this node. It connects its log, the replication rules
 (``replication/replica.py``) and, while it leads, the ``Partition``.
 
-When a new epoch arrives, everything that it invalidates ends at once, without an await. Slow steps
-follow in ``_take_role``, one after the other. The log has one user at a time: the follower
+When a new epoch arrives, the work of the old role ends at once, without an await. Slow steps follow
+in ``_take_role``, one after the other. The log has one user at a time: the follower
 (``follower_log.py``), a replay in a thread, or the leading ``Partition``."""
 
 import asyncio
@@ -86,12 +86,12 @@ class Replicator:
 
     @property
     def durable_offset(self) -> int:
-        """The end of the durable records. If fsync is not ``always``, all records are included."""
+        """The end of the durable records, or of all records if fsync is not ``always``."""
         return self.log.durable_offset if self.fsync is Fsync.ALWAYS else self.log.end_offset
 
     @property
     def lag_count(self) -> int:
-        """The number of records that this replica lags behind the leader; 0 if unknown."""
+        """The number of records that this replica lags behind the leader, or 0 if unknown."""
         epoch, end = self.leader_end
         replica = self.replica
         if replica.role is not Role.FOLLOWER or epoch != replica.epoch:
@@ -122,7 +122,7 @@ class Replicator:
         self._change_role()
 
     def _change_role(self) -> None:
-        """End the old role at once, and start the new one."""
+        """End the old role at once, and start a task that takes the new role."""
         self._end_leadership()
         self.follower_log.cancel_fetch()
         self.wake()
@@ -132,7 +132,7 @@ class Replicator:
 
     def _end_leadership(self) -> None:
         """Stop accepting appends in the old epoch (rule R8). The next leader may still commit
-        appends that have no reply yet, so clients wait for the outcome."""
+        appends that were not confirmed yet, so their clients wait for the outcome."""
         if self.leadership is None or self.leadership.is_over:
             return
         self.leadership.is_over = True
@@ -144,13 +144,13 @@ class Replicator:
         self._wake_low_watermark_waits()
 
     def committed(self) -> None:
-        """Reply to appends from this node's time as leader that are committed now."""
+        """Confirm appends that this node accepted as leader and that are committed now."""
         high_watermark = self.replica.high_watermark
         while self._pending and self._pending[0].end_offset <= high_watermark:
             self._pending.popleft().settle()
 
     def fail_pending_after(self, offset: int) -> None:
-        """Fail appends beyond an offset with an unknown outcome: another replica may have them."""
+        """Fail pending appends beyond an offset with LeaderMoved: the outcome is unknown."""
         while self._pending and self._pending[-1].end_offset > offset:
             self._pending.pop().settle(self.outcome_unknown())
 
@@ -161,7 +161,7 @@ class Replicator:
             flush.settle(self.outcome_unknown())
 
     async def settle(self) -> None:
-        """Wait for the outcome of all appends from this node's time as leader."""
+        """Wait for the outcome of all appends that this node accepted as leader."""
         waiting = [flush.committed.wait() for flush in self._pending]
         await asyncio.gather(*waiting, return_exceptions=True)
 
@@ -187,7 +187,7 @@ class Replicator:
             self._role_task = None
 
     async def _leave_role(self) -> None:
-        """Wait until nothing of the old role uses the log."""
+        """End the old role, and wait until it no longer uses the log."""
         partition, self.partition, self.leadership = self.partition, None, None
         if partition is not None:
             await self.home.partitions.release(partition, self.outcome_unknown())
@@ -229,7 +229,7 @@ class Replicator:
         return await self.in_thread(replay.finish)
 
     def new_replay(self) -> Callable[[], Replay]:
-        """Return a function that opens a replay, in a thread."""
+        """Return a function that opens a new replay. Call it in a thread."""
         shares, place = self.shares, (self.log, self.topic, self.key.index)
         return lambda: Replay(*place, shares=shares, context=self.context)
 
@@ -263,7 +263,7 @@ class Replicator:
                 self._wake_low_watermark_waits()
 
     async def low_watermark_moved(self) -> None:
-        """Wait until the low watermark of a replica, or the set of replicas, changes."""
+        """Wait until a replica has stored a low watermark, or the set of replicas changed."""
         moved = self._loop.create_future()
         self._low_watermark_waits.append(moved)
         await moved
@@ -325,7 +325,7 @@ class Replicator:
         return await self._loop.run_in_executor(self.context.pool, work)
 
     def reincarnate(self, incarnation: int) -> None:
-        """Leave all roles, because the node counted as dead and has registered again."""
+        """Give up the role, because this node was considered dead and has registered again."""
         before = self.replica
         if before.role is Role.HALTED:
             return
@@ -344,7 +344,7 @@ class Replicator:
             self.partition.note_damage(found)
 
     def quarantine(self) -> None:
-        """Stop using this log for good. It is damaged, and other replicas have all records."""
+        """Stop using this log permanently. It is damaged, and other replicas have all records."""
         self.is_quarantined = True
         self._end_leadership()
         self.replica.halt("the log is damaged; it will be rebuilt once another node leads")

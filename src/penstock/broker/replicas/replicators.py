@@ -2,9 +2,9 @@
 names this node, updated when the row changes, and closed when the row no longer names the node.
 
 A node starts in this order (rule R4 in docs/replication.md): it removes its old registration, so
-that no node relies on it; it opens its logs, and reports replicas that may have lost records to the
-store; it registers, and from then on ignores rows that it has read before. A node whose lease ended
-while it was running does the same without closing its logs."""
+that no node relies on it; it opens its logs, and reports to the store which replicas may have lost
+records; it registers, and ignores versions of rows from before its registration. A node whose lease
+ended while it was running does the same without closing its logs."""
 
 import asyncio
 import contextlib
@@ -96,11 +96,11 @@ class Replicators:
 
     @property
     def is_registered(self) -> bool:
-        """Return whether this node's lease is valid: no other node considers it dead (rule R20)."""
+        """Whether this node's lease is valid. Then no other node considers it dead (rule R20)."""
         return self._membership.is_good
 
     async def lead(self, replicator: Replicator, leadership: Leadership) -> Partition:
-        """Start to lead a partition. Raises NotLeader if its log is damaged."""
+        """Start leading a partition. Raises NotLeader if the log was quarantined as damaged."""
         key = replicator.key
         restored = await replicator.restored()
         if restored.damage is not None and self.damaged(replicator, restored.damage):
@@ -138,15 +138,15 @@ class Replicators:
         self._jobs = [asyncio.create_task(self._in_sync_sets.run(), name="in-sync sets")]
 
     async def _refresh_rows(self) -> None:
-        """Apply the current state of all partitions. The watch reports only changes."""
+        """Read and apply the rows of all partitions, because a watch reports only changes."""
         await self._view.refresh_rows()
         for key, view in tuple(self._view.rows.items()):
             if self.node in view.row.replicas:
                 self._row_changed(key, view)
 
     async def _remove_deleted(self) -> None:
-        """Remove folders of topics that were deleted while this node was down. Unknown folders are
-        kept, because the metadata store may have been restored from an old backup."""
+        """Remove folders of topics that were deleted while this node was down. Folders of unknown
+        topics are kept, because the metadata store may have been restored from an old backup."""
         known = {key.topic_id for key in self._view.rows}
         for folder in sorted(self._folder.iterdir()):
             if folder.name in known:
@@ -159,7 +159,6 @@ class Replicators:
                 await self._remove(folder)
 
     async def _register(self) -> None:
-        """Register this node again, in the order that rule R4 requires."""
         self._is_registering = True
         try:
             await self._open_and_register()
@@ -331,7 +330,7 @@ class Replicators:
         ]
 
     def lost_lease(self) -> None:
-        """Register again, because this node's lease was lost and others may lead its partitions."""
+        """Register again, because the lease was lost and other nodes may lead the partitions."""
         if self._registering_again is None and not self._is_stopped:
             work = self._register_again()
             self._registering_again = asyncio.create_task(work, name="register again")
@@ -352,7 +351,7 @@ class Replicators:
             self._registering_again = None
 
     async def leave(self) -> None:
-        """Hand over leadership to other nodes, if there are any, before this node stops."""
+        """Hand over leadership to other nodes, if there are any. Call this before ``stop``."""
         others = {node for node, entry in self._view.nodes.items() if not entry.is_leaving}
         if not others - {self.node} or not self._membership.incarnation:
             return

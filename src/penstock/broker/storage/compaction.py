@@ -1,11 +1,11 @@
-"""Runs the compaction of a log: steps in a thread, replacement of segments in the event loop, with
-pauses as long as the steps. A node compacts one log at a time, which limits the memory for keys. No
-compaction runs while the disk is low, except for the logs of coordinators, which would otherwise
-use up the reserve.
+"""Runs the compaction of a log. Steps run in a thread, segments are replaced in the event loop, and
+each step is followed by a pause of the same length. A node compacts one log at a time, which limits
+the memory for keys. While the disk is low, only the logs of coordinators are compacted, because
+they would otherwise use up the reserve.
 
 Readers of committed records need the list of aborted transactions that still have records. After a
-compaction, batch headers show which transactions have none left, and these are forgotten. Only
-segments that overlap an aborted transaction are read."""
+compaction, batch headers show which transactions have no records left, and these are removed from
+the list. Only segments that overlap an aborted transaction are read."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader
 
 class AbortedScan:
     def __init__(self, log: Log, aborted: Sequence[Aborted], *, up_to: int) -> None:
-        """Check the aborted transactions whose marker is below ``up_to``, in closed segments."""
+        """Prepare to find ``aborted`` transactions that have no records left below ``up_to``."""
         assert up_to <= log.sealed_offset, "only closed segments are scanned"
         self.gone: frozenset[Aborted] = frozenset()  # set when a step returned DONE
         self._folder = log.folder
@@ -86,7 +86,7 @@ class AbortedScan:
 
 
 def _joined(aborted: Sequence[Aborted]) -> list[tuple[int, int]]:
-    """Return the merged offset ranges (first offset, marker) of the transactions, in order."""
+    """Return the offset ranges of the transactions. Overlapping ranges are merged."""
     ranges: list[tuple[int, int]] = []
     for _, first, marker in aborted:
         if ranges and first <= ranges[-1][1]:
@@ -133,8 +133,8 @@ class Compactor:
         up_to: int,
         held_offset: int | None,
     ) -> int:
-        """Compact the log below ``up_to`` and the last stable offset, if enough would be gained.
-        Returns the bytes freed. ``find_producers`` returns None while they cannot be used.
+        """Compact the log below ``up_to`` and the last stable offset, if enough would be freed.
+        Returns the bytes freed. ``find_producers`` returns None while the log is read in a thread.
         ``held_offset`` is the offset that all replicas have. Raises Unreadable on damage."""
         log, context = self._log, self._context
         if self._is_stopped or self._round is not None or log.refusal is not None or log.damage:
@@ -220,7 +220,7 @@ class Compactor:
             await self._in_thread(ended.close)
 
     async def stop(self) -> None:
-        """Stop, and wait until no thread uses the log's files and temporary files are removed."""
+        """Stop. When this returns, no thread uses the log and temporary files are removed."""
         self._is_stopped = True
         while self._thread is not None and not self._thread.done():
             await asyncio.wait([self._thread])

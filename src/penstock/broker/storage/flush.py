@@ -6,7 +6,7 @@ from penstock.model.errors import PenstockError
 
 
 class Stage:
-    """One stage of a flush that callers can wait for. Each gets a future of its own, because
+    """One stage of a flush that callers can wait for. Each caller gets a future of its own, because
     cancelling a task also cancels the future that it awaits."""
 
     # Class attributes as defaults, because every send creates three stages and waits for one.

@@ -1,17 +1,17 @@
-"""Appends to the log of one partition. All requests in one turn of the event loop become one
+"""Appends to the log of one partition. All requests in one iteration of the event loop become one
 append, and appends made while a sync is running share the next sync. Messages and lease events are
-written at the end of the turn, messages first, so that the offset of a message is known at once.
+written at the end of the iteration, messages first, so the offset of a message is known at once.
 
-A reply is sent after fdatasync with the fsync mode ``always``, and once the bytes are in the page
-cache with ``interval`` and ``never``. That point in the log is the high watermark, up to which
+With the fsync mode ``always``, a reply is sent after fdatasync; with ``interval`` and ``never``,
+when the bytes are in the page cache. That point in the log is the high watermark, up to which
 consumers can read. In a cluster, the high watermark is the offset that all in-sync replicas have
 (``Replication``), and replies wait for it, unless the topic is replicated asynchronously.
 
 After a failed sync the journal rejects everything, because the kernel may have dropped the dirty
 pages, and another fdatasync would report success. A failed append fails at once for its own
-callers; the messages and the events of a turn are two appends. If nothing was written, the cursors
-are restored from the log, and the partition continues. After any other error, log and cursors may
-disagree, so the partition is out of service until the node opens it again."""
+callers; the messages and the events of an iteration are two appends. If nothing was written, the
+cursors are restored from the log, and the partition continues. After any other error, log and
+cursors may disagree, so the partition is out of service until the node opens it again."""
 
 import asyncio
 import logging
@@ -39,11 +39,11 @@ FLUSH_BYTES_MAX = limits.BATCH_BYTES_MAX // 4
 
 
 class _NotEncoded(Exception):
-    """A message or event could not be encoded. Nothing of its batch is in the log."""
+    """A message or event could not be encoded. No part of its batch is in the log."""
 
 
 class Replication(Protocol):
-    """The other replicas, as the leader's journal sees them (``replicas/leadership.py``)."""
+    """Replication as the leader's journal sees it. Implemented by ``replicas/leadership.py``."""
 
     @property
     def epoch(self) -> int: ...
@@ -140,8 +140,8 @@ class Journal:
     def append_batch(
         self, batch: bytes | memoryview, header: BatchHeader, *, append_time_ms: int | None = None
     ) -> BatchHeader:
-        """Append a producer's batch, and return its header as it is in the log. The caller must
-        call ``commit`` afterwards, even after an error."""
+        """Append a producer's batch. Returns its header as written to the log. The caller must call
+        ``commit`` afterwards, even after an error."""
         if self._messages or self._events:
             self.flush()
         if self.failure is not None:
@@ -171,7 +171,7 @@ class Journal:
         return header
 
     def commit(self) -> Flush | None:
-        """Commit the batches appended before. Returns the flush to wait for, or None."""
+        """Commit the batches of ``append_batch``. Returns the flush to wait for, if any."""
         size, self._batches_bytes = self._batches_bytes, 0
         if not size or self.failure is not None:
             return None
@@ -196,7 +196,7 @@ class Journal:
         return flush
 
     def flush(self) -> None:
-        """Append everything that was added. Called at the end of the iteration, or earlier."""
+        """Append all messages and events that were added in this iteration of the event loop."""
         flush, self._flush = self._flush, None
         if flush is None:
             return
@@ -262,7 +262,7 @@ class Journal:
         return None
 
     def _append_failed(self, error: Exception) -> PenstockError:
-        """Put the partition out of service: log and cursors may disagree after this error."""
+        """Put the partition out of service, because log and cursors may disagree."""
         if not isinstance(error, OSError | AppendsRefused):
             log_.error("append failed unexpectedly", extra=self._log_fields, exc_info=error)
         self.log.refuse_appends(f"append failed: {error}")
@@ -318,7 +318,6 @@ class Journal:
             self._replication.appended(self.log.end_offset)
 
     def sync_soon(self) -> None:
-        """Start a sync that no caller waits for. Used with ``interval``."""
         if self.failure is None:
             self._sync()
 
@@ -385,7 +384,7 @@ class Journal:
             self._commit(committing.popleft())
 
     def _fail(self, reason: str) -> PenstockError:
-        """Reject all further requests. Appends that are not committed fail."""
+        """Reject all further requests, and fail appends that are not committed."""
         failure = self.failure
         if failure is None:
             failure = self.failure = Overloaded(f"the partition is out of service: {reason}")
@@ -396,8 +395,8 @@ class Journal:
         return failure
 
     def hand_over(self, reason: PenstockError, unknown: PenstockError) -> Sequence[Flush]:
-        """Reject all further requests and those that are not written yet. Returns the flushes that
-        are written but not committed; the caller must settle them."""
+        """Reject all further requests and the requests that are not written yet. Returns the
+        flushes that are written but not committed; the caller must settle them."""
         flush = self._flush
         is_written = flush is not None and flush.size_bytes > 0  # its batches are in the log
         self.failure = unknown if is_written else reason

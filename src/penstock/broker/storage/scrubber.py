@@ -1,7 +1,7 @@
 """Reads all logs of a node slowly, again and again, to find damage on disk while other replicas
-still have the data. A segment is opened separately and read in small pieces in a thread. Concurrent
-changes of the log may look like damage, so a segment with damage is checked a second time. Pages in
-the kernel's cache are not read from the disk."""
+still have the data. Each segment is read in small pieces in a thread. Concurrent changes of the log
+may look like damage, so a segment with damage is checked a second time. Pages in the kernel's cache
+are not read from the disk."""
 
 import asyncio
 import logging
@@ -87,7 +87,7 @@ class Scrubber:
                 return
 
     async def _verify(self, log: Log, base_offset: int) -> Sequence[Damage]:
-        """Return the damage in a segment, or nothing if the segment was replaced meanwhile."""
+        """Return the damage in a segment, or an empty list if the segment was just replaced."""
         info = _find(log, base_offset)
         if info is None:
             return []
@@ -112,7 +112,7 @@ class Scrubber:
         return found if is_same else []
 
     def _piece(self, verification: Verification) -> tuple[int, float]:
-        """Read a piece. Returns the bytes read and the processor seconds used. Runs in a thread."""
+        """Verify the next piece. Returns the number of bytes and the processor seconds used."""
         began_at = time.thread_time()
         read = verification.advance(self._piece_bytes)
         took = time.thread_time() - began_at
@@ -128,7 +128,7 @@ class Scrubber:
         await asyncio.sleep(cost_bytes / self.bytes_per_second)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Run in a thread. If cancelled, wait for the thread first, because it uses open files."""
+        """Run ``work`` in a thread. If cancelled, wait for its end, because it uses open files."""
         future = asyncio.get_running_loop().run_in_executor(self.pool, work)
         try:
             return await asyncio.shield(future)

@@ -3,7 +3,7 @@ bytes into batches would only cost time.
 
     a verified range ──────────────► one read, no verification
     recently written and requested as a slice ──► not even a read
-    any other ──► one read ──► verify every header, check and CRC ──► a verified range
+    any other ──► one read ──► verify every batch header and CRC ───► a verified range
                                    │ the first batch is bad
                                    └► None: ``Segment.read`` finds the damage batch by batch
 
@@ -34,9 +34,9 @@ POSITION_BYTES = 256 * KIB
 
 
 class RecentPositions:
-    """Positions of batches in recently written bytes of a segment. Slices between them are sent
-    without reading them, because they were valid when they arrived. Positions expire (``age``);
-    their bytes are then verified like all others."""
+    """Positions of batches in recently written bytes of a segment. The bytes between two positions
+    are sent without being read, because they were verified on arrival. Positions expire (``age``);
+    afterwards, their bytes are verified like all others."""
 
     __slots__ = ("_offsets", "_old_count", "_positions", "_records", "due_at", "records")
 
@@ -62,7 +62,7 @@ class RecentPositions:
         self.due_at = 0
 
     def age(self) -> None:
-        """Drop the positions that existed at the last call."""
+        """Drop the positions that already existed at the previous call."""
         if self._old_count == len(self._offsets):
             self.clear()
             return
@@ -73,8 +73,8 @@ class RecentPositions:
     def find(
         self, start: int, *, bytes_max: int, up_to: int, end_offset: int, end_position: int
     ) -> tuple[int, int, int, int] | None:
-        """Return the longest slice from offset ``start``, if its position is known: position, size,
-        next offset and number of records."""
+        """Return position, size, next offset and record count of the longest slice that begins at
+        offset ``start``, or None if no position is known for ``start``."""
         offsets, positions = self._offsets, self._positions
         first = bisect_left(offsets, start)
         if first == len(offsets) or offsets[first] != start:
@@ -149,8 +149,8 @@ def buffers_of(batches: Sequence[bytes], start: int) -> BatchBuffers:
 def read_buffers(
     segment: "Segment", start: int, *, bytes_max: int, up_to: int, as_slice: bool
 ) -> BatchBuffers | None:
-    """Return whole batches from the one that holds ``start`` on; None if the first batch is bad.
-    With ``as_slice`` the result may be a slice of the file."""
+    """Return whole batches from offset ``start`` on, or None if the first batch is bad. With
+    ``as_slice``, the result may be a slice of the file."""
     assert segment.base_offset <= start < segment.end_offset
     bytes_max = min(bytes_max, READ_BYTES_MAX)
     if as_slice and segment.recent:
@@ -234,7 +234,7 @@ class _BufferWalk:
         self.wanted_bytes = 0  # size of the first batch if it is longer than the read, else 0
 
     def run(self, start: int, *, bytes_max: int, up_to: int) -> BatchBuffers | None:
-        """Return the verified range. One loop without function calls, for speed."""
+        """Return the valid batches from ``start`` on. Function calls are avoided, for speed."""
         segment, data, checks_file = self._segment, self._data, self._segment.files.checks
         view = memoryview(data)
         size, place = len(data), self._place

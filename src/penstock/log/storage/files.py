@@ -79,7 +79,7 @@ class Disk:
         os.close(fd)
 
     def duplicate(self, fd: int) -> int:
-        """Return a second descriptor of the same open file; it survives a close and an unlink."""
+        """Return a second descriptor of an open file. It stays valid when the first is closed."""
         return os.dup(fd)
 
     def pread(self, fd: int, count: int, position: int) -> bytes:
@@ -139,7 +139,7 @@ def is_full(error: OSError) -> bool:
 
 
 class SharedFile:
-    """A file descriptor that is closed with the last reference to it."""
+    """A file descriptor that is closed when the last reference to this object is gone."""
 
     __slots__ = ("_disk", "fd")
 
@@ -176,7 +176,7 @@ def read_whole(disk: Disk, path: Path) -> bytes | None:
 
 
 def replace_durably(disk: Disk, path: Path, data: bytes) -> None:
-    """Replace a file's content, durably. After a power cut the old or the new content is there."""
+    """Replace a file's content durably. After a power cut, the file has the old or new content."""
     tmp = path.with_name(path.name + TMP_SUFFIX)
     fd = disk.open(tmp)
     try:
@@ -190,7 +190,7 @@ def replace_durably(disk: Disk, path: Path, data: bytes) -> None:
 
 
 class ReadOnlyDisk(Disk):
-    """A disk for inspection only: missing files read as empty, and every write is refused."""
+    """A disk for inspection only. Missing files read as empty, and every write fails."""
 
     def open(self, path: Path) -> int:
         try:

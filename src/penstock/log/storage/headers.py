@@ -1,6 +1,6 @@
-"""Walks over the batch headers of a segment, to find where to cut it and which epochs it holds. A
-header is trusted if it continues where the one before it ended and matches the segment's ``.check``
-file. After a header that is not trusted, the walk continues at the next indexed batch."""
+"""Walks over the batch headers of a segment to find where to truncate it and which epochs it has. A
+header is trusted if it continues where the previous one ended and matches the ``.check`` file.
+After an untrusted header, the walk continues at the next indexed batch."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -45,8 +45,8 @@ def walk(segment: Segment, start: BatchStart) -> Iterator[Step]:
 
 
 def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
-    """Return where to cut: before the batch that holds offset ``to``, or before damage that reaches
-    up to that batch. ``epoch`` is the last epoch of the earlier segments."""
+    """Return where to truncate a segment: before the batch that holds offset ``to``, or before
+    damage that ends at that batch. ``epoch`` is the last epoch of the earlier segments."""
     index = segment.files.index
     place, max_timestamp = _entry_before(segment, to)
     last, end, hole = START, place, None
@@ -78,8 +78,6 @@ def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
 
 
 def _entry_before(segment: Segment, to: int) -> tuple[BatchStart, int]:
-    """Return an indexed batch before the one that holds ``to``, and the highest timestamp up to it.
-    A walk from there also passes the last batch that is kept."""
     segment.find(to)  # rebuilds a damaged index
     index = segment.files.index
     number = index.offsets.last_at_most(to - segment.base_offset)
@@ -91,8 +89,8 @@ def _entry_before(segment: Segment, to: int) -> tuple[BatchStart, int]:
 
 
 def epochs_of(segment: Segment, start: int) -> Epochs:
-    """Return the epochs from the batch that holds ``start`` on, each with its first offset. If two
-    indexed batches have the same epoch, all between them have it too and are not read."""
+    """Return the epochs from the batch that holds ``start`` on, each with its first offset. Batches
+    between two indexed batches of the same epoch are not read: they have this epoch too."""
     found: Epochs = []
     index = segment.files.index
     place = segment.find(start)

@@ -51,7 +51,7 @@ ZEROS_REASON = "zeros up to the end of the file: space that was never written"
 
 
 def header_fault(header: BatchHeader, offset: int) -> str | None:
-    """Return why a header cannot belong at ``offset``, or None if it can."""
+    """Return why a batch header is invalid at ``offset``, or None if it is valid."""
     if header.magic != MAGIC:
         return f"the batch begins with magic {header.magic}, expected {MAGIC}"
     if header.base_offset != offset:
@@ -64,7 +64,7 @@ def header_fault(header: BatchHeader, offset: int) -> str | None:
 
 
 def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
-    """Return whether only zeros, space that was never written, follow ``position``."""
+    """Return whether only zeros follow ``position``, that is, space that was never written."""
     while position < size:
         chunk = disk.pread(fd, MIB, position)
         if chunk.count(0) != len(chunk):
@@ -77,7 +77,7 @@ def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
 
 @dataclass(slots=True)
 class Scan:
-    """State and results of a scan. ``checks`` and ``places`` are the correct index entries."""
+    """State and results of a scan. ``checks`` and ``places`` are the entries for the side files."""
 
     size: int  # bytes of the file to scan
     position: int
@@ -148,8 +148,8 @@ class Scanner:
         return reason is None or self._step_over(reason)
 
     def _walk(self, window: bytes, is_end: bool) -> tuple[str | None, int]:
-        """Take whole batches from the window. Returns why the next batch is bad (None if it is only
-        incomplete) and how large the next window must be. One loop with local names, for speed."""
+        """Take whole batches from ``window``, a part of the file. Returns why the next batch is bad
+        (None if it is only incomplete), and its size. One loop with local names, for speed."""
         scan, known, base_offset = self.scan, self._known, self._base_offset
         view, limit, at, start = memoryview(window), len(window), 0, scan.position
         unpack, crc_of, add_check = HEADER.unpack_from, crc32c, scan.checks.append
@@ -176,7 +176,7 @@ class Scanner:
                 and known[number] != check
                 and is_entry_intact(self._checks, self._first_ordinal + number)
             ):
-                reason = "the header differs from its check"
+                reason = "the header does not match its checksum"
                 break
             if end > limit:
                 if is_end:
@@ -245,7 +245,7 @@ class Scanner:
         return None
 
     def _whole_at(self, position: int) -> BatchHeader | None:
-        """Return the header of a whole batch at ``position`` with a later offset, or None."""
+        """Return the header of the batch at ``position``, or None if there is no valid batch."""
         scan = self.scan
         raw = self._disk.pread(self._fd, HEADER_BYTES, position)
         if len(raw) < HEADER_BYTES:
@@ -263,7 +263,7 @@ class Scanner:
         return header if crc32c(body) == header.crc else None
 
     def _search(self, limit: int) -> BatchStart | None:
-        """Search for the next batch that ``.check`` or the batches after it confirm."""
+        """Find the next batch that is confirmed by the ``.check`` file or the batches after it."""
         scan = self.scan
         data = self._disk.pread(self._fd, limit - scan.position, scan.position)
         pattern = re.compile(
@@ -314,8 +314,8 @@ APPEND_BYTES_MAX = 2**30  # every system can write this with one call
 
 
 def verified(view: memoryview, *, offset: int, epoch: int, folder: Path) -> list[BatchHeader]:
-    """Return the headers of batches from a leader. Raises Damaged if a batch is invalid or cannot
-    follow ``offset`` and ``epoch``."""
+    """Return the headers of batches from a leader. Raises Damaged if a batch is invalid, does not
+    begin at the expected offset, or has an older epoch than the batch before it."""
     headers: list[BatchHeader] = []
     make, unpack, at, limit = tuple.__new__, HEADER.unpack_from, 0, len(view)
     if limit > APPEND_BYTES_MAX:
@@ -352,8 +352,8 @@ def _fault(header: BatchHeader, offset: int, epoch: int, left_bytes: int) -> str
 
 
 def trimmed(view: memoryview, offset: int) -> memoryview:
-    """Remove the offsets that the log already has from a first batch without records. Compaction
-    merges such batches, so they may begin before the log's end."""
+    """Remove the offsets below ``offset``, the log's end, from a first batch without records.
+    Compaction merges such batches, so a leader may send one that begins before the log's end."""
     if len(view) < HEADER_BYTES:
         return view
     header = parse_header(view)

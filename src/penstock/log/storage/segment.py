@@ -44,18 +44,18 @@ _NO_HEADER = parse_header(bytes(HEADER_BYTES))
 def checked_header(
     raw: bytes, offset: int, ordinal: int, checks: CheckWindow | None
 ) -> tuple[BatchHeader, str | None]:
-    """Return a header, and why it is not trusted at ``offset``, or None if it is."""
+    """Return a batch header, and why it is invalid at ``offset`` (None if it is valid)."""
     if len(raw) < HEADER_BYTES:
         return _NO_HEADER, "the file ends inside a batch"
     header = parse_header(raw)
     reason = header_fault(header, offset)
     if reason is None and checks is not None and checks.is_refuted(raw, ordinal):
-        reason = "the header differs from its check"
+        reason = "the header does not match its checksum"
     return header, reason
 
 
 class BatchReader:
-    """Reads verified batches up to the first bad one; if none is good, raises DamagedRange."""
+    """Reads verified batches up to a bad one. Raises DamagedRange if the first one is bad."""
 
     def __init__(self, segment: "Segment", place: BatchStart, *, bytes_max: int) -> None:
         self._segment = segment
@@ -224,7 +224,7 @@ class Segment:
         return self._files
 
     def make_files(self) -> None:
-        """Create the files now, so that no append is the first to find the disk full."""
+        """Create the files now, so that a full disk is noticed before the first append."""
         assert self.files.log_fd >= 0
 
     def close(self) -> None:
@@ -299,11 +299,11 @@ class Segment:
         self.last_epoch = headers[-1].leader_epoch
 
     def _take_back(self, position: int, error: OSError | None = None) -> NoReturn:
-        """Undo a failed or partial write. Raises DiskFull, or ``error`` if it has another cause."""
+        """Undo a partial write and raise DiskFull. On other errors, only raise ``error``."""
         if error is not None and not is_full(error):
             raise error
         self.disk.truncate(self.files.log_fd, position)
-        raise DiskFull("no space left for this partition's log") from error
+        raise DiskFull("the disk is full: nothing was appended to the log") from error
 
     def cut(self, cut: Cut) -> None:
         files = self.files
@@ -326,7 +326,7 @@ class Segment:
         self.files.flush()
 
     def read(self, start: int, *, bytes_max: int, up_to: int) -> list[bytes]:
-        """Return whole batches from the one that holds ``start`` on. Raises DamagedRange."""
+        """Return whole batches from ``start`` on. Raises DamagedRange if the first one is bad."""
         assert self.base_offset <= start < self.end_offset
         reader = BatchReader(self, self.find(start), bytes_max=bytes_max)
         try:
@@ -340,14 +340,14 @@ class Segment:
         return reader.run(start, up_to=up_to)
 
     def find(self, offset: int) -> BatchStart:
-        """Return where to start looking for an offset. A damaged index is rebuilt first."""
+        """Return an indexed batch from which to search for an offset. Rebuilds a damaged index."""
         place = self.files.index.find(offset - self.base_offset)
         if place is None and self._rebuild_all():
             place = self.files.index.find(offset - self.base_offset)
         return place or START
 
     def _rebuild_all(self) -> bool:
-        """Rebuild the side files. Returns False if the segment's end is damaged."""
+        """Scan the segment and rebuild its side files. Returns False if its end is damaged."""
         scan = Scanner(self).run()
         if scan.position != self.bytes or scan.last is None:
             return False
@@ -358,7 +358,7 @@ class Segment:
         return True
 
     def is_indexed(self, scan: Scan, *, from_ordinal: int = 0) -> bool:
-        """Return whether the side files match a scan, apart from the index interval."""
+        """Return whether the side files match a scan. Other batches may be indexed."""
         index = self.files.index
         last = index.place(index.count - 1)
         return (
@@ -371,7 +371,7 @@ class Segment:
         )
 
     def rebuild(self, scan: Scan, *, from_place: int = 0, from_ordinal: int = 0) -> bool:
-        """Rebuild the side files. Returns whether there were checks of missing batches."""
+        """Rebuild the side files from a scan. Returns whether they had wrong header checksums."""
         is_stale = False
         index, checks = self.files.index, self.files.checks
         expected = [tuple(place) for place, _ in scan.places]

@@ -9,7 +9,7 @@ are not synced before an acknowledgement, and on a full disk they stay in memory
 entry shows a flipped bit, a gap left by a crash or a file of zeros.
 
 A batch's own CRC does not cover base offset, length and leader epoch, which a broker sets; a
-flipped bit there would move records or invent an epoch. ``.check`` covers them. If header and check
+flipped bit there would move records or invent an epoch. ``.check`` covers them. If header and entry
 differ, the entry's ``crc`` shows which of them is wrong.
 
 Entry n of ``.index`` and of ``.time`` describes the same batch; its ordinal is the number of its
@@ -31,7 +31,7 @@ _CRC = struct.Struct(">I")
 
 
 class EntryFile:
-    """Entries with a CRC over (ordinal, fields), so an entry at a wrong position is detected."""
+    """A file of fixed-size entries. A CRC detects changed and misplaced entries."""
 
     def __init__(self, fd: int, fields: str, *, disk: Disk) -> None:
         self._disk = disk
@@ -112,8 +112,8 @@ class EntryFile:
         self.count = count
 
     def last_at_most(self, key: int, *, column: int = 0) -> int | None:
-        """Return the number of the last entry whose column is at most ``key``; -1 if there is none,
-        or None if an entry is damaged."""
+        """Return the number of the last entry whose ``column`` is at most ``key``. Returns -1 if
+        there is none, and None if an entry is damaged."""
         low, high = 0, self.count
         while low < high:
             middle = (low + high) // 2
@@ -134,7 +134,7 @@ HOLE = 0  # the check of a byte range that recovery could not read: no header ma
 
 
 def header_check(header: bytes | memoryview) -> int:
-    """Return the checksum of a header, which is never 0: that value is reserved for HOLE."""
+    """Return the checksum of a batch header. It is never 0, which is reserved for HOLE."""
     assert len(header) == HEADER_BYTES
     return crc32c(header) or 1
 
@@ -162,7 +162,7 @@ class CheckWindow:
         return self._values[ordinal - self._first] if self._values else None
 
     def is_refuted(self, header: bytes, ordinal: int) -> bool:
-        """Return whether the stored check, if there is one, shows that a header has changed."""
+        """Return whether the stored checksum of a header is intact but does not match."""
         return header_check(header) != self.at(ordinal) and is_entry_intact(self._checks, ordinal)
 
 
@@ -220,7 +220,7 @@ class SegmentIndex:
             self.add(place, timestamp_max=timestamp_max)
 
     def find(self, relative: int) -> BatchStart | None:
-        """Return the last indexed batch up to an offset, or None if the index is damaged."""
+        """Return the last indexed batch at or before an offset; None if the index is damaged."""
         at = self.offsets.last_at_most(relative)
         if at is None:
             return None
@@ -235,7 +235,7 @@ class SegmentIndex:
         return None if at is None else self.place(at + 1)
 
     def find_time(self, timestamp_ms: int) -> int | None:
-        """Return an offset before which all batches are older, or None if damaged."""
+        """Return an offset before which all batches are older than this time; None on damage."""
         at = self.times.last_at_most(timestamp_ms - 1)
         if at is None:
             return None
