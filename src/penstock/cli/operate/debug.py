@@ -192,7 +192,6 @@ def _of_contexts() -> Iterator[str]:
 
 
 def _of_settings() -> Iterator[str]:
-    """Yield the admin token in the configuration of a server on this machine."""
     from penstock.node.configuration import config as node_config
 
     with suppress(node_config.ConfigInvalid):

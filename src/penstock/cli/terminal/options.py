@@ -28,7 +28,7 @@ class Parsed(click.ParamType[Any]):
 
 
 def _quantity(kind: Kind, *, base: int, low: float, high: float, is_whole: bool) -> Parsed:
-    """Return a type for durations or sizes with an optional unit. ``is_whole`` rounds values."""
+    """Return a type for durations or sizes. If ``is_whole``, values are rounded to integers."""
 
     def parse(text: str) -> float:
         text = text.strip()
@@ -49,7 +49,6 @@ def seconds(low: int, high: int) -> Parsed:
 
 
 def some_seconds(low: float, high: float) -> Parsed:
-    """Return a type for durations that may have fractions of a second."""
     return _quantity(DURATION, base=1_000, low=low, high=high, is_whole=False)
 
 
