@@ -87,7 +87,7 @@ PIPELINE: Table = {
 }
 pipeline = LazyGroup(
     "pipeline",
-    help="Run Spark jobs for archive, billing, audit and analysis in a data folder, the lake.",
+    help="Run Spark jobs (archive, billing, audit, analysis) on the data in a folder, the lake.",
     table=PIPELINE,
 )
 

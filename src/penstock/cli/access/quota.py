@@ -72,7 +72,7 @@ def _print(session: Session, found: Json) -> None:
 
 
 def _quota(found: Json, field: str) -> str:
-    """Return usage, quota and share of a node, such as ``12 of 500 (default), share 10,000``."""
+    """Return usage, quota and share of the node as text: ``12 of 500 (default), share 10,000``."""
     form = size if "bytes" in field else _number
     quota, used, share = (found[part].get(field) for part in ("quotas", "used", "shares"))
     text = form(quota) if quota else "no limit"

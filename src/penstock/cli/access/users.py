@@ -350,7 +350,7 @@ def remove(session: Session, user: str, name: str, tenant: str | None, yes: bool
 @click.option(
     "--on", "resource", required=True, metavar="QUEUE|ARN", help="name or ARN of the queue or topic"
 )
-@click.option("--source-ip", metavar="ADDRESS", help="IP address that sends the tested request")
+@click.option("--source-ip", metavar="ADDRESS", help="source IP address of the tested request")
 @click.option("--tls", is_flag=True, help="test a request that is sent with TLS")
 @tenant_option
 def test(

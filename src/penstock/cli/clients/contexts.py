@@ -54,7 +54,7 @@ def environment() -> Mapping[str, str]:
 
 
 def apply(settings: Settings) -> None:
-    """Apply the values of the context to settings that no flag and no variable has set."""
+    """Apply the values of the context to settings that no flag and no environment variable sets."""
     _added.clear()
     chosen = settings.context
     if chosen is None and any(name in settings.explicit for name in ADDRESSES):
@@ -136,7 +136,7 @@ def _checked(found: Any) -> dict[str, Any]:
         if not isinstance(context, dict) or not all(
             key in FIELDS and isinstance(value, str) for key, value in context.items()
         ):
-            raise ValueError(f"context {name!r} has an invalid field; valid: {', '.join(FIELDS)}")
+            raise ValueError(f"context {name!r} has an invalid field; use only {', '.join(FIELDS)}")
         if ("key_id" in context) != ("secret" in context):
             raise ValueError(f"context {name!r} needs both key_id and secret, or neither")
     return {"current": current, "contexts": contexts}

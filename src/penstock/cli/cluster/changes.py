@@ -155,7 +155,7 @@ def rebalance(session: Session) -> None:
 @cluster.command("wait-safe")
 @click.option("--node", type=click.IntRange(1), help="node you plan to stop [default: any node]")
 def wait_safe(session: Session, node: int | None) -> None:
-    """Wait until every partition would accept writes without a node, so that you can stop it.
+    """Wait until a node can be stopped while every partition still accepts writes.
 
     Use it in rolling restarts, before you stop each node. The default --timeout is 300 seconds."""
     stopped = "any one node" if node is None else f"node {node}"
@@ -171,7 +171,7 @@ def wait_safe(session: Session, node: int | None) -> None:
     only_here = sum(risk["only_here"] for risk in found["nodes"])
     if only_here:
         kept = counted(only_here, "partition")
-        session.remark(f"{kept} have one replica only and will be unavailable during the stop")
+        session.remark(f"{kept} with only one replica will be unavailable during the stop")
     lines = [f"safe: {stopped} can be stopped"]
     session.out.one({"node": node, "waited_s": waited_s, **found}, lines=lines)
 
@@ -223,7 +223,7 @@ def unclean_elect(
 
     Use this only if all in-sync replicas are lost for good. Acknowledged messages may be lost, and
     deleted messages may come back."""
-    what = f"did not elect node {node} for partition {partition} of '{topic}'"
+    what = f"did not elect node {node} as leader of partition {partition} of '{topic}'"
     if not yes_lose_data:
         raise Misuse(
             what,

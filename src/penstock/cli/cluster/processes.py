@@ -10,7 +10,7 @@
 A process is identified by its pid, its start time and the boot id of the machine, so that a later
 process with the same pid is not mistaken for it. The processes do not receive the terminal's
 Ctrl-C, because the order of stopping matters: nodes deregister from etcd, so etcd stops last.
-If ``up`` runs in the foreground, they end with it; with ``--detach`` they continue to run."""
+If ``up`` runs in the foreground, the processes end with it; ``--detach`` lets them continue."""
 
 import base64
 import contextlib
@@ -175,7 +175,7 @@ class Folder:
             raise NotFound(
                 f"there is no cluster in {self.path}",
                 f"the folder has no {file.name}",
-                "start one with `penstock cluster up`, or give its folder with --data DIR",
+                "start one with `penstock cluster up`, or give the folder of one with --data DIR",
             ) from None
         except msgspec.DecodeError:
             fix = "restore the file, or use another --data DIR"
@@ -294,7 +294,7 @@ def node_environment(node: int, layout: Layout, folder: Folder) -> dict[str, str
 
 
 class StopSignals:
-    """Makes ``fd`` readable after Ctrl-C, SIGTERM or a closed terminal, for use in a poll."""
+    """Makes ``fd`` readable after Ctrl-C, SIGTERM or a closed terminal, for use with ``poll``."""
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -325,7 +325,7 @@ def wait_readable(fds: Sequence[int], *, seconds: float | None) -> set[int]:
 
 
 def stop_all(processes: Sequence[Process], signals: StopSignals) -> Iterator[str]:
-    """Stop the processes one by one, and yield the progress as texts. A process is killed if it is
+    """Stop the processes one by one, and yield progress messages. A process is killed if it is
     still running after 30 seconds. A stop signal kills all remaining processes at once."""
     is_hurried = False
     for process in processes:

@@ -1,6 +1,6 @@
-"""Commands of ``penstock cluster`` that show the cluster, as one node reports it. (The commands in
-``changes.py`` change the cluster.) ``penstock coordinator`` shows and skips an unreadable row in a
-coordinator's log; a coordinator serves no requests while its log has such a row."""
+"""Commands of ``penstock cluster`` that show the cluster, as one node reports it, and of ``penstock
+coordinator``, which shows and skips an unreadable row in a coordinator's log. A coordinator serves
+no requests while its log has such a row."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -221,8 +221,8 @@ def problems(found: Found) -> list[str]:
 
 
 def _own_troubles(node: int, reasons: Sequence[Found], *, are_warnings: bool = False) -> list[str]:
-    """Return the problems, or only the warnings, that a node reports about itself. Problems of the
-    whole cluster are left out, because ``problems`` derives them from the cluster status."""
+    """Return the problems or, with ``are_warnings``, the warnings that a node reports about itself.
+    Problems of the whole cluster are left out: ``problems`` finds them in the cluster status."""
     return [
         f"node {node}: {one['text']}; do: {one['do']}"
         for one in reasons

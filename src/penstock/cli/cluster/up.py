@@ -50,7 +50,7 @@ def up(
     port_base: int | None,
     detach: bool,
 ) -> None:
-    """Run a cluster, etcd and several nodes, on this machine. Ctrl-C stops it.
+    """Run a cluster of etcd and several nodes on this machine. Ctrl-C stops it.
 
     Data and ports are kept in a folder: the next `up` continues with the same cluster."""
     from penstock.node.process.folder import repair, set_umask
@@ -111,7 +111,7 @@ class LocalCluster:
         if running and not self._is_detached:
             raise Conflict(
                 f"processes are already running: {', '.join(one.name for one in running)}",
-                fix="stop them with `penstock cluster down`, or start missing ones with --detach",
+                fix="stop them with `penstock cluster down`, or start missing nodes with --detach",
             )
         names = {one.name for one in running}
         nodes = [node for node in range(1, layout.nodes + 1) if f"n{node}" not in names]

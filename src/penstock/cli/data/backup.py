@@ -42,7 +42,7 @@ def create(session: Session, folder: Path, rate: int | None) -> None:
     """Back up queues, topics, users, keys and messages of a running server or cluster.
 
     The server continues to serve clients. The backup has every message that was acknowledged before
-    the backup began. Secrets stay encrypted: a restore needs the master key, so keep a copy."""
+    the backup began. Secrets stay encrypted. Keep the master key elsewhere: a restore needs it."""
     from penstock.backup.writing import Pace, write_backup
     from penstock.cli.data.backup_source import AdminSource
     from penstock.node.process.folder import set_umask

@@ -35,7 +35,7 @@ definitions = Noun(
 def export(session: Session, file: TextIO) -> None:
     """Write settings, tags and configs of all queues and topics to FILE, or to stdout.
 
-    Dead-letter queues are written as names, so the file fits every account and region."""
+    Dead-letter queues are written as names, so the file can be used in any account and region."""
     queues = [_queue(session, name) for name in sorted(session.sqs.queue_names())]
     topics = []
     for each in sorted(session.kafka.metadata().topics, key=lambda one: str(one.name)):

@@ -108,7 +108,7 @@ def tail(session: Session, queue: str, request: TailRequest) -> None:
 
 
 def _origin(text: str) -> tuple[str, int]:
-    """Parse ``--from``. Return the start position for the API, and N if the text is ``-N``."""
+    """Parse ``--from``. Return the start position for the API, and N for ``-N``, else 0."""
     text = {"earliest": "begin", "latest": "end"}.get(text, text)
     if text in ("begin", "end"):
         return text, 0

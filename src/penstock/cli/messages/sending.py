@@ -236,7 +236,7 @@ def from_json(place: int, line: str, defaults: Defaults) -> Outgoing:
 
 
 def _attribute(name: str, value: object) -> dict[str, Any]:
-    """Parse a text, a number, or an object like ``{"type": "Binary", "value": "aGk="}``."""
+    """Return an SQS attribute made from a text, a number, or an object with type and value."""
     if isinstance(value, str):
         return _typed("String", value)
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -206,7 +206,7 @@ def _ports(values: dict[str, str]) -> Iterator[Finding]:
 
 
 def _disk(folder: Path, reserve_bytes: int, *, is_reported: bool) -> Iterator[Finding]:
-    """Check free space and fsync. ``is_reported`` says that the server has reported a full disk."""
+    """Check free space and fsync. ``is_reported`` says whether the server reports a full disk."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -261,7 +261,7 @@ def _clock(skew_ms: int | None) -> Finding:
         places = "this machine and the server"
         found = CLOCK_SKEW.filled(places=places, skew_ms=abs(skew_ms))
         return Finding("clock", "fail", found.text, CLOCK_DO)
-    return Finding("clock", "ok", f"server and client differ by {skew_ms} ms")
+    return Finding("clock", "ok", f"the clocks of server and client differ by {skew_ms} ms")
 
 
 # ── Certificates: how long they are still valid ──────────────────────────────────────────────

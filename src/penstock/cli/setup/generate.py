@@ -44,7 +44,7 @@ def config() -> None:
 @click.option("--no-localhost", is_flag=True, help="leave out the hosts localhost, 127.0.0.1, ::1")
 @option("--name", "NAME", "name of the node or client, and of the files", default="penstock")
 @option("--days", click.IntRange(1, 3_650), "validity of the certificate in days", default=365)
-@click.option("--client", "is_client", is_flag=True, help="create a certificate for a client only")
+@click.option("--client", "is_client", is_flag=True, help="create a client certificate (no hosts)")
 def certs(
     folder: str, hosts: Texts, no_localhost: bool, name: str, days: int, is_client: bool
 ) -> None:
@@ -109,7 +109,7 @@ for command, file, text in (
 @click.command()
 @click.argument("topic", required=False)
 def examples(topic: str | None) -> None:
-    """Print an example to copy, such as TOPIC `boto3`. Without TOPIC, list all examples."""
+    """Print the example TOPIC, such as `boto3`. Without TOPIC, list all examples."""
     if topic is None:
         click.echo("penstock examples TOPIC\n")
         width = max(map(len, RECIPES))

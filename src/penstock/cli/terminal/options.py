@@ -59,7 +59,7 @@ def bytes_of(low: int, high: int) -> Parsed:
 def option(
     names: str, kind: Any, text: str, *, default: Any = ..., **more: Any
 ) -> Callable[[Any], Any]:
-    """Return a click option. ``names`` has the flags, and the parameter name if it differs.
+    """Return a click option. ``names`` contains the flags, and the parameter name if it differs.
     ``kind`` is a click type, a list of choices, or the metavar of a text option."""
     if default is not ...:
         more |= {"default": default, "show_default": default is not None}

@@ -2,8 +2,8 @@
 
 Without ``-o`` a terminal gets a table. A pipe gets one JSON object (``json``) for a single item,
 and one JSON object per line (``ndjson``) for several items, so that its reader need not wait for
-the last item. ``-o json`` prints several items as one array. Field names are stable: new ones may
-be added, none renamed. The library rich is imported only to draw on a terminal."""
+the last item. ``-o json`` prints several items as one array. Fields may be added, but a field
+is never renamed. The library rich is imported only to draw on a terminal."""
 
 import json
 import os

@@ -146,7 +146,7 @@ def _decoded(blob: bytes) -> list[str]:
 
 
 def _assigned(assignment: Any) -> list[str]:
-    """Return partitions as TOPIC:NUMBER. Tasks of a streams group are SUBTOPOLOGY_NUMBER."""
+    """Return assigned partitions as TOPIC:NUMBER, or streams tasks as SUBTOPOLOGY_NUMBER."""
     tasks = getattr(assignment, "active_tasks", None)
     if tasks is not None:
         return sorted(f"{each.subtopology_id}_{n}" for each in tasks for n in each.partitions)

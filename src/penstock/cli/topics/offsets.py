@@ -57,7 +57,7 @@ def target_of(text: str, *, what: str, option: str, now_ms: int | None = None) -
 
 
 def time_of(text: str | None, *, what: str, option: str) -> int | None:
-    """Parse a time and return it in ms, or None for earliest and latest. Offsets raise Misuse."""
+    """Return a time in ms, or None for earliest and latest. Raises Misuse for an offset."""
     if text is None:
         return None
     target = target_of(text, what=what, option=option)
@@ -88,8 +88,8 @@ def offsets_at(
 
 
 def committed(kafka: Kafka, group: str, *, is_share: bool = False) -> dict[Place, int]:
-    """Return the committed offsets of a group. For a share group, return the first offset of each
-    partition that the group has not finished."""
+    """Return the committed offsets of a group. For a share group, return the first unfinished
+    offset of each partition."""
     with failing(f"cannot read the offsets of group '{group}'"):
         if is_share:
             starts = group_offsets.share_starts(kafka, group)
