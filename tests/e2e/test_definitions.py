@@ -77,7 +77,7 @@ def test_definitions_are_exported_and_imported(shells: list[Shell], tmp_path: Pa
         ("{", "Expecting property name"),
         ('{"version": 9, "queues": [], "topics": []}', "version 9 is not supported"),
         ('{"version": 1, "queues": []}', "field 'topics' is missing"),
-        ('{"version": 1, "queues": [{"name": 7}], "topics": []}', "'name' of 7 is not a str"),
+        ('{"version": 1, "queues": [{"name": 7}], "topics": []}', "'name' of 7 is not of type str"),
     ],
 )
 def test_a_file_that_is_no_definitions_is_refused(

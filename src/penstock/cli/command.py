@@ -2,7 +2,7 @@
 
 A command is a noun and a verb, such as ``penstock queue list``. Global options are accepted before
 the noun and after the verb (``penstock -o json queue list`` and ``penstock queue list -o json``);
-the one nearer to the verb wins."""
+if both are given, the one after the verb wins."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,7 +41,7 @@ _HELP = {
     "account": "AWS account id, 12 digits [env PENSTOCK_ACCOUNT, default: set by the server]",
     "timeout": f"timeout of each request [default {TIMEOUT_S_DEFAULT:g}s]",
     "output": "output format [default: table on a terminal, else json, or ndjson for lists]",
-    "context": "name of a saved server [env PENSTOCK_CONTEXT, default: see `penstock context use`]",
+    "context": "name of a context [env PENSTOCK_CONTEXT, default: see `penstock context use`]",
     "quiet": "do not print progress and remarks to stderr",
     "debug": "print the traceback of an error",
 }
@@ -126,7 +126,6 @@ class Session:
         return connected(listener, is_tls=is_tls, timeout_s=settings.timeout_s)
 
     def remark(self, text: str) -> None:
-        """Print a text for people to stderr, so that it never gets into a pipe."""
         if not self.settings.quiet:
             click.echo(text, err=True)
 
@@ -253,7 +252,6 @@ class LazyGroup(click.Group):
 
 
 def confirm_name(name: str, *, verb: str, is_sure: bool) -> None:
-    """Ask the user to type the name of the object that a destructive command is about to change."""
     if is_sure:
         return
     what = f"did not {verb} '{name}'"

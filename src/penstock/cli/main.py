@@ -33,7 +33,7 @@ COMMANDS: Table = {
         "group": ("topics.group", "List, show, reset, delete consumer groups; show their lag."),
     },
     "Servers, tenants and access": {
-        "context": ("access.context", "Add, use, list, remove saved servers."),
+        "context": ("access.context", "Add, use, list, remove contexts (saved servers)."),
         "tenant": ("access.users", "Create, list, show, suspend, resume, delete tenants."),
         "user": ("access.users", "Create, list, show, delete users; set passwords."),
         "key": ("access.users", "Create, list, rotate, disable, delete access keys."),
@@ -42,7 +42,7 @@ COMMANDS: Table = {
     },
     "Operate": {
         "bench": ("operate.bench", "Measure the speed of a server."),
-        "doctor": ("operate.doctor", "Check the machine, settings and server."),
+        "doctor": ("operate.doctor", "Check this machine, the settings and the server."),
         "storage": ("data.storage", "Inspect and verify a data folder on disk."),
         "coordinator": (
             "cluster.status",
@@ -58,9 +58,9 @@ COMMANDS: Table = {
             "Generate configuration, certificates and deployment files.",
         ),
     },
-    "Pipeline": {"pipeline": ("main", "Run and watch Spark jobs. Needs penstock[spark].")},
+    "Pipeline": {"pipeline": ("main", "Run and watch Spark jobs. Requires penstock[spark].")},
     "Learn": {
-        "examples": ("setup.generate", "Print examples to copy."),
+        "examples": ("setup.generate", "Print examples of code and commands to copy."),
         "completion": ("setup.generate", "Print the tab completion script for a shell."),
     },
 }
@@ -87,7 +87,7 @@ PIPELINE: Table = {
 }
 pipeline = LazyGroup(
     "pipeline",
-    help="Run Spark jobs for archive, billing, audit and analysis on data in a folder, the lake.",
+    help="Run Spark jobs (archive, billing, audit, analysis) on the data in a folder, the lake.",
     table=PIPELINE,
 )
 

@@ -1,4 +1,4 @@
-"""Commands of ``penstock context``, which save servers under a name (see ``contexts.py``)."""
+"""Commands of ``penstock context``, which saves addresses and keys of servers under names."""
 
 import sys
 from typing import Any
@@ -18,9 +18,9 @@ _COLUMNS = (
 )
 context = Noun(
     "context",
-    help="""Add, use, list, remove contexts. A context is a saved server with a name.
+    help="""Add, use, list, remove contexts: addresses and keys of servers, saved under names.
 
-    Precedence of settings: flag, environment, context, default.""",
+    Precedence of settings, highest first: flag, environment, context, default.""",
 )
 
 
@@ -37,10 +37,12 @@ context = Noun(
 def add(
     session: Session, name: str, ca: str | None, key_id: str | None, is_used: bool, replace: bool
 ) -> None:
-    """Save --endpoint, --kafka, --admin, --region, --account, a CA and a key as context NAME."""
+    """Save a server as context NAME.
+
+    Saves the given --endpoint, --kafka, --admin, --region, --account, --ca and --key-id."""
     if not contexts.NAME.match(name) or name == DEFAULT:
         raise click.UsageError(
-            f"Invalid name '{name}': allowed are letters, digits, . _ and -, but not {DEFAULT}."
+            f"Invalid name '{name}': use letters, digits, '.', '_' and '-', but not {DEFAULT}."
         )
     known = Contexts.read()
     if name in known.contexts and not replace:
@@ -67,7 +69,7 @@ def add(
 
 
 def _secret() -> str:
-    """Read the secret from stdin, because other users of the machine can see options."""
+    """Read the secret from stdin, because other users of the machine can see command lines."""
     if sys.stdin.isatty():
         return str(click.prompt("Secret", hide_input=True, err=True))
     secret = sys.stdin.readline().rstrip("\r\n")

@@ -1,5 +1,5 @@
-"""Commands of ``penstock quota``: limits (how fast) and quotas (how much) of a tenant. Zero means
-"no limit"; ``default`` restores the default of this version."""
+"""Commands of ``penstock quota``, which shows and sets limits (how fast) and quotas (how much) of
+a tenant. The value 0 means "no limit"; the value ``default`` restores the default."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,8 +20,8 @@ _COUNT_MAX = 2**53
 _RATES = (
     ("tenant_requests", "--requests-per-second", "--burst", "requests of the tenant"),
     ("tenant_bytes", "--bytes-per-second", "--burst-bytes", "bytes received and sent"),
-    ("user_requests", "--user-requests-per-second", "--user-burst", "requests per user"),
-    ("queue_requests", "--queue-requests-per-second", "--queue-burst", "requests per queue"),
+    ("user_requests", "--user-requests-per-second", "--user-burst", "requests of each user"),
+    ("queue_requests", "--queue-requests-per-second", "--queue-burst", "requests to each queue"),
 )
 # Quotas by field. The option has the name of the field, with dashes.
 _QUOTAS: Mapping[str, str] = {
@@ -48,8 +48,8 @@ quota = Noun(
     "quota",
     help="""Show and set the limits (how fast) and quotas (how much) of a tenant.
 
-    Tenants have default quotas, except the server's own tenant, and may use only a part of what a
-    node has for all tenants (their share). A quota that you set replaces both.""",
+    Every tenant except the server's own has default quotas, and may use only a part of each
+    node's capacity (its share). A quota that you set replaces the default and the share.""",
 )
 
 
@@ -72,7 +72,7 @@ def _print(session: Session, found: Json) -> None:
 
 
 def _quota(found: Json, field: str) -> str:
-    """Return usage, quota and share as text: ``12 of 500 (default), share 10,000``."""
+    """Return usage, quota and share of the node as text: ``12 of 500 (default), share 10,000``."""
     form = size if "bytes" in field else _number
     quota, used, share = (found[part].get(field) for part in ("quotas", "used", "shares"))
     text = form(quota) if quota else "no limit"
@@ -96,8 +96,8 @@ def _rate(rate: Mapping[str, float], *, is_default: bool = False) -> str:
 def show(session: Session, name: str) -> None:
     """Show the limits, quotas and usage of a tenant.
 
-    Each node counts its own connections, long polls, groups, offsets and transactional ids: the
-    usage shown is that of the node that replies."""
+    The usage of connections, long polls, groups, offsets and transactional ids is the usage of
+    one node, the node that replies."""
     what = f"cannot show the quotas of '{name}'"
     _print(session, session.admin.get(path_of("quotas", name), what=what))
 
@@ -110,7 +110,7 @@ def _options() -> list[Any]:
             kind = bytes_of(0, _COUNT_MAX)
         elif field == "tenant_requests":
             kind = _or_default(kind)
-        text = f"{what} per second; 0: no limit"
+        text = f"maximum number of {what} per second; 0: no limit"
         options.append(click.option(flag, field, type=kind, help=text))
         text = f"maximum number of {what} in a burst"
         options.append(click.option(burst_flag, f"{field}_burst", type=kind, help=text))
@@ -130,7 +130,7 @@ def _options() -> list[Any]:
     "rate limit of one action, such as sqs:PurgeQueue=1:5; 0: no limit",
 )
 def set_quotas(session: Session, name: str, operations: Texts, **flags: Any) -> None:
-    """Change limits or quotas of a tenant, such as --requests-per-second 100 --burst 200."""
+    """Change limits or quotas of a tenant. Example: --requests-per-second 100 --burst 200."""
     path, what = path_of("quotas", name), f"cannot set the quotas of '{name}'"
     limits: Json = {}
     known: Json = {}
@@ -143,7 +143,7 @@ def set_quotas(session: Session, name: str, operations: Texts, **flags: Any) -> 
         if per_s is None:
             per_s = known[field]["per_s"]
             if not per_s:
-                raise click.UsageError(f"{burst_flag} needs {flag}: no limit is set yet.")
+                raise click.UsageError(f"{burst_flag} needs {flag}, because no limit is set yet.")
         limits[field] = None if per_s == _DEFAULT else {"per_s": per_s, "burst": burst or 0}
     if operations:
         limits["operations"] = dict(_operation(text) for text in operations)

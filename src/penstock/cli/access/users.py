@@ -18,7 +18,7 @@ from penstock.cli.terminal.output import Column, Json, columns
 PASSWORD_CHARS_MIN = 8
 
 tenant_option = click.option(
-    "--tenant", metavar="NAME|ACCOUNT", help="tenant of the user [default: your tenant]"
+    "--tenant", metavar="NAME|ACCOUNT", help="tenant, by name or AWS account id [default: yours]"
 )
 _TENANT_COLUMNS = columns(
     "account, name, user_count# USERS, is_suspended SUSPENDED, created_at_ms CREATED"
@@ -49,7 +49,6 @@ def path_of(kind: str, *names: str) -> str:
 
 
 def owner(session: Session, tenant: str | None) -> dict[str, str]:
-    """Return the tenant parameter of a request, or nothing to use the tenant of the caller."""
     chosen = tenant or session.settings.account
     return {} if chosen is None else {"tenant": chosen}
 
@@ -63,7 +62,7 @@ def _ask(
     query: Mapping[str, str] = {},
     body: Json | None = None,
 ) -> Json:
-    """Send a request about one object. ``act`` is a verb and a kind, such as "show user"."""
+    """Send a request about an object. ``act`` is a verb and the object's kind, like "show user"."""
     path, what = path_of(f"{act.partition(' ')[2]}s", name), f"cannot {act} '{name}'"
     return session.admin.call(method, path, query, body=body, what=what)
 
@@ -83,7 +82,7 @@ tenant = Noun("tenant", help="Create, list, show, suspend, resume, delete tenant
 @tenant.command("create")
 @click.argument("digits", required=False, metavar="[ACCOUNT]")
 def create_tenant(session: Session, name: str, digits: str | None) -> None:
-    """Create a tenant. Without ACCOUNT (12 digits) the server chooses its AWS account id."""
+    """Create a tenant. Without ACCOUNT (12 digits) the server chooses the AWS account id."""
     body = {"name": name, **({"account": digits} if digits else {})}
     made = session.admin.call("POST", "tenants", body=body, what=f"cannot create tenant '{name}'")
     session.out.one(made, columns=_TENANT_COLUMNS)
@@ -126,7 +125,7 @@ def resume(session: Session, name: str) -> None:
 @click.argument("name", metavar="TENANT")
 @yes_option
 def delete_tenant(session: Session, name: str, yes: bool) -> None:
-    """Delete a tenant. It must have no queues, topics or users."""
+    """Delete a tenant. The tenant must have no queues, topics or users."""
     _delete(session, "tenant", name, {}, yes)
 
 
@@ -143,8 +142,8 @@ def _read_policy(file: str) -> str:
 
 @user.command("create")
 @tenant_option
-@click.option("--operator", is_flag=True, help="allow the admin API for all tenants")
-@click.option("--administrator", is_flag=True, help="allow all actions in the tenant")
+@click.option("--operator", is_flag=True, help="allow use of the admin API for all tenants")
+@click.option("--administrator", is_flag=True, help="allow all actions within the tenant")
 @repeatable("--policy files", "FILE", "JSON file with a policy; the file name is the policy name")
 def create_user(
     session: Session,
@@ -193,7 +192,7 @@ def show_user(session: Session, name: str, tenant: str | None) -> None:
 @tenant_option
 @yes_option
 def delete_user(session: Session, name: str, tenant: str | None, yes: bool) -> None:
-    """Delete a user with all its keys and passwords. They stop working at once."""
+    """Delete a user. The keys and the password of the user stop working at once."""
     _delete(session, "user", name, owner(session, tenant), yes)
 
 
@@ -202,7 +201,7 @@ def delete_user(session: Session, name: str, tenant: str | None, yes: bool) -> N
 def set_password(session: Session, name: str, tenant: str | None) -> None:
     """Set the password of a user for Kafka clients (SCRAM-SHA-256 and SCRAM-SHA-512).
 
-    On a terminal the command prompts for it, otherwise it reads the first line of stdin."""
+    On a terminal the command prompts for the password, else it reads a line from stdin."""
     from penstock.cli.access.password import derive
 
     what = f"cannot set a password for '{name}'"
@@ -237,7 +236,7 @@ key = Noun("key", help="Create, list, rotate, disable, enable, delete access key
 
 
 def _print_key(session: Session, made: Json, profile: str | None) -> None:
-    """Print a key as an AWS profile, also into a pipe, to append it to a credentials file."""
+    """Print a key in the format of an AWS credentials file, unless ``-o`` sets another format."""
     if session.settings.output not in (None, "table"):
         session.out.one(made, name="key_id")
     else:
@@ -269,7 +268,7 @@ def list_keys(session: Session, user: str | None, tenant: str | None) -> None:
 
 @key.command()
 def disable(session: Session, key_id: str) -> None:
-    """Disable an access key. Requests signed with it are rejected until it is enabled."""
+    """Disable an access key. Requests signed with it are rejected until it is enabled again."""
     _ask(session, "disable key", key_id, "PATCH", body={"status": "disabled"})
     session.remark(f"disabled {key_id}")
 
@@ -284,7 +283,7 @@ def enable(session: Session, key_id: str) -> None:
 @key.command()
 @_profile_option
 def rotate(session: Session, key_id: str, profile: str | None) -> None:
-    """Create another key for the same user. The old key works until it is disabled."""
+    """Create a new key for the user who owns KEY_ID. The old key works until it is disabled."""
     path, what = path_of("keys", key_id, "rotate"), f"cannot rotate key '{key_id}'"
     _print_key(session, session.admin.call("POST", path, body={}, what=what), profile)
     session.remark(f"disable the old key when it is unused: `penstock key disable {key_id}`")
@@ -325,7 +324,7 @@ def show_policy(session: Session, user: str, name: str | None, tenant: str | Non
 @policy.command()
 @tenant_option
 def put(session: Session, user: str, name: str, file: str, tenant: str | None) -> None:
-    """Attach the policy in FILE (- for stdin) to a user as NAME. An old policy NAME is replaced."""
+    """Attach the policy in FILE (- for stdin) to a user as NAME. Replaces an old policy NAME."""
     body = _read_policy(file).encode()
     path, what = path_of("policies", user, name), f"cannot put policy '{name}' of '{user}'"
     session.admin.call("PUT", path, owner(session, tenant), body=body, what=what)
@@ -346,13 +345,13 @@ def remove(session: Session, user: str, name: str, tenant: str | None, yes: bool
 
 
 @policy.command()
-@click.option("--as", "user", required=True, metavar="USER", help="user who sends the request")
+@click.option("--as", "user", required=True, metavar="USER", help="user whose permission is tested")
 @click.option("--action", required=True, help="action to test, such as sqs:SendMessage")
 @click.option(
     "--on", "resource", required=True, metavar="QUEUE|ARN", help="name or ARN of the queue or topic"
 )
-@click.option("--source-ip", metavar="ADDRESS", help="IP address of the client")
-@click.option("--tls", is_flag=True, help="test a request that is sent over TLS")
+@click.option("--source-ip", metavar="ADDRESS", help="source IP address of the tested request")
+@click.option("--tls", is_flag=True, help="test a request that is sent with TLS")
 @tenant_option
 def test(
     session: Session,
@@ -362,7 +361,7 @@ def test(
     tenant: str | None,
     **question: Any,
 ) -> None:
-    """Test whether the policies allow a request. Exit code 0 if they do, 4 if they do not."""
+    """Test whether the policies allow a request of a user. Exit code 0 if they do, 4 if not."""
     question |= {"user": user, "source_ip": source_ip or "", "is_tls": tls, "tenant": ""}
     question |= {"region": session.settings.region, **owner(session, tenant)}
     what = f"cannot test the policies of '{user}'"

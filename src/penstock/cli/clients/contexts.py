@@ -1,8 +1,8 @@
-"""The settings of a command, and contexts: saved servers with a name, in one file per user.
+"""The settings of a command, and contexts: addresses and keys of servers, saved under names.
 
-A value of a context is used if neither a flag nor the environment sets it. If they set an address,
-the current context is ignored, because its key belongs to another server. A context named with
-``--context`` or PENSTOCK_CONTEXT is not ignored."""
+A value of a context is used if neither a flag nor an environment variable sets it. If one of these
+sets an address, the current context is ignored, because its key belongs to another server. But a
+context that is chosen with ``--context`` or PENSTOCK_CONTEXT is always used."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ def environment() -> Mapping[str, str]:
 
 
 def apply(settings: Settings) -> None:
-    """Apply the values of the context to settings that no flag and no variable has set."""
+    """Apply the values of the context to settings that no flag and no environment variable sets."""
     _added.clear()
     chosen = settings.context
     if chosen is None and any(name in settings.explicit for name in ADDRESSES):
@@ -110,7 +110,6 @@ class Contexts:
             ) from None
 
     def write(self) -> None:
-        """Write the file with mode 0600, so that other users can never read it."""
         path = file_of_contexts()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_suffix(".new")
@@ -129,7 +128,7 @@ class Contexts:
 def _checked(found: Any) -> dict[str, Any]:
     contexts = found.get("contexts") if isinstance(found, dict) else None
     if not isinstance(contexts, dict):
-        raise ValueError("the file is not a list of contexts")
+        raise ValueError("the field 'contexts' is missing or not an object")
     current = found.get("current", DEFAULT)
     if current != DEFAULT and current not in contexts:
         raise ValueError(f"the current context {current!r} does not exist")
@@ -137,7 +136,7 @@ def _checked(found: Any) -> dict[str, Any]:
         if not isinstance(context, dict) or not all(
             key in FIELDS and isinstance(value, str) for key, value in context.items()
         ):
-            raise ValueError(f"context {name!r} has fields other than {', '.join(FIELDS)}")
+            raise ValueError(f"context {name!r} has an invalid field; use only {', '.join(FIELDS)}")
         if ("key_id" in context) != ("secret" in context):
             raise ValueError(f"context {name!r} needs both key_id and secret, or neither")
     return {"current": current, "contexts": contexts}

@@ -8,13 +8,13 @@ from penstock.wire.aws.signer import Credentials
 
 
 def credentials_from_environment() -> Credentials:
-    """Return the credentials found, or placeholders for a server without authentication."""
+    """Return the user's credentials, or placeholders, which suffice if authentication is off."""
     return found_credentials() or Credentials("penstock", "penstock")
 
 
 def found_credentials() -> Credentials | None:
-    """Return the credentials of the AWS variables, else of the PENSTOCK variables, else of the
-    profile that AWS_PROFILE names. The default profile is not used: it usually belongs to AWS."""
+    """Return the credentials given by AWS_ACCESS_KEY_ID, PENSTOCK_KEY_ID or AWS_PROFILE, the first
+    that is set. The default AWS profile is not used, because its key is usually for AWS."""
     env = environment()
     if env.get("AWS_ACCESS_KEY_ID"):
         return Credentials(
@@ -56,5 +56,5 @@ def _profile(name: str) -> Credentials:
 
 
 def ca_file() -> str | None:
-    """Return the file of a private CA, or None to trust the CAs of the machine."""
+    """Return the file with the certificate of a private CA, or None to use the machine's CAs."""
     return environment().get("PENSTOCK_CA_FILE") or environment().get("AWS_CA_BUNDLE")

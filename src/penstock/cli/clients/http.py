@@ -1,6 +1,6 @@
 """Clients of the SQS endpoint and of the admin API. Each keeps one connection of ``http.client``,
 because a full HTTP library would take longer to import than most commands take to run. A request
-whose reply is lost is repeated once if that is safe."""
+whose reply is lost is sent once more if it is safe to repeat."""
 
 import base64
 import http.client
@@ -54,12 +54,12 @@ def tls_context() -> "ssl.SSLContext":
         raise Misuse(
             f"CA file '{ca_file()}' cannot be loaded",
             str(error),
-            "set PENSTOCK_CA_FILE to the certificate of the CA, ca.pem",
+            "set PENSTOCK_CA_FILE to the certificate file of the CA (ca.pem)",
         ) from error
 
 
 def as_seen_from(endpoint: str, reported: str) -> str:
-    """Return a reported address, with loopback replaced by the host of ``endpoint``."""
+    """Return ``reported``, with a loopback host replaced by the host of ``endpoint``."""
     host = _host_of(endpoint)
     if not is_loopback(reported) or is_loopback(endpoint) or not host:
         return reported
@@ -78,7 +78,7 @@ def _host_of(address: str) -> str:
 
 
 def name_of(queue: str) -> str:
-    """Return the name of a queue from its name, ARN or URL. A share's name contains a colon."""
+    """Return the name of a queue given by name, ARN or URL. The name may contain a colon."""
     if "://" in queue:
         return queue.rpartition("/")[2]
     return queue.split(":", 5)[-1] if queue.startswith("arn:") else queue
@@ -115,8 +115,8 @@ class Connection:
         headers: Mapping[str, str] = {},
         wait_s: float = 0.0,
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Send a request and read the whole reply. The server may hold the request for ``wait_s``,
-        so the timeout is longer than that."""
+        """Send a request and return the status, headers and body of the reply. The server may hold
+        the request for ``wait_s`` seconds (a long poll), so the timeout is longer."""
         limit_s = max(self._timeout_s, wait_s + _WAIT_MARGIN_S) if wait_s else self._timeout_s
         if self._http.sock is not None:
             # An idle connection that is readable without a request was closed by the server.
@@ -156,7 +156,7 @@ class Connection:
             self._http.close()
             raise Failure(
                 f"{self.url} sent a reply that is too large",
-                f"it has over {_REPLY_BYTES_MAX} bytes",
+                f"it has more than {_REPLY_BYTES_MAX} bytes",
             )
         return reply.status, {k.lower(): v for k, v in reply.getheaders()}, data
 
@@ -270,7 +270,6 @@ class Sqs(_Client):
             request["NextToken"] = reply["NextToken"]
 
     def info(self) -> Json:
-        """Return the information that the server reports, such as the address of its admin API."""
         status, _, data = self._connection.call("GET", "/_penstock/info")
         info = _decode(data, self.url) if status == 200 else {}
         if not info.get("admin"):
@@ -284,9 +283,9 @@ class Sqs(_Client):
 
 
 class Admin(_Client):
-    """A client of the admin API. It sends PENSTOCK_TOKEN or PENSTOCK_ADMIN_TOKEN, or logs in with
-    PENSTOCK_KEY_ID and PENSTOCK_SECRET. These are not options, because other users of the machine
-    can see options. AWS_* keys are not used: they may belong to another service."""
+    """A client of the admin API. It sends the token in PENSTOCK_TOKEN or PENSTOCK_ADMIN_TOKEN, or
+    logs in with PENSTOCK_KEY_ID and PENSTOCK_SECRET. No option sets these secrets, because other
+    users of the machine can see options. AWS_* keys are not used: they may be for AWS itself."""
 
     def __init__(self, url: str, settings: Settings, *, account_default: str | None = None) -> None:
         super().__init__(url, settings)
@@ -373,7 +372,6 @@ class Admin(_Client):
         return self.get("info")
 
     def readyz(self) -> Json:
-        """Return the health of the server, whether it is ready or not. Needs no authentication."""
         return _decode(self._connection.call("GET", "/readyz")[2], self.url)
 
     def queues(self, prefix: str = "") -> Iterator[Json]:
@@ -397,7 +395,7 @@ class Admin(_Client):
 
 
 def _account_in(token: str) -> str | None:
-    """Return the account that a token claims. Only the server can verify it."""
+    """Return the account id in a token, without verifying the token."""
     parts = token.split(".")
     if len(parts) != 3:
         return None

@@ -1,8 +1,8 @@
-"""The Kafka client of commands, which turns errors of the client in ``net/`` into Failures.
+"""The Kafka client of the commands, and the conversion of its errors to Failures.
 
-The address of a listener may start with a protocol, such as ``SASL_SSL://HOST:PORT``. Without one,
-TLS is used if the SQS endpoint uses it, and a request without log-in shows whether the listener
-requires a log-in: such a listener closes the connection."""
+The address of a listener may start with a protocol, such as ``SASL_SSL://HOST:PORT``. Otherwise TLS
+is used if the SQS endpoint uses TLS. If there is an access key, a first request without log-in
+tests whether the listener requires a log-in: such a listener closes the connection."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -67,7 +67,6 @@ def check(reply: Any) -> None:
 
 
 def failure_of(trouble: KafkaTrouble, what: str = "") -> Failure:
-    """Convert an error of the Kafka client to a Failure. ``what`` says what failed."""
     if isinstance(trouble, net.TimedOut):
         return timed_out(trouble.address, trouble.waited_s)
     if isinstance(trouble, KafkaRefused):
@@ -105,7 +104,7 @@ class Kafka(KafkaClient):
             raise Misuse(
                 f"cannot connect to {address} with TLS",
                 str(error),
-                "set PENSTOCK_CA_FILE to the certificate of the CA, ca.pem",
+                "set PENSTOCK_CA_FILE to the certificate file of the CA (ca.pem)",
             ) from error
         except ValueError:
             raise Misuse(
@@ -117,7 +116,8 @@ class Kafka(KafkaClient):
     def ask(
         self, api: ModuleType, *, node: int | None = None, most: int | None = None, **fields: Any
     ) -> Any:
-        """Send a request of a module in ``wire/kafka/generated``, in version ``most`` or lower."""
+        """Send a request and return the reply. ``api`` is a module of ``wire/kafka/generated``, and
+        ``most`` is the highest version to use."""
         return self.call(api.API_KEY, api.Request(**fields), node=node, version_max=most)
 
     def bounds(
@@ -131,7 +131,8 @@ class Kafka(KafkaClient):
 
 
 def connected(listener: str, *, is_tls: bool, timeout_s: float) -> Kafka:
-    """Return a client of ``[PROTOCOL://]HOST:PORT``. ``is_tls`` is the default of the protocol."""
+    """Return a client of the listener ``[PROTOCOL://]HOST:PORT``. If no protocol is given,
+    ``is_tls`` says whether to use TLS."""
     protocol, mark, address = listener.rpartition("://")
     if mark and protocol.upper() not in PROTOCOLS:
         raise Misuse(

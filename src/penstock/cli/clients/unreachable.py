@@ -1,4 +1,4 @@
-"""Finds out why a connection to a server failed, with one or two more connections."""
+"""Finds out why a connection to a server failed, by opening one or two more connections."""
 
 import socket
 import ssl
@@ -80,7 +80,7 @@ def _names(host: str, port: int) -> list[str]:
 
 
 def _reply(host: str, port: int, request: bytes, size: int, *, is_tls: bool) -> bytes | None:
-    """Return the first bytes of the reply, or None if the connection fails."""
+    """Return the first bytes of the reply to ``request``, or None if the connection fails."""
     try:
         with socket.create_connection((host, port), timeout=PROBE_SECONDS_MAX) as plain:
             if not is_tls:

@@ -1,7 +1,7 @@
-"""Commands of ``penstock cluster`` that change the cluster; its manager makes the change.
+"""Commands of ``penstock cluster`` that change the cluster through its manager node.
 
 ``decommission`` and ``wait-safe`` wait, and ``--timeout`` limits the whole wait. The node that
-serves the requests may be the node that restarts, so a request without a reply is retried."""
+serves their requests may be restarting, so a request without a reply is retried."""
 
 import sys
 import time
@@ -110,7 +110,7 @@ def _wait(
     seconds_default: float | None,
     is_silent: bool = False,
 ) -> Json:
-    """Repeat a request until ``obstacle`` returns None. Raises Failure after the timeout."""
+    """Repeat a request until ``obstacle(reply)`` is None. Raises Failure after the timeout."""
     is_given = "timeout_s" in session.settings.explicit
     limit_s = session.settings.timeout_s if is_given else seconds_default
     began_s = time.monotonic()
@@ -146,18 +146,18 @@ def _wait(
 
 @cluster.command()
 def rebalance(session: Session) -> None:
-    """Make the first replica of each partition its leader again."""
+    """Make the preferred leader (the first replica) of each partition its leader again."""
     reply = _post(session, "rebalance", what="cannot rebalance")
     shown = columns("leaders_changed leaders changed")
     session.out.one(reply, columns=shown, name="leaders_changed")
 
 
 @cluster.command("wait-safe")
-@click.option("--node", type=click.IntRange(1), help="node to stop [default: any one node]")
+@click.option("--node", type=click.IntRange(1), help="node you plan to stop [default: any node]")
 def wait_safe(session: Session, node: int | None) -> None:
-    """Wait until a node can be stopped: until every partition can be written to without it.
+    """Wait until a node can be stopped while every partition still accepts writes.
 
-    Use it in rolling restarts, before each node is stopped. It waits 300 seconds, or --timeout."""
+    Use it in rolling restarts, before you stop each node. The default --timeout is 300 seconds."""
     stopped = "any one node" if node is None else f"node {node}"
     began_s = time.monotonic()
     found = _wait(
@@ -171,7 +171,7 @@ def wait_safe(session: Session, node: int | None) -> None:
     only_here = sum(risk["only_here"] for risk in found["nodes"])
     if only_here:
         kept = counted(only_here, "partition")
-        session.remark(f"{kept} have one replica only and will be unavailable during the stop")
+        session.remark(f"{kept} with only one replica will be unavailable during the stop")
     lines = [f"safe: {stopped} can be stopped"]
     session.out.one({"node": node, "waited_s": waited_s, **found}, lines=lines)
 
@@ -215,15 +215,15 @@ def place(session: Session, topic: str, partition: int, nodes: tuple[int, ...]) 
 @cluster.command("unclean-elect")
 @click.argument("partition", type=click.IntRange(0))
 @_node_argument
-@click.option("--yes-lose-data", is_flag=True, help="accept the loss of messages not on NODE")
+@click.option("--yes-lose-data", is_flag=True, help="accept the loss of messages that NODE lacks")
 def unclean_elect(
     session: Session, topic: str, partition: int, node: int, yes_lose_data: bool
 ) -> None:
     """Elect a node as leader of a partition although it may lack messages (data loss).
 
-    Use it only if all in-sync replicas are lost for good. Acknowledged messages may be lost, and
+    Use this only if all in-sync replicas are lost for good. Acknowledged messages may be lost, and
     deleted messages may come back."""
-    what = f"did not elect node {node} for partition {partition} of '{topic}'"
+    what = f"did not elect node {node} as leader of partition {partition} of '{topic}'"
     if not yes_lose_data:
         raise Misuse(
             what,
@@ -237,7 +237,7 @@ def unclean_elect(
 
 def _level(text: str) -> int | str:
     if text != LATEST and not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
-        raise ValueError(f"'{text}' is not a feature level: use a number from 1, or {LATEST}")
+        raise ValueError(f"'{text}' is not a feature level: use {LATEST}, or a number from 1")
     return text if text == LATEST else int(text)
 
 
@@ -246,9 +246,9 @@ _LEVEL = Parsed("latest|N", _level)
 
 @cluster.command()
 @click.option("--to", type=_LEVEL, default=LATEST, help="new feature level [default: latest]")
-@click.option("--dry-run", is_flag=True, help="check whether the upgrade is possible")
+@click.option("--dry-run", is_flag=True, help="only check whether the upgrade is possible")
 def upgrade(session: Session, to: int | str, dry_run: bool) -> None:
-    """Raise the feature level of the cluster, after all nodes run a new version.
+    """Raise the feature level of the cluster, once all nodes run the new version.
 
     `latest` is the highest level that all nodes support. The level cannot be lowered: nodes of a
     version that does not support the new level cannot start any more."""

@@ -1,7 +1,7 @@
 """The folder and the processes of a cluster that runs on one machine.
 
     cluster.json   ports of nodes and of etcd, the cluster's name
-    master.key     the key that all nodes share, readable by its owner only
+    master.key     the master key of all nodes, readable by its owner only
     running.json   processes that were started and may still run
     lock           held by the command that starts the processes
     etcd/ n1/ n2/  data
@@ -10,7 +10,7 @@
 A process is identified by its pid, its start time and the boot id of the machine, so that a later
 process with the same pid is not mistaken for it. The processes do not receive the terminal's
 Ctrl-C, because the order of stopping matters: nodes deregister from etcd, so etcd stops last.
-Processes of a command in the foreground end with it; detached processes outlive it."""
+If ``up`` runs in the foreground, the processes end with it; ``--detach`` lets them continue."""
 
 import base64
 import contextlib
@@ -121,7 +121,7 @@ class Folder:
         return self._read(self._layout_file, Layout)
 
     def prepare(self, *, nodes: int | None, base: int | None, etcd: str | None) -> Layout:
-        """Create the files of a new cluster, or add nodes to the existing one."""
+        """Create the files of a new cluster, or add nodes to the existing cluster in the folder."""
         if not self.is_there:
             count = nodes or 3
             chosen = _free_base(count, etcd or "") if base is None else base
@@ -141,7 +141,7 @@ class Folder:
                 raise Conflict(what, why, f"omit {option}, or use another --data DIR")
             layout = msgspec.structs.replace(kept, nodes=nodes or kept.nodes)
         if layout.ports(layout.nodes).internal > 65_535:
-            raise Failure("--port-base is too high", f"port {layout.base} leaves too few ports")
+            raise Failure("--port-base is too high", f"ports from {layout.base} would exceed 65535")
         self._write(self._layout_file, layout)
         if not self.master_file.exists():
             self.master_file.touch(mode=0o600)
@@ -150,7 +150,7 @@ class Folder:
         return layout
 
     def lock(self) -> None:
-        """Lock the folder until this process ends. Raises Conflict if another command has it."""
+        """Lock the folder until this process ends. Raises Conflict if it is already locked."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -175,7 +175,7 @@ class Folder:
             raise NotFound(
                 f"there is no cluster in {self.path}",
                 f"the folder has no {file.name}",
-                "start one with `penstock cluster up`, or give its folder with --data DIR",
+                "start one with `penstock cluster up`, or give the folder of one with --data DIR",
             ) from None
         except msgspec.DecodeError:
             fix = "restore the file, or use another --data DIR"
@@ -204,12 +204,11 @@ def _free_base(nodes: int, etcd: str) -> int:
         layout = Layout("", PORT_BASE_DEFAULT + step * BASE_STEP, nodes, etcd)
         if port_in_use(layout.all_ports(nodes=range(1, nodes + 1), with_etcd=True)) is None:
             return layout.base
-    raise Failure("there are too few free ports", fix="choose the first port with --port-base N")
+    raise Failure("no free port range was found", fix="choose the first port with --port-base N")
 
 
 class Process:
     def __init__(self, id_: ProcessId, child: "subprocess.Popen[bytes] | None" = None) -> None:
-        """Open a running process. Raises ProcessLookupError if it has ended."""
         self.id = id_
         self.name = id_.name
         self._child = child
@@ -295,7 +294,7 @@ def node_environment(node: int, layout: Layout, folder: Folder) -> dict[str, str
 
 
 class StopSignals:
-    """Turns Ctrl-C, SIGTERM and a closed terminal into a readable ``fd`` that can be polled."""
+    """Makes ``fd`` readable after Ctrl-C, SIGTERM or a closed terminal, for use with ``poll``."""
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -326,7 +325,8 @@ def wait_readable(fds: Sequence[int], *, seconds: float | None) -> set[int]:
 
 
 def stop_all(processes: Sequence[Process], signals: StopSignals) -> Iterator[str]:
-    """Stop the processes in order. A second stop signal, or no end after 30 s, kills them."""
+    """Stop the processes one by one, and yield progress messages. A process is killed if it is
+    still running after 30 seconds. A stop signal kills all remaining processes at once."""
     is_hurried = False
     for process in processes:
         process.send(signal.SIGKILL if is_hurried else signal.SIGTERM)
@@ -366,7 +366,7 @@ def wait_healthy(
 
 
 def _failure(what: str, log: Path, *, has_ended: bool) -> Failure:
-    """Return a Failure with the last error in the log, or else with its last lines."""
+    """Return a Failure with the last error in the log file, or with the last lines of the file."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = log.read_text("utf-8", "replace").splitlines()

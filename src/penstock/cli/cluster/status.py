@@ -1,6 +1,6 @@
-"""Commands of ``penstock cluster`` that show the cluster, as reported by one node. Commands that
-change it are in ``changes.py``; ``up`` and ``down`` are in ``up.py``. ``penstock coordinator``
-skips an unreadable row in a coordinator's log; until then, the coordinator is out of service."""
+"""Commands of ``penstock cluster`` that show the cluster, as one node reports it, and of ``penstock
+coordinator``, which shows and skips an unreadable row in a coordinator's log. A coordinator serves
+no requests while its log has such a row."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -91,7 +91,7 @@ def status(session: Session) -> None:
 
 
 class _Report(NamedTuple):
-    """The status of a node, and by how many ms its clock is ahead of ours, at least and at most."""
+    """The status of a node, and how far its clock is ahead of ours, as a range in milliseconds."""
 
     info: dict[str, Any]
     ahead_min: float
@@ -106,7 +106,6 @@ def _report_of(session: Session) -> _Report:
 
 
 def _query_others(session: Session, found: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the problems and the remarks that other nodes report about themselves."""
     wrong: list[str] = []
     noted: list[str] = []
     own: _Report | None = None
@@ -196,7 +195,7 @@ def partitions(
 
 
 def problems(found: Found) -> list[str]:
-    """Return the problems of the cluster, then those of the replying node, with their fixes."""
+    """Return the problems of the cluster and of the node that replied, each with its fix."""
     known = [] if found["manager"] is not None else [troubles.NO_MANAGER]
     known += [
         troubles.node_dead(
@@ -222,8 +221,8 @@ def problems(found: Found) -> list[str]:
 
 
 def _own_troubles(node: int, reasons: Sequence[Found], *, are_warnings: bool = False) -> list[str]:
-    """Return the problems, or the warnings, that a node reports about itself. Problems of the whole
-    cluster are left out: ``problems`` derives them from the cluster's numbers."""
+    """Return the problems or, with ``are_warnings``, the warnings that a node reports about itself.
+    Problems of the whole cluster are left out: ``problems`` finds them in the cluster status."""
     return [
         f"node {node}: {one['text']}; do: {one['do']}"
         for one in reasons
@@ -267,7 +266,7 @@ coordinator = Noun(
 @_partition_argument
 @click.argument("offset", type=_OFFSETS, required=False)
 def show(session: Session, topic: str, partition: int, offset: int | None) -> None:
-    """Show the first unreadable row of a partition of a coordinator's log, or the row at OFFSET."""
+    """Show the first unreadable row in a partition of a coordinator's log, or the row at OFFSET."""
     path, what = _path(topic, partition), f"cannot read {topic}/{partition}"
     found = session.admin.get(path, {"offset": offset}, what=what)
     _print_log(session, found, found["unreadable"] if offset is None else found["row"])

@@ -1,5 +1,5 @@
 """Commands ``penstock cluster up`` and ``down``, which run a cluster on this machine for
-development. No process is restarted automatically, so that users can try the loss of a node."""
+development. No process is restarted automatically, so that users can test the loss of a node."""
 
 import os
 import shutil
@@ -35,11 +35,11 @@ _data = option("--data", "DIR", "folder of the cluster", default="./penstock-clu
 @cluster.command()
 @option("--nodes", click.IntRange(1, processes.NODES_MAX), "number of nodes [default: 3]")
 @_data
-@click.option("--etcd", metavar="HOST:PORT[,...]", help="existing etcd [default: start an etcd]")
+@click.option("--etcd", metavar="HOST:PORT[,...]", help="existing etcd to use [default: start one]")
 @option(
     "--port-base",
     click.IntRange(1_024, 65_000),
-    "first port; each node has 10 ports [default: 9324, or the next free]",
+    "first port; each node uses 10 ports [default: 9324, or the next free range]",
 )
 @click.option("--detach", is_flag=True, help="run in the background, until `penstock cluster down`")
 def up(
@@ -50,7 +50,7 @@ def up(
     port_base: int | None,
     detach: bool,
 ) -> None:
-    """Run an etcd and several nodes on this machine. Ctrl-C stops them.
+    """Run a cluster of etcd and several nodes on this machine. Ctrl-C stops it.
 
     Data and ports are kept in a folder: the next `up` continues with the same cluster."""
     from penstock.node.process.folder import repair, set_umask
@@ -111,7 +111,7 @@ class LocalCluster:
         if running and not self._is_detached:
             raise Conflict(
                 f"processes are already running: {', '.join(one.name for one in running)}",
-                fix="stop them with `penstock cluster down`, or start the others with --detach",
+                fix="stop them with `penstock cluster down`, or start missing nodes with --detach",
             )
         names = {one.name for one in running}
         nodes = [node for node in range(1, layout.nodes + 1) if f"n{node}" not in names]
@@ -159,7 +159,6 @@ class LocalCluster:
         processes.wait_healthy(process, port, path, log=log, seconds=seconds, signals=signals)
 
     def _wait_for_replicas(self) -> None:
-        """Wait for the replicas of partitions that were created while nodes started."""
         url = f"http://127.0.0.1:{self._layout.ports(1).admin}"
         settings = replace(self._session.settings, account=None, timeout_s=STATUS_SECONDS_MAX)
         admin = Admin(url, settings)
@@ -173,13 +172,13 @@ class LocalCluster:
             if not wrong:
                 break
             if processes.wait_readable([self._signals.fd], seconds=STATUS_EVERY_S):
-                raise processes.StartStopped("stopped before the cluster was ready")
+                raise processes.StartStopped("the start was stopped before the cluster was ready")
         admin.close()
         for line in wrong:
             self._session.remark(f"not ready yet: {line}")
 
     def wait(self) -> bool:
-        """Wait, and return True after a stop signal, or False once no node is running."""
+        """Wait for a stop signal and return True, or return False when the last node has ended."""
         while any(process.name != ETCD for process in self._ours):
             by_fd = {process.fd: process for process in self._ours}
             ready = processes.wait_readable([self._signals.fd, *by_fd], seconds=None)
@@ -235,7 +234,7 @@ def _show(session: Session, folder: Folder, layout: Layout, *, is_detached: bool
 @cluster.command()
 @_data
 def down(session: Session, data: str) -> None:
-    """Stop a cluster that `up` started. Its data and ports are kept."""
+    """Stop a cluster that `penstock cluster up` started. Its data and ports are kept."""
     folder = Folder(Path(data))
     folder.layout()  # raises NotFound if there is no cluster in the folder
     found = []

@@ -37,12 +37,12 @@ backup = Noun("backup", help="Create, list, verify and restore backups of a serv
     metavar="DIR",
     required=True,
 )
-@option("--rate", bytes_of(1, 100 * 2**30), "maximum bytes per second", metavar="SIZE")
+@option("--rate", bytes_of(1, 100 * 2**30), "maximum bytes read per second", metavar="SIZE")
 def create(session: Session, folder: Path, rate: int | None) -> None:
     """Back up queues, topics, users, keys and messages of a running server or cluster.
 
     The server continues to serve clients. The backup has every message that was acknowledged before
-    it began. Secrets stay encrypted: keep the master key elsewhere, because a restore needs it."""
+    the backup began. Secrets stay encrypted. Keep the master key elsewhere: a restore needs it."""
     from penstock.backup.writing import Pace, write_backup
     from penstock.cli.data.backup_source import AdminSource
     from penstock.node.process.folder import set_umask
@@ -102,9 +102,9 @@ def verify(session: Session, folder: Path) -> None:
 @backup.command()
 @_dir_argument
 @click.option("--data", metavar="DIR", required=True, help="empty data folder of the new server")
-@click.option("--node", type=click.IntRange(1), help="number of the node in a new cluster")
-@click.option("--etcd", metavar="HOST:PORT[,...]", help="etcd addresses of a new cluster")
-@click.option("--config", "config_file", metavar="FILE", help="TOML configuration file")
+@click.option("--node", type=click.IntRange(1), help="number of this node in a new cluster")
+@click.option("--etcd", metavar="HOST:PORT[,...]", help="addresses of the new cluster's etcd")
+@click.option("--config", "config_file", metavar="FILE", help="TOML configuration of the server")
 def restore(
     session: Session,
     folder: Path,
@@ -113,7 +113,7 @@ def restore(
     etcd: str | None,
     config_file: str | None,
 ) -> None:
-    """Restore a backup into a new data folder. Then start a server on the folder.
+    """Restore a backup into a new data folder. Then start a server with this folder.
 
     With --node and --etcd the folder is for one node of a new cluster: start this node first, then
     the other nodes, which copy the data from it."""

@@ -35,7 +35,7 @@ definitions = Noun(
 def export(session: Session, file: TextIO) -> None:
     """Write settings, tags and configs of all queues and topics to FILE, or to stdout.
 
-    Dead-letter queues are given by name, so the file can be imported in any account and region."""
+    Dead-letter queues are written as names, so the file can be used in any account and region."""
     queues = [_queue(session, name) for name in sorted(session.sqs.queue_names())]
     topics = []
     for each in sorted(session.kafka.metadata().topics, key=lambda one: str(one.name)):
@@ -68,7 +68,7 @@ def _queue(session: Session, name: str) -> Json:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option("--dry-run", is_flag=True, help="print the changes without making them")
 def import_file(session: Session, file: str, dry_run: bool) -> None:
-    """Create the queues and topics of FILE that do not exist, and change those that differ.
+    """Create queues and topics from FILE, and change existing ones that differ from it.
 
     Nothing is deleted. Existing queues and topics keep their number of partitions."""
     found = _read(file)
@@ -102,7 +102,7 @@ def _read(file: str) -> Json:
                 for key, kind in kinds.items():
                     if not isinstance(each[key], kind):
                         what = f"'{key}' of {each.get('name')!r}"
-                        raise ValueError(f"{what} is not a {kind.__name__}")
+                        raise ValueError(f"{what} is not of type {kind.__name__}")
     except (ValueError, KeyError, TypeError) as error:
         why = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
         raise Misuse(

@@ -1,6 +1,6 @@
 """Commands of ``penstock storage``, which inspect a data folder while the server is stopped. They
 never write: the server repairs the folder when it starts. Message bodies are private data, so
-``dump-segment`` shows them only on request."""
+``dump-segment`` prints them only with ``--bodies``."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -69,7 +69,7 @@ def inspect_folder(session: Session, folder: Path) -> None:
 @storage.command()
 @_dir_argument
 def verify(session: Session, folder: Path) -> None:
-    """Read every byte of every log in a data folder. Exit code 8 if a log is damaged."""
+    """Read and check every byte of every log in a data folder. Exit code 8 if a log is damaged."""
     places = _partitions(folder)
     is_running = is_in_use(folder)
     if is_running:
@@ -134,17 +134,17 @@ def _verify_segment(
 
 @storage.command("dump-segment")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--bodies", is_flag=True, help="also print bodies of messages and control records")
+@click.option("--bodies", is_flag=True, help="also print message bodies and control record values")
 @click.option("--from", "from_offset", metavar="OFFSET", default=0, help="first offset to print")
 @count_option(None, 1_000, "maximum number of records to print")
 def dump_segment(session: Session, file: Path, bodies: bool, from_offset: int, count: int) -> None:
     """Print the records of one segment file."""
     if not file.is_file():
-        raise NotFound(f"{file} does not exist", fix="use `penstock storage inspect DIR` first")
+        raise NotFound(f"{file} does not exist", fix="see `penstock storage inspect DIR`")
     if file.suffix != LOG_SUFFIX or base_offset_of(file.name) is None:
         raise Misuse(
             f"{file.name} is not a segment",
-            "the name of a segment is its first offset in 20 digits, and .log",
+            "the name of a segment is its first offset in 20 digits, then .log",
         )
     rows = islice(_segment_rows(file, from_offset=from_offset, with_bodies=bodies), count)
     shown = _RECORD_COLUMNS if bodies else _RECORD_COLUMNS[:-1]

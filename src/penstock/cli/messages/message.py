@@ -34,7 +34,7 @@ message = Noun("message", help="Send, receive, peek, tail, delete messages.")
 
 @contextlib.contextmanager
 def _as_queue(session: Session, name: str, *, verb: str) -> Iterator[None]:
-    """Explain what to do if the block fails because ``name`` is a topic and not a queue."""
+    """If the block fails because ``name`` is a topic, raise an error that says what to do."""
     try:
         yield
     except Failure as failure:
@@ -70,13 +70,13 @@ def _check_options(ctx: click.Context, *, is_topic: bool) -> None:
 
 @message.command()
 @click.argument("words", nargs=-1, metavar="QUEUE [BODY]... | -")
-@click.option("--topic", metavar="NAME", help="topic to send to instead of a queue")
+@click.option("--topic", metavar="NAME", help="topic to send to, instead of a queue")
 @click.option("-f", "--file", "path", metavar="FILE", help="file with one message per line")
 @click.option("--whole", is_flag=True, help="with -f: send the whole file as one message")
-@click.option("--ndjson", is_flag=True, help="read each line as a JSON object, see above")
-@click.option("--group", metavar="ID", help="message group id, for FIFO order or fair queues")
-@click.option("--dedup-id", metavar="ID", help="FIFO: deduplication id of the message")
-@click.option("--unique", is_flag=True, help="FIFO: generate a deduplication id for each message")
+@click.option("--ndjson", is_flag=True, help="read each line as a JSON object (see above)")
+@click.option("--group", metavar="ID", help="message group id (FIFO queues, fair queues)")
+@click.option("--dedup-id", metavar="ID", help="deduplication id of the message (FIFO queues)")
+@click.option("--unique", is_flag=True, help="new deduplication id for each message (FIFO queues)")
 @click.option("--delay", type=seconds(0, 900), help="delivery delay, such as 90s")
 @repeatable("-a --attribute attributes", "NAME[:TYPE]=VALUE", "message attribute")
 @click.option("--key", metavar="KEY", help="with --topic: key of the record")
@@ -97,14 +97,14 @@ def send(
 ) -> None:
     """Send each BODY, or each line of stdin (-) or of a file (-f), as a message.
 
-    With --ndjson each line is an object with body and optionally attributes, group, dedup_id and
-    delay, as `message receive` prints it. Rejected messages are listed on stderr, and the exit code
-    is 7, or 1 if all were rejected. After Ctrl-C the command waits for the current reply and prints
-    the number of accepted messages.
+    With --ndjson each line is a JSON object with body and optionally attributes, group, dedup_id
+    and delay, in the format of `message receive`. Rejected messages are listed on stderr, and the
+    exit code is 7, or 1 if all were rejected. After Ctrl-C the command waits for the current reply
+    and prints the number of accepted messages.
 
     With --topic leave out QUEUE: `penstock message send --topic clicks --key ann BODY`. Without
-    BODY, lines are read from stdin. With --ndjson each line is an object with value and optionally
-    key, headers and partition, as `message tail` prints it."""
+    BODY, lines are read from stdin. With --ndjson each line is a JSON object with value and
+    optionally key, headers and partition, in the format of `message tail`."""
     _check_options(click.get_current_context(), is_topic=topic is not None)
     if topic is not None:
         from penstock.cli.messages import producing
@@ -175,7 +175,6 @@ def _as_text(item: Json) -> str:
 def _replies(
     session: Session, queue: str, count: int, wait: int | None, visibility: int | None
 ) -> Iterator[list[Json]]:
-    """Yield the messages of each receive, until ``count`` messages or an empty reply."""
     request: Json = {
         "QueueUrl": session.sqs.queue_url(queue),
         "MessageAttributeNames": ["All"],
@@ -200,7 +199,7 @@ def _replies(
 
 @message.command()
 @count_option(1_000_000, 1, "maximum number of messages to receive")
-@click.option("--wait", type=seconds(0, 20), help="long-poll wait, such as 20s")
+@click.option("--wait", type=seconds(0, 20), help="time to wait for a message, such as 20s")
 @click.option("--visibility", type=seconds(0, 43_200), help="visibility timeout, such as 5m")
 @click.option("--delete", is_flag=True, help="delete each message after printing it")
 def receive(
@@ -234,7 +233,7 @@ def receive(
         raise Failure(
             f"{failed} messages were received but not deleted",
             "the server rejected the deletion",
-            "they are delivered again after their visibility timeout",
+            "the messages are delivered again after their visibility timeout",
             exit_code=ExitCode.PARTIAL,
         )
 
@@ -244,7 +243,7 @@ def receive(
 @click.option("--partition", type=click.IntRange(min=0), help="partition to show [default: all]")
 @option("--start", click.IntRange(min=0), "offset to start at", default=0)
 def peek(session: Session, queue: str, count: int, partition: int | None, start: int) -> None:
-    """Show messages without receiving them, including messages in flight and delayed messages."""
+    """Show messages, including those in flight and delayed ones, without receiving them."""
     from penstock.cli.messages import peeking
 
     with _as_queue(session, queue, verb="peek"):
@@ -252,7 +251,7 @@ def peek(session: Session, queue: str, count: int, partition: int | None, start:
 
 
 @message.command()
-@click.option("--topic", metavar="NAME", help="topic to read instead of a queue")
+@click.option("--topic", metavar="NAME", help="topic to read, instead of a queue")
 @option(
     "--from origin",
     "earliest|latest|-N|OFFSET|TIME",
@@ -261,8 +260,10 @@ def peek(session: Session, queue: str, count: int, partition: int | None, start:
 @click.option("--partition", type=click.IntRange(min=0), help="partition to read [default: all]")
 @click.option("--grep", "pattern", metavar="REGEX", help="regex that message bodies must match")
 @count_option(None, None, "number of messages to stop after")
-@click.option("--group", metavar="GROUP", help="with --topic: group to read and commit offsets of")
-@click.option("--follow/--no-follow", default=True, help="wait for new messages or stop at the end")
+@click.option(
+    "--group", metavar="GROUP", help="with --topic: group whose offsets are read and committed"
+)
+@click.option("--follow/--no-follow", default=True, help="wait for new messages or exit at the end")
 @click.option("--exit-at-end", is_flag=True, help="the same as --no-follow")
 def tail(
     session: Session,
@@ -320,12 +321,11 @@ def _receipt_in(place: int, line: str) -> str:
     except ValueError:
         receipt = None
     if not isinstance(receipt, str):
-        raise Misuse(f"line {place} has no receipt", "the object needs a field 'receipt'")
+        raise Misuse(f"line {place} has no receipt", "the JSON object needs a field 'receipt'")
     return receipt
 
 
 def _delete_all(session: Session, queue: str, receipts: Iterable[str]) -> tuple[int, int]:
-    """Delete messages in batches, and return how many were deleted and how many rejected."""
     source = iter(receipts)
     deleted = failed = 0
     what = f"cannot delete messages of '{queue}'"
@@ -344,7 +344,7 @@ def _delete_all(session: Session, queue: str, receipts: Iterable[str]) -> tuple[
 @message.command()
 @click.argument("duration", type=seconds(0, 43_200))
 def visibility(session: Session, queue: str, receipt: str, duration: int) -> None:
-    """Set the visibility timeout of a received message to DURATION from now; 0 makes it visible."""
+    """Set the visibility timeout of a received message to DURATION. 0 makes it visible at once."""
     what, change = "cannot change the visibility timeout", "ChangeMessageVisibility"
     lease = {"ReceiptHandle": receipt, "VisibilityTimeout": duration}
     session.sqs.call_queue(queue, change, what=what, **lease)

@@ -1,7 +1,7 @@
 """Shows messages of a queue through the admin API, for ``message peek`` and ``message tail``. The
-messages are not received, so no consumer misses one. Deleted messages are not shown: tail misses
-messages that are deleted quickly. Receives and deletions have offsets as well, so the offset of the
-tenth last message cannot be computed: it is searched backwards."""
+messages are not received, so consumers still get them. Deleted messages are not shown, so a tail
+misses messages that are deleted quickly. Receives and deletions have offsets too, so the offset of
+the tenth message from the end cannot be computed, and ``_last`` searches backwards for it."""
 
 import re
 import time
@@ -40,7 +40,6 @@ class TailRequest(NamedTuple):
     is_following: bool = True
 
     def matcher(self) -> Callable[[str], object]:
-        """Return a function that tests a body against ``--grep``. Without it, all bodies match."""
         try:
             return re.compile(self.pattern or "").search
         except re.error as error:
@@ -109,7 +108,7 @@ def tail(session: Session, queue: str, request: TailRequest) -> None:
 
 
 def _origin(text: str) -> tuple[str, int]:
-    """Return the start position for the API, and the number of last messages to show first."""
+    """Parse ``--from``. Return the start position for the API, and N for ``-N``, else 0."""
     text = {"earliest": "begin", "latest": "end"}.get(text, text)
     if text in ("begin", "end"):
         return text, 0

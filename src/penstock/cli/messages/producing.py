@@ -1,7 +1,7 @@
 """Produces records to a topic, and formats records as text or JSON.
 
-The JSON that ``message tail`` prints can be sent again unchanged. Bytes that are not UTF-8 are in a
-separate field, such as ``value_base64``. A value of null deletes the key in a compacted topic.
+The JSON that ``message tail`` prints can be sent again unchanged. Bytes that are not UTF-8 are
+base64 in another field, such as ``value_base64``. In a compacted topic, a null value deletes a key.
 Every batch has a sequence number, so a batch that is retried after a lost reply is stored once."""
 
 import base64
@@ -53,7 +53,7 @@ def from_json(place: int, line: str, defaults: OutgoingRecord) -> OutgoingRecord
             raise ValueError("'value' is missing; write null for a record without a value")
         partition = given.get("partition")
         if isinstance(partition, bool) or not isinstance(partition, int | None):
-            raise ValueError("'partition' must be a number")
+            raise ValueError("'partition' must be a whole number")
         has_key = "key" in given or "key_base64" in given
         return OutgoingRecord(
             place,
@@ -84,7 +84,7 @@ def _bytes_of(given: Mapping[str, Any], name: str) -> bytes | None:
 
 
 def _headers_of(given: Any) -> list[Header]:
-    """Parse headers: ``{"name": "value"}``, or a list of objects with name and value."""
+    """Parse headers given as ``{"name": "value"}``, or as a list of objects with name and value."""
     if isinstance(given, dict):
         given = [{"name": name, "value": value} for name, value in given.items()]
     given = [] if given is None else given
@@ -236,14 +236,14 @@ class RecordSender(Sender):
         return data, records[: len(encoded)]
 
     def _produce(self, left: dict[int, Batch]) -> None:
-        """Send batches, and retry until each is accepted or rejected, or until the timeout."""
         # A batch may be stored although the reply is lost: retry only with a sequence number.
         is_repeatable = self._producer[0] != NO_PRODUCER
         with failing(self._what):
             self._kafka.retried(partial(self._try, left), is_repeatable=is_repeatable)
 
     def _try(self, left: dict[int, Batch]) -> None:
-        """Send batches once, and remove finished ones from ``left``. Raises an error to retry."""
+        """Send batches once, and remove those that are accepted or rejected from ``left``. Raises
+        KafkaRefused if a batch must be sent again."""
         passing: KafkaRefused | None = None
         batches = {Place(self._target, number): data for number, (data, _) in left.items()}
         for part in self._kafka.try_produce(batches).values():

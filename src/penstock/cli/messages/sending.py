@@ -90,7 +90,7 @@ def read_input(
 
 
 def line_chunks(stream: IO[bytes]) -> Iterator[Lines]:
-    """Yield the lines of each read with their line numbers. Empty lines are left out."""
+    """Yield a list of numbered lines for each read of the stream. Empty lines are left out."""
     # The streams that click opens have read1, which returns as soon as there is data.
     read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
     rest = b""
@@ -120,7 +120,6 @@ def line_chunks(stream: IO[bytes]) -> Iterator[Lines]:
 
 
 def parse_object(line: str, fields: frozenset[str]) -> dict[str, Any]:
-    """Parse a line of NDJSON. Raises ValueError if a field is unknown."""
     try:
         found = json.loads(line)
     except ValueError as error:
@@ -141,7 +140,7 @@ class Sender:
         self.failed = 0
 
     def run(self, source: Iterable[Sequence[T]], send: Callable[[Sequence[T]], None]) -> None:
-        """Send all batches. Ctrl-C takes effect after the current reply: the count stays exact."""
+        """Send all batches. Ctrl-C takes effect after the current reply, so the count is exact."""
         progress = progress_bar("sending", is_quiet=self._session.settings.quiet)
         try:
             with Interrupts() as interrupts, progress as update:
@@ -159,7 +158,6 @@ class Sender:
             raise
 
     def reject(self, place: int, why: str) -> None:
-        """Print why an item was rejected, with the number of its line or argument."""
         self.failed += 1
         if self.failed <= FAILURES_LISTED_MAX:
             click.echo(f"{self._noun} {place} rejected: {why}", err=True)
@@ -167,7 +165,7 @@ class Sender:
             click.echo("further rejected items are counted but not listed", err=True)
 
     def end(self, item: dict[str, Any] | None, name: str, name_of_counts: str) -> None:
-        """Print one item, or the counts. Exits with an error code if items were rejected."""
+        """Print ``item``, or the counts if it is None. Exits with an error if any item failed."""
         noun = "queue" if self._noun == "message" else "topic"
         counts = {noun: self._target, "sent": self.accepted, "failed": self.failed}
         self._session.out.one(item or counts, name=name if item else name_of_counts)
@@ -217,8 +215,8 @@ def from_json(place: int, line: str, defaults: Defaults) -> Outgoing:
             if field == "body" or value.get(field) is not None:
                 own[field] = value.get(field)
                 if not isinstance(own[field], str):
-                    missing = " is missing or" if field == "body" else " is"
-                    raise ValueError(f"'{field}'{missing} not a string")
+                    missing = "is missing or not" if field == "body" else "is not"
+                    raise ValueError(f"'{field}' {missing} a string")
         if value.get("delay") is not None:
             if isinstance(value["delay"], bool) or not isinstance(value["delay"], int):
                 raise ValueError("'delay' must be a whole number of seconds")
@@ -238,14 +236,14 @@ def from_json(place: int, line: str, defaults: Defaults) -> Outgoing:
 
 
 def _attribute(name: str, value: object) -> dict[str, Any]:
-    """Parse an attribute: a text, a number, or ``{"type": "Binary", "value": "base64"}``."""
+    """Return an SQS attribute made from a text, a number, or an object with type and value."""
     if isinstance(value, str):
         return _typed("String", value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _typed("Number", str(value))
     if isinstance(value, dict) and value.keys() == {"type", "value"}:
         return _typed(str(value["type"]), str(value["value"]))
-    raise ValueError(f"attribute '{name}' must be a string or number, or have type and value")
+    raise ValueError(f"attribute '{name}' must be a string, number, or object with type and value")
 
 
 def _typed(kind: str, content: str) -> dict[str, Any]:
@@ -305,7 +303,6 @@ class MessageSender(Sender):
         self.run(chain.from_iterable(chunks), self.send)
 
     def shown(self) -> dict[str, Any] | None:
-        """Return the fields to print of the first accepted message of the last batch."""
         fields = {"message_id": "MessageId", "sequence_number": "SequenceNumber"}
         found = next(iter(self.replies), {})
         return {field: found[name] for field, name in fields.items() if name in found} or None

@@ -162,7 +162,8 @@ class Reader:
             ) from None
 
     def _correct(self, place: Place, code: int) -> bool:
-        """Handle an error code: return True to retry, False if the offset was corrected."""
+        """Return False after correcting an offset that is out of range, or True if the error is
+        temporary and the fetch must be retried. Raises Failure for other errors."""
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             with failing(self._what):
                 starts, ends = self._kafka.bounds([place], is_committed=True)

@@ -50,7 +50,7 @@ bench = Noun("bench", help="Measure the throughput and latency of a running serv
 @_shape_options
 @option("--batch", click.IntRange(1, 10), "number of messages per call", default=1)
 def send(session: Session, **shape: Any) -> None:
-    """Measure sends, as fast as the server replies or at --rate."""
+    """Measure the throughput and latency of sends, at --rate or as fast as the server replies."""
     _measure(session, "send", _send, **shape)
 
 
@@ -63,7 +63,7 @@ def send(session: Session, **shape: Any) -> None:
     default=20_000,
 )
 def receive(session: Session, preload: int, **shape: Any) -> None:
-    """Measure receives and deletes until the queue is empty."""
+    """Measure the throughput and latency of receives and deletes, until the queue is empty."""
 
     async def run(load: Load) -> None:
         async def step(connection: Connection, due_s: float) -> bool:
@@ -73,7 +73,7 @@ def receive(session: Session, preload: int, **shape: Any) -> None:
             fill = dataclasses.replace(load, rate=None, batch=10, duration=3_600.0)
             await _send(fill, count_max=preload)
             if not fill.messages:
-                raise Failure("cannot fill the queue", "; ".join(fill.first_errors))
+                raise Failure("cannot fill the queue before the test", "; ".join(fill.first_errors))
             load.start_s = time.perf_counter()
         await _repeated(load, step, load.rate)
 
@@ -149,8 +149,8 @@ def _measure(
 
 
 class Histogram:
-    """A histogram of fixed size. Buckets grow by one percent each, from a microsecond to about two
-    minutes, so a percentile is at most one percent too high. The maximum is kept exactly."""
+    """A histogram of durations from a microsecond to about two minutes. The bounds of its buckets
+    grow by one percent, so a percentile is at most one percent too high. ``max_s`` is exact."""
 
     def __init__(self) -> None:
         self._counts = Counter[int]()
@@ -209,15 +209,13 @@ Run = Callable[[Load], Coroutine[Any, Any, None]]
 
 
 class Pace:
-    """Schedules the calls of all connections at a fixed rate."""
-
     def __init__(self, rate_per_s: float | None, duration_s: float) -> None:
         self._gap_s = None if rate_per_s is None else 1.0 / rate_per_s
         self._next_s = time.perf_counter()
         self.end_s = self._next_s + duration_s
 
     async def next_start(self) -> float | None:
-        """Wait until the next call is due and return its planned time, or None after the run."""
+        """Wait until the next call is due. Return its planned time, or None if the run is over."""
         now_s = time.perf_counter()
         if self._gap_s is None:
             return now_s if now_s < self.end_s else None
@@ -281,7 +279,7 @@ class Connection:
         return int(head[9:12]), body
 
     def _request(self, action: str, body: bytes) -> bytes:
-        """Return a signed request. A repeated call reuses its signature for a minute."""
+        """Return a signed HTTP request. An equal request is signed again only after a minute."""
         key = (action, body)
         now_s = time.monotonic()
         if self._signed is not None and self._signed[0] == key and now_s < self._signed[1]:
@@ -325,7 +323,6 @@ async def _on_connections(load: Load, works: Sequence[Work]) -> None:
 async def _repeated(
     load: Load, step: Callable[[Connection, float], Awaitable[bool]], rate: float | None
 ) -> None:
-    """Repeat a step on all connections until the time is over or the step returns False."""
     pace = Pace(rate, load.duration)
 
     async def work(connection: Connection) -> None:
@@ -391,7 +388,7 @@ async def _latency(load: Load) -> None:
 
 async def _end_to_end(load: Load) -> None:
     """Measure the time from the planned send of a message to its receive. Half of the connections
-    send, half wait for messages; each body carries its planned time."""
+    send, half wait for messages. The planned time is in the body of the message."""
     pace = Pace(load.rate, load.duration)
     count = senders_left = max(1, load.connections // 2)
     sent = 0

@@ -1,7 +1,7 @@
 """``penstock debug bundle``: collects the data for a bug report in one archive without secrets.
 
-The server masks its own secrets. All text is masked here once more: values that are secret on this
-machine, and text that looks like a secret. ``errors.txt`` lists parts that are missing."""
+The server masks its own secrets. This command masks the text once more: values that are secret on
+this machine, and text that looks like a secret. ``errors.txt`` lists parts that are missing."""
 
 import io
 import json
@@ -65,8 +65,8 @@ debug = Noun("debug", help="Collect the data for a bug report, without secrets."
 def bundle(session: Session, file: Path | None, logs: tuple[Path, ...]) -> None:
     """Write settings, metrics, status, doctor findings, versions and logs to a .tar.gz file.
 
-    Secrets are masked. Names of queues, topics and users are not: check the file before sending
-    it."""
+    Secrets are masked. Names of queues, topics and users are not masked: check the file before
+    you send it."""
     file = file or Path(time.strftime("penstock-debug-%Y%m%d-%H%M%S.tar.gz", time.gmtime()))
     mask = Mask.of_this_machine()
     errors: list[str] = []
@@ -192,7 +192,6 @@ def _of_contexts() -> Iterator[str]:
 
 
 def _of_settings() -> Iterator[str]:
-    """Yield the admin token in the configuration of a server on this machine."""
     from penstock.node.configuration import config as node_config
 
     with suppress(node_config.ConfigInvalid):

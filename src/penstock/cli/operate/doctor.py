@@ -65,10 +65,10 @@ _RENEW = "renew it with `penstock generate certs` or your CA; running nodes load
 
 @click.command(cls=Verb)
 @click.option("--data", metavar="DIR", help="data folder [default: from the configuration]")
-@click.option("--config", "config_file", metavar="FILE", help="TOML configuration file")
-@click.option("--local", is_flag=True, help="check this machine only, contact no server")
+@click.option("--config", "config_file", metavar="FILE", help="TOML configuration of the server")
+@click.option("--local", is_flag=True, help="check only this machine, without contacting a server")
 def doctor(session: Session, data: str | None, config_file: str | None, local: bool) -> None:
-    """Check the machine, settings and server. Exit code 8 if a check fails."""
+    """Check this machine, the settings and the server. Exit code 8 if a check fails."""
     findings, config = examine(session, data=data, config_file=config_file, is_local=local)
     checks: list[dict[str, Any]] = [finding._asdict() for finding in findings]
     is_healthy = all(check["status"] != "fail" for check in checks)
@@ -90,7 +90,6 @@ def doctor(session: Session, data: str | None, config_file: str | None, local: b
 def examine(
     session: Session, *, data: str | None, config_file: str | None, is_local: bool
 ) -> tuple[list[Finding], list[Json]]:
-    """Return the findings, and the settings of the server or of this machine."""
     findings: list[Finding] = [_software(), _open_files()]
     info: Json | None = None
     skew_ms: int | None = None
@@ -207,7 +206,7 @@ def _ports(values: dict[str, str]) -> Iterator[Finding]:
 
 
 def _disk(folder: Path, reserve_bytes: int, *, is_reported: bool) -> Iterator[Finding]:
-    """Check free space and fsync. ``is_reported``: the server has already reported a full disk."""
+    """Check free space and fsync. ``is_reported`` says whether the server reports a full disk."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -262,7 +261,7 @@ def _clock(skew_ms: int | None) -> Finding:
         places = "this machine and the server"
         found = CLOCK_SKEW.filled(places=places, skew_ms=abs(skew_ms))
         return Finding("clock", "fail", found.text, CLOCK_DO)
-    return Finding("clock", "ok", f"server and client differ by {skew_ms} ms")
+    return Finding("clock", "ok", f"the clocks of server and client differ by {skew_ms} ms")
 
 
 # ── Certificates: how long they are still valid ──────────────────────────────────────────────

@@ -39,8 +39,8 @@ audit = Noun("audit", help="Show the audit trail: which principal did what, and 
 
 
 @audit.command()
-@click.option("--action", metavar="NAME", help="action to show, such as DeleteQueue")
-@click.option("--user", metavar="NAME", help="user whose actions are shown")
+@click.option("--action", metavar="NAME", help="show only this action, such as DeleteQueue")
+@click.option("--user", metavar="NAME", help="show only actions of this user")
 @option(
     "--since",
     seconds(1, 3_660 * _DAY_S),
@@ -62,7 +62,7 @@ def tail(
     missing = NotFound(
         "the audit trail was not found",
         f"the server has no topic {_AUDIT}, or you are not allowed to read it",
-        "set audit.enabled = true and restart the server; read it as an operator",
+        "set audit.enabled = true and restart the server, or use the key of an operator",
     )
     reader = Reader.of_internal(session, _AUDIT, TailRequest(origin, is_following=follow), missing)
     shown = 0
@@ -98,17 +98,17 @@ usage = Noun("usage", help="Report the usage of tenants: requests, messages, byt
 
 @usage.command()
 @click.option("--tenant", metavar="ACCOUNT", help="AWS account id of the tenant [default: all]")
-@click.option("--from", "since", metavar="TIME", help="start of the report [default: first usage]")
-@click.option("--to", "until", metavar="TIME", help="end of the report, exclusive [default: now]")
+@click.option("--from", "since", metavar="TIME", help="start time [default: oldest usage record]")
+@click.option("--to", "until", metavar="TIME", help="end time, exclusive [default: now]")
 @click.option("--csv", "is_csv", is_flag=True, help="print CSV with a header line")
 def report(
     session: Session, tenant: str | None, since: str | None, until: str | None, is_csv: bool
 ) -> None:
-    """Sum the usage by tenant, queue or topic, and operation.
+    """Sum the usage of each tenant by resource (queue or topic) and operation.
 
-    TIME is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago. Operations have the names of
-    policy actions; `storage` sums the stored bytes over time, as BYTE-HOURS. The resource `-` means
-    no resource; `*` means resources that were too many to be counted separately."""
+    TIME is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago. Operations are named like policy
+    actions; the operation `storage` shows the stored bytes over time as BYTE-HOURS. The resource
+    `-` means no resource; `*` means resources that were too many to count separately."""
     since_ms = time_of(since, what="cannot report", option="--from")
     until_ms = time_of(until, what="cannot report", option="--to")
     end_ms = float("inf") if until_ms is None else until_ms
@@ -132,7 +132,7 @@ def report(
 
 
 def _summed(found: Iterable[tuple[int, usage_facts.UsageRow]]) -> list[dict[str, Any]]:
-    """Return the sums of rows that were counted in the given minutes."""
+    """Sum rows by tenant, region, resource and operation. Each row comes with its minute."""
     totals: dict[tuple[str, ...], dict[str, Any]] = {}
     stored_ms: dict[tuple[str, ...], int] = {}  # the minute that stored_bytes is from
     for minute_ms, row in found:
@@ -158,7 +158,6 @@ def _summed(found: Iterable[tuple[int, usage_facts.UsageRow]]) -> list[dict[str,
 
 
 def _usage_facts(session: Session, since_ms: int | None) -> Iterator[usage_facts.UsageFacts]:
-    """Yield the usage records written since a time. A record is written after its minute began."""
     request = TailRequest(
         Target(time=EARLIEST if since_ms is None else since_ms), is_following=False
     )

@@ -114,7 +114,7 @@ def _options(job: Job, taken: set[str]) -> list[click.Option]:
             type=seconds(0, _EVERY_S_MAX),
             metavar="DURATION",
             default=TRIGGER_S_DEFAULT,
-            help=f"with --continuous: polling interval [default {TRIGGER_S_DEFAULT}s]",
+            help=f"with --continuous: time between batches [default {TRIGGER_S_DEFAULT}s]",
         )
         options += [once, every]
     if job.needs_spark:
@@ -228,7 +228,7 @@ def _conf(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def _server(session: Session, given: str | None) -> tuple[str, dict[str, str]]:
-    """Return address and security settings of the Kafka listener, as options of Spark's source."""
+    """Return the Kafka listener's address, and its security settings as options for Spark."""
     if given is not None:
         session.settings.kafka = given
     try:

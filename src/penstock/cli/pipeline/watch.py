@@ -1,6 +1,6 @@
-"""The commands of ``penstock pipeline`` that start no job, and the folders of the pipeline. The
-lake, the folder with its data, is never in a server's data folder, because it outlives servers and
-may be on other disks. A lake contains its checkpoints by default, so that it can be moved."""
+"""The commands of ``penstock pipeline`` that do not run jobs, and the folders of the pipeline. The
+lake is the folder with the pipeline's data. It is never in a server's data folder, because it
+outlives servers. By default it contains the checkpoints of jobs, so that both move together."""
 
 import os
 import shutil
@@ -84,7 +84,7 @@ def checkpoints_of(lake: str, checkpoint: str | None) -> Path:
 
 
 def writable_above(folder: Path) -> Path | None:
-    """Return the nearest existing folder at or above this one, or None if it is not writable."""
+    """Return the nearest existing folder at or above ``folder``, or None if it is not writable."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) else None
@@ -127,12 +127,12 @@ def status(session: Session, lake: str, checkpoint: str | None) -> None:
 
 @click.command(cls=Verb)
 @click.option("-f", "--follow", "is_following", is_flag=True, help="print new lines as they arrive")
-@option("-n --lines count", click.IntRange(min=0, max=100_000), "last lines to print", default=100)
+@option("-n --lines count", click.IntRange(min=0, max=100_000), "number of last lines", default=100)
 @place_options
 def logs(
     session: Session, job: str, is_following: bool, count: int, lake: str, checkpoint: str | None
 ) -> None:
-    """Print the log of a job and of Spark."""
+    """Print the log of a job, which includes the log of Spark."""
     root = checkpoints_of(lake, checkpoint)
     folder = root / job
     if not is_job_name(job) or not (folder / NAME).is_file():
@@ -206,7 +206,7 @@ def _places(lake: str, checkpoint: str | None) -> Iterator[Finding]:
 
 @click.command(cls=Verb)
 def warm(session: Session) -> None:
-    """Archive the Java classes of Spark, so that sessions start in half the time.
+    """Archive the Java classes of Spark, so that Spark sessions start in half the time.
 
     This takes about 30 seconds and 200 MB in the cache folder ($PENSTOCK_CACHE or
     ~/.cache/penstock). Run it again after an upgrade of Java or Spark."""

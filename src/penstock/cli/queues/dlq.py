@@ -1,5 +1,5 @@
-"""Commands of ``penstock dlq``, which list and redrive dead-letter queues. The server does the
-redrive, not this process: it continues after Ctrl-C and after a restart of the server."""
+"""Commands of ``penstock dlq``, which list and redrive dead-letter queues. The server moves
+the messages, so a redrive continues after Ctrl-C and after a restart of the server."""
 
 import time
 
@@ -33,16 +33,16 @@ def list_queues(session: Session) -> None:
 
 
 @dlq.command()
-@click.option("--to", "target", metavar="QUEUE", help="queue to move to [default: source queues]")
-@click.option("--rate", type=click.IntRange(1, 500), help="maximum messages per second")
-@click.option("--dry-run", is_flag=True, help="print the number of messages to move, move nothing")
+@click.option("--to", "target", metavar="QUEUE", help="destination queue [default: source queues]")
+@click.option("--rate", type=click.IntRange(1, 500), help="maximum messages moved per second")
+@click.option("--dry-run", is_flag=True, help="only print the number of messages to move")
 @click.option("--detach", is_flag=True, help="start the redrive and exit without waiting")
 def redrive(
     session: Session, queue: str, target: str | None, rate: int | None, dry_run: bool, detach: bool
 ) -> None:
     """Move the messages of a dead-letter queue back to their source queues.
 
-    The server moves the messages, also after Ctrl-C. Stop it with `penstock dlq cancel`."""
+    The server continues the redrive after Ctrl-C. Stop the redrive with `penstock dlq cancel`."""
     sqs = session.sqs
     source_arn = sqs.arn(queue)
     target_arn = None if target is None else sqs.arn(target)
@@ -104,7 +104,6 @@ def _tasks(session: Session, source_arn: str, count: int = 1) -> list[Json]:
 
 
 def _wait(session: Session, source_arn: str) -> Json:
-    """Poll until the newest redrive has ended, because the SQS API has no call that waits."""
     with progress_bar("moving", is_quiet=session.settings.quiet) as update:
         while True:
             tasks = _tasks(session, source_arn)
@@ -122,9 +121,9 @@ def _check_ended(queue: str, task: Json) -> None:
         return
     moved = int(task["moved"])
     raise Failure(
-        f"the redrive of '{queue}' ended as {task['status']}",
+        f"the redrive of '{queue}' ended with status {task['status']}",
         str(task.get("failure_reason", "")) or f"{moved} messages were moved",
-        "redrive again: the other messages are still in the dead-letter queue",
+        "redrive again: messages that were not moved are still in the dead-letter queue",
         exit_code=ExitCode.PARTIAL if moved else ExitCode.FAILED,
     )
 

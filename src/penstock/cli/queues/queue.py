@@ -51,7 +51,7 @@ queue = Noun("queue", help="Create, list, show, set, delete, purge queues; show 
 def create(
     session: Session, name: str, fifo: bool, partitions: int | None, tags: Texts, **flags: Any
 ) -> None:
-    """Create a queue. If it exists with the same settings, nothing changes."""
+    """Create a queue. If the queue exists with the same settings, nothing changes."""
     if fifo and not name.endswith(".fifo"):
         name += ".fifo"
     tag_map = tags_of(tags)
@@ -122,7 +122,7 @@ def show(session: Session, name: str) -> None:
 
 
 @queue.command()
-@click.option("--user", metavar="NAME", help="user who receives messages [default: you]")
+@click.option("--user", metavar="NAME", help="user who would receive messages [default: you]")
 def explain(session: Session, name: str, user: str | None) -> None:
     """Explain why a receive from a queue returns no messages."""
     name = name_of(name)
@@ -133,7 +133,7 @@ def explain(session: Session, name: str, user: str | None) -> None:
 
 
 @queue.command("set")
-@click.option("--no-dead-letter", is_flag=True, help="stop using a dead-letter queue")
+@click.option("--no-dead-letter", is_flag=True, help="stop moving messages to a dead-letter queue")
 @_tag_option
 @repeatable("--untag untags", "KEY", "key of a tag to remove")
 @settings_options
@@ -171,7 +171,7 @@ def delete(session: Session, name: str, yes: bool) -> None:
 
 @queue.command()
 @yes_option
-@click.option("--dry-run", is_flag=True, help="print the message counts, delete nothing")
+@click.option("--dry-run", is_flag=True, help="only print the message counts")
 def purge(session: Session, name: str, yes: bool, dry_run: bool) -> None:
     """Delete all messages of a queue, including messages in flight and delayed messages."""
     url = session.sqs.queue_url(name)
@@ -186,7 +186,7 @@ def purge(session: Session, name: str, yes: bool, dry_run: bool) -> None:
 
 
 @queue.command()
-@watch_options("repeat until Ctrl-C, with messages per second")
+@watch_options("repeat until Ctrl-C, and show messages per second")
 def stats(
     session: Session, names: Texts, watch: bool, interval: float, samples: int | None
 ) -> None:

@@ -73,7 +73,7 @@ def _json(name: str, attribute: str, text: str) -> Setting:
 SETTINGS = (
     _seconds("delay", "DelaySeconds", "delivery delay of new messages", 0, 900),
     _seconds("visibility", "VisibilityTimeout", "visibility timeout of messages", 0, 43_200),
-    _seconds("wait", "ReceiveMessageWaitTimeSeconds", "default long-poll wait of receives", 0, 20),
+    _seconds("wait", "ReceiveMessageWaitTimeSeconds", "default long-poll time of receives", 0, 20),
     _seconds("retention", "MessageRetentionPeriod", "message retention period", 60, 1_209_600),
     Setting(
         "--max-bytes",
@@ -84,13 +84,13 @@ SETTINGS = (
         decode=int,
         show=size,
     ),
-    _switch("content-dedup", "ContentBasedDeduplication", "FIFO: deduplicate by message body"),
-    _choice("dedup-scope", "DeduplicationScope", "FIFO: deduplicate per queue or group", _SCOPES),
-    _choice("throughput", "FifoThroughputLimit", "FIFO: rate limit per queue or group", _LIMITS),
+    _switch("content-dedup", "ContentBasedDeduplication", "deduplicate by body (FIFO queues)"),
+    _choice("dedup-scope", "DeduplicationScope", "scope of deduplication (FIFO queues)", _SCOPES),
+    _choice("throughput", "FifoThroughputLimit", "scope of the rate limit (FIFO queues)", _LIMITS),
     _json("policy", "Policy", "access policy of the queue"),
     _json("redrive-allow", "RedriveAllowPolicy", "redrive allow policy of a dead-letter queue"),
     Setting("--kms-key", "KmsMasterKeyId", "id of the KMS key that encrypts messages", "kms_key"),
-    _seconds("kms-reuse", "KmsDataKeyReusePeriodSeconds", "data key reuse period", 60, 86_400),
+    _seconds("kms-reuse", "KmsDataKeyReusePeriodSeconds", "KMS data key reuse period", 60, 86_400),
     _switch("sse", "SqsManagedSseEnabled", "encrypt messages with the server's key"),
     _choice("fsync", "PenstockFsync", "when accepted messages are synced to disk", _FSYNC),
 )
@@ -105,7 +105,7 @@ settings_options = several(
     option(
         "--max-receives",
         click.IntRange(1, 1_000),
-        "receives before a message moves to the dead-letter queue [default 10]",
+        "number of receives before a message moves to the dead-letter queue [default 10]",
     ),
 )
 

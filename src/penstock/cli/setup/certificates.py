@@ -40,7 +40,6 @@ class Authority(NamedTuple):
     def issue(
         self, name: str, *, hosts: Sequence[str] = (), days: int, is_client: bool = False
     ) -> tuple[bytes, bytes]:
-        """Return a new certificate with its chain, and its key, both as PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
         purposes = [] if is_client else [ExtendedKeyUsageOID.SERVER_AUTH]
         purposes.append(ExtendedKeyUsageOID.CLIENT_AUTH)

@@ -41,26 +41,26 @@ def config() -> None:
     help="folder of the certificates [default: certs]",
 )  # fmt: skip
 @repeatable("--host hosts", "NAME|ADDRESS", "host that the certificate is valid for")
-@click.option("--no-localhost", is_flag=True, help="omit localhost, 127.0.0.1 and ::1 as hosts")
-@option("--name", "NAME", "name of the node or client", default="penstock")
+@click.option("--no-localhost", is_flag=True, help="leave out the hosts localhost, 127.0.0.1, ::1")
+@option("--name", "NAME", "name of the node or client, and of the files", default="penstock")
 @option("--days", click.IntRange(1, 3_650), "validity of the certificate in days", default=365)
-@click.option("--client", "is_client", is_flag=True, help="create a client certificate")
+@click.option("--client", "is_client", is_flag=True, help="create a client certificate (no hosts)")
 def certs(
     folder: str, hosts: Texts, no_localhost: bool, name: str, days: int, is_client: bool
 ) -> None:
     """Create a certificate that is signed by a private CA; create the CA on first use.
 
     The certificate is valid for each --host, and for localhost, 127.0.0.1 and ::1. Run the command
-    again to renew it with the same CA; a running server loads changed files."""
+    again to renew it with the same CA; a running server loads the new files."""
     from penstock.cli.setup.certificates import Authority, write_private
 
     if no_localhost and not hosts:
-        raise click.UsageError("--no-localhost needs --host: a certificate needs a name.")
+        raise click.UsageError("--no-localhost needs --host: a certificate needs a host.")
     here = () if no_localhost else ("localhost", "127.0.0.1", "::1")
     place = Path(folder)
     stem = f"client-{name}" if is_client else name
     if not stem.replace("-", "").replace(".", "").replace("_", "").isalnum():
-        raise click.BadParameter("use only letters, digits, dots and dashes", param_hint="--name")
+        raise click.BadParameter("use only letters, digits, '.', '-' and '_'", param_hint="--name")
     certificate_file, key_file = place / f"{stem}.pem", place / f"{stem}-key.pem"
     names = () if is_client else tuple(dict.fromkeys((*hosts, *here)))
     try:
@@ -109,7 +109,7 @@ for command, file, text in (
 @click.command()
 @click.argument("topic", required=False)
 def examples(topic: str | None) -> None:
-    """Print the examples of TOPIC, to copy and paste; without TOPIC, list the topics."""
+    """Print the example TOPIC, such as `boto3`. Without TOPIC, list all examples."""
     if topic is None:
         click.echo("penstock examples TOPIC\n")
         width = max(map(len, RECIPES))

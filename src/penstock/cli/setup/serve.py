@@ -1,5 +1,5 @@
-"""The command ``penstock serve``. A flag that is not given is not passed on, so that the
-configuration file and the environment apply."""
+"""The command ``penstock serve``. Flags that are not given are not passed to the server, so
+that the configuration file and the environment apply."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ def _address(text: str) -> str:
     """Parse HOST:PORT. A port without host means the loopback address."""
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
-        raise ValueError(f"'{text}' is not HOST:PORT")
+        raise ValueError(f"'{text}' is not of the form HOST:PORT")
     return f"{host or '127.0.0.1'}:{port}"
 
 
@@ -45,12 +45,12 @@ _ADDRESS = Parsed("host:port", _address)
     click.IntRange(min=0),
     "number of worker processes; 0: one process serves everything",
 )
-@_flag("log-level", "telemetry.level", ["debug", "info", "warning", "error"], "lowest level to log")
+@_flag("log-level", "telemetry.level", ["debug", "info", "warning", "error"], "minimum log level")
 @_flag("kafka", "kafka.listen", "HOST:PORT|off", "Kafka listener address [default 127.0.0.1:9092]")
 @_flag(
     "auth", "auth.mode", ["auto", "on", "off"], "authentication of clients; auto: off on loopback"
 )
-@_flag("tls-cert", "tls.cert_file", "FILE", "PEM file with certificate and chain of all listeners")
+@_flag("tls-cert", "tls.cert_file", "FILE", "PEM file with the certificate chain of all listeners")
 @_flag("tls-key", "tls.key_file", "FILE", "PEM file with the private key of the certificate")
 @_flag(
     "insecure",
@@ -71,7 +71,7 @@ _ADDRESS = Parsed("host:port", _address)
 def serve(config_file: str | None, print_config: bool, hints: bool, **flags: object) -> None:
     """Start a server. It needs a data folder and no other service. Ctrl-C stops it.
 
-    Precedence of settings: flag, PENSTOCK_SECTION__KEY, configuration file, default."""
+    Precedence, highest first: flag, PENSTOCK_SECTION__KEY, configuration file, default."""
     from penstock.node import lifecycle
 
     given = {_KEYS[name]: value for name, value in flags.items() if value is not None}

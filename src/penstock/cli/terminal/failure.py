@@ -130,7 +130,6 @@ def timed_out(url: str, seconds: float) -> Failure:
 
 
 def nearest(given: str, names: Iterable[str]) -> str:
-    """Return the most similar name, or an empty string if no name is similar."""
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(given, list(names), n=1)), "")

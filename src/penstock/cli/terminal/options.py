@@ -28,7 +28,7 @@ class Parsed(click.ParamType[Any]):
 
 
 def _quantity(kind: Kind, *, base: int, low: float, high: float, is_whole: bool) -> Parsed:
-    """Return a type for durations or sizes with an optional unit. ``is_whole`` rounds values."""
+    """Return a type for durations or sizes. If ``is_whole``, values are rounded to integers."""
 
     def parse(text: str) -> float:
         text = text.strip()
@@ -49,7 +49,6 @@ def seconds(low: int, high: int) -> Parsed:
 
 
 def some_seconds(low: float, high: float) -> Parsed:
-    """Return a type for durations that may have fractions of a second."""
     return _quantity(DURATION, base=1_000, low=low, high=high, is_whole=False)
 
 
@@ -60,7 +59,7 @@ def bytes_of(low: int, high: int) -> Parsed:
 def option(
     names: str, kind: Any, text: str, *, default: Any = ..., **more: Any
 ) -> Callable[[Any], Any]:
-    """Return a click option. ``names`` has the flags, and the parameter name if it differs.
+    """Return a click option. ``names`` contains the flags, and the parameter name if it differs.
     ``kind`` is a click type, a list of choices, or the metavar of a text option."""
     if default is not ...:
         more |= {"default": default, "show_default": default is not None}

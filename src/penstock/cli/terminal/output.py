@@ -1,9 +1,9 @@
 """Prints results as a table for people or as JSON for programs.
 
 Without ``-o`` a terminal gets a table. A pipe gets one JSON object (``json``) for a single item,
-and one JSON object per line (``ndjson``) for several items, so that it can process them before the
-command is done. ``-o json`` prints several items as one array. Field names are stable: new ones may
-be added, none renamed. The library rich is imported only to draw on a terminal."""
+and one JSON object per line (``ndjson``) for several items, so that its reader need not wait for
+the last item. ``-o json`` prints several items as one array. Fields may be added, but a field
+is never renamed. The library rich is imported only to draw on a terminal."""
 
 import json
 import os
@@ -146,7 +146,7 @@ class Output:
         name: str = "name",
         lines: Sequence[str] = (),
     ) -> None:
-        """Print an item. A table has a line for each field, or else the given lines."""
+        """Print an item. The table format prints ``lines`` if given, else one line per field."""
         form = self.format_of("json")
         if form == "table" and lines:
             self.line("\n".join(lines))
@@ -255,7 +255,6 @@ def watch_rows(
     *,
     name: str = "name",
 ) -> None:
-    """Print rows repeatedly, as a live table on a terminal and as lines otherwise."""
     if out.is_table and is_drawing(sys.stdout):
         from rich.console import Console
         from rich.live import Live
@@ -288,8 +287,8 @@ def ticks(interval_s: float, count_max: int | None) -> Iterable[int]:
 def progress_bar(
     label: str, *, total: int | None = None, is_quiet: bool = False
 ) -> Iterator[Callable[..., None]]:
-    """Yield a function that shows a number, and a new total if given, in a progress bar on stderr.
-    The bar is drawn only on a terminal without --quiet, NO_COLOR and CI."""
+    """Yield a function that updates a progress bar with the number done and, optionally, the total.
+    The bar is drawn on stderr if that is a terminal, unless --quiet, NO_COLOR or CI is set."""
     if is_quiet or os.environ.get("NO_COLOR") or not is_drawing(sys.stderr):
         yield lambda *_: None
         return

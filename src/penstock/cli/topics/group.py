@@ -138,7 +138,6 @@ def _member(member: Any, *, is_classic: bool) -> Json:
 
 
 def _decoded(blob: bytes) -> list[str]:
-    """Return the partitions assigned to a consumer, or nothing if the format is unknown."""
     try:
         given = decode_assignment(blob).assigned_partitions if blob else ()
     except Malformed:
@@ -147,7 +146,7 @@ def _decoded(blob: bytes) -> list[str]:
 
 
 def _assigned(assignment: Any) -> list[str]:
-    """Return partitions as TOPIC:NUMBER, or tasks of a streams group as SUBTOPOLOGY_NUMBER."""
+    """Return assigned partitions as TOPIC:NUMBER, or streams tasks as SUBTOPOLOGY_NUMBER."""
     tasks = getattr(assignment, "active_tasks", None)
     if tasks is not None:
         return sorted(f"{each.subtopology_id}_{n}" for each in tasks for n in each.partitions)
@@ -180,22 +179,26 @@ def lag(session: Session, names: Texts, watch: bool, interval: float, samples: i
 
 @group.command()
 @click.option(
-    "--to", "to", required=True, metavar="POSITION", help="new offset, time, earliest or latest"
+    "--to",
+    "to",
+    required=True,
+    metavar="POSITION",
+    help="new position: earliest, latest, an offset or a time",
 )
 @click.option(
     "--topic",
     "topics",
     multiple=True,
     metavar="TOPIC",
-    help="topic to reset; repeatable [default: all topics of the group]",
+    help="topic whose offsets are reset; repeatable [default: all topics of the group]",
 )
 @click.option("--dry-run", is_flag=True, help="print the changes without making them")
 def reset(session: Session, name: str, to: str, topics: Texts, dry_run: bool) -> None:
     """Set the committed offsets of a group. The group must have no members.
 
     A time is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago, and selects the first record
-    at or after it. -10 selects the last 10 records. An offset outside the log becomes its
-    nearest end."""
+    at or after it. -10 selects the last 10 records. If an offset is outside the log, the nearest
+    offset in the log is used."""
     target = offsets.target_of(to, what="cannot reset to", option="--to")
     kafka, what = session.kafka, f"cannot reset group '{name}'"
     before = offsets.committed(kafka, name)
@@ -242,8 +245,8 @@ def delete(session: Session, name: str, yes: bool) -> None:
 
 
 def _lag_rows(kafka: Kafka, group: Group, members: Iterable[Json]) -> list[Json]:
-    """Return a row for each partition of the topics that the group reads or has offsets of. Without
-    a committed offset the lag is None, or 0 if the partition is empty."""
+    """Return a row for each partition of the topics that are assigned to members or have committed
+    offsets. Without a committed offset the lag is None, or 0 if the partition is empty."""
     known = offsets.committed(kafka, group.name, is_share=group.type == "share")
     # Tasks of a streams group have no topic.
     texts = (text.rpartition(":") for member in members for text in member["assigned"])
@@ -272,7 +275,7 @@ def _lag_rows(kafka: Kafka, group: Group, members: Iterable[Json]) -> list[Json]
 
 
 def _of_living_topics(kafka: Kafka, named: set[Place]) -> set[Place]:
-    """Return all partitions of the named topics that exist. Offsets outlive their topic."""
+    """Return all partitions of the topics in ``named``, except topics that were deleted."""
     found: set[Place] = set()
     for topic in kafka.metadata(sorted(by_topic(named))).topics if named else ():
         if topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -283,8 +286,8 @@ def _of_living_topics(kafka: Kafka, named: set[Place]) -> set[Place]:
 
 
 def _seconds_behind(kafka: Kafka, place: Place, offset: int, end: int, now_ms: int) -> float | None:
-    """Return the age of the first record at or after an offset. Return 0 if only transaction
-    markers and lease events follow, and None if the search gives up."""
+    """Return the age of the first record at or after an offset: 0 if only transaction markers and
+    lease events follow, and None if no record is found within a few fetches."""
     limits = {"bytes_min": 0, "bytes_max": _LOOK_BYTES, "partition_bytes_max": _LOOK_BYTES}
     for _ in range(_LOOKS_MAX):
         with failing(f"cannot read {place.topic}/{place.partition}"):

@@ -1,4 +1,4 @@
-"""Parses positions in a log, and reads and commits offsets of consumer groups without joining."""
+"""Parses positions in a log, and reads and commits offsets of groups without joining them."""
 
 import re
 import time
@@ -28,7 +28,7 @@ class Target(NamedTuple):
 
 
 def target_of(text: str, *, what: str, option: str, now_ms: int | None = None) -> Target:
-    """Parse begin, end, an offset, a time, -10 (the last 10 records) or -90m (90 minutes ago)."""
+    """Parse earliest, latest, an offset, a time, -10 (last 10 records) or -90m (90 minutes ago)."""
     now_ms = int(time.time() * 1_000) if now_ms is None else now_ms
     if text in _NAMES:
         return Target(time=_NAMES[text])
@@ -57,7 +57,7 @@ def target_of(text: str, *, what: str, option: str, now_ms: int | None = None) -
 
 
 def time_of(text: str | None, *, what: str, option: str) -> int | None:
-    """Parse a time in ms. Returns None for begin and end, and raises Misuse for an offset."""
+    """Return a time in ms, or None for earliest and latest. Raises Misuse for an offset."""
     if text is None:
         return None
     target = target_of(text, what=what, option=option)
@@ -74,7 +74,7 @@ def offsets_at(
     kafka: Kafka, places: list[Place], target: Target, *, is_committed: bool = False
 ) -> tuple[dict[Place, int], dict[Place, int]]:
     """Return the offset of the target and the end of the log for each partition. An offset outside
-    the log becomes its nearest end. A time after the last record means the end."""
+    the log is replaced by the nearest offset in it. A time after the last record means the end."""
     starts, ends = kafka.bounds(places, is_committed=is_committed)
     if target.time is not None:
         found = kafka.offsets(dict.fromkeys(places, target.time))
@@ -88,8 +88,8 @@ def offsets_at(
 
 
 def committed(kafka: Kafka, group: str, *, is_share: bool = False) -> dict[Place, int]:
-    """Return the committed offsets of a group. For a share group, this is the first record of each
-    partition that is not finished."""
+    """Return the committed offsets of a group. For a share group, return the first unfinished
+    offset of each partition."""
     with failing(f"cannot read the offsets of group '{group}'"):
         if is_share:
             starts = group_offsets.share_starts(kafka, group)
@@ -99,7 +99,6 @@ def committed(kafka: Kafka, group: str, *, is_share: bool = False) -> dict[Place
 
 
 def commit(kafka: Kafka, group: str, offsets: Mapping[Place, int]) -> None:
-    """Commit offsets of a group. The coordinator rejects this while the group has members."""
     wanted = {place: group_offsets.Committed(offset) for place, offset in offsets.items()}
     group_offsets.commit_offsets(kafka, group, wanted)
 
@@ -116,7 +115,7 @@ def check_idle(kafka: Kafka, group: str, *, what: str) -> None:
 
 
 def whole_batches(data: bytes) -> Iterator[tuple[BatchHeader, bytes]]:
-    """Yield the complete batches of a fetch, without a last batch that is cut off."""
+    """Yield each complete batch in fetched data with its header, without a partial last batch."""
     at = 0
     while at < len(data):
         try:

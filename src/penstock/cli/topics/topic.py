@@ -1,5 +1,5 @@
-"""Commands of ``penstock topic``, which use only the Kafka protocol. A queue is a topic too and is
-listed with the others. A topic can be opened as a queue, so that SQS clients can read it."""
+"""Commands of ``penstock topic``, which use only the Kafka protocol. A queue is also a topic, so
+these commands show queues too. A topic can be opened as a queue for SQS clients."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,7 +69,7 @@ def create(
 def create_topic(
     session: Session, name: str, partitions: int, configs: Mapping[str, str], *, is_dry: bool
 ) -> int | None:
-    """Create a topic and return its number of partitions. -1 partitions: the server's default."""
+    """Create a topic and return its number of partitions. -1 lets the server choose the number."""
     wanted = create_topics.CreatableTopic(
         name=name,
         num_partitions=partitions,
@@ -90,7 +90,7 @@ def create_topic(
 def list_topics(session: Session, prefix: str, internal: bool) -> None:
     """List all topics, or the topics whose name starts with PREFIX.
 
-    RECORDS is the number of offsets in the log. Receives and deletions of a queue are included."""
+    RECORDS is the number of offsets in the log. In a queue, receives and deletions count too."""
     with failing("cannot list topics"):
         known = sorted(session.kafka.metadata().topics, key=lambda each: str(each.name))
     counts = {
@@ -113,7 +113,7 @@ def list_topics(session: Session, prefix: str, internal: bool) -> None:
 
 
 def _extents(session: Session, counts: Mapping[str, int]) -> Sequence[Extents]:
-    """Return start offset, end offset and bytes on disk of all partitions of these topics."""
+    """Return the start offsets, end offsets and sizes on disk of all partitions of the topics."""
     places = [Place(name, number) for name, count in counts.items() for number in range(count)]
     starts, ends = session.kafka.bounds(places)
     sizes = Counter[Place]()
@@ -134,7 +134,7 @@ def _extents(session: Session, counts: Mapping[str, int]) -> Sequence[Extents]:
 
 
 @topic.command()
-@click.option("--all", "is_all", is_flag=True, help="also show configs with their default value")
+@click.option("--all", "is_all", is_flag=True, help="also show configs that have the default value")
 def show(session: Session, name: str, is_all: bool) -> None:
     """Show the partitions and configs of a topic."""
     with failing(f"cannot show topic '{name}'"):
@@ -231,7 +231,7 @@ def delete(session: Session, name: str, yes: bool) -> None:
 @topic.command()
 @click.argument("count", type=click.IntRange(min=1))
 def partitions(session: Session, name: str, count: int) -> None:
-    """Raise the number of partitions of a topic to COUNT. It cannot be lowered.
+    """Raise the number of partitions of a topic to COUNT. The number cannot be lowered.
 
     New records may go to another partition than earlier records with the same key."""
     what = f"cannot give topic '{name}' {count} partitions"
