@@ -18,7 +18,7 @@ from penstock.model.errors import DiskFull, InvalidRequest, PurgeInProgress, Top
 from penstock.model.limits import PURGE_INTERVAL_MS
 from penstock.model.message import Appended, Delivery
 from penstock.model.names import is_internal
-from penstock.model.ports import BatchAppended, Fetched, Peeked, ProducerSeen, StreamEnds
+from penstock.model.ports import BatchAppended, Fetched, MoveTask, Peeked, ProducerSeen, StreamEnds
 from penstock.model.stream import settings_of
 from penstock.model.topic import Kind, QueueStats, Topic
 
@@ -194,7 +194,7 @@ class Broker:
     async def _start_move(self, call: calls.StartMove) -> None:
         await self._mover.start(call.task)
 
-    async def _cancel_move(self, call: calls.CancelMove) -> int:
+    async def _cancel_move(self, call: calls.CancelMove) -> MoveTask | None:
         return await self._mover.cancel(call.task_id)
 
     async def _append_batches(self, call: calls.AppendBatches) -> BatchAppended:
