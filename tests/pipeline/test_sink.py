@@ -309,7 +309,7 @@ def test_an_encrypted_topic_is_written_and_read_like_any_other(topics: Topics) -
     ("options", "columns", "why"),
     [
         ({}, "value string", "option topic is missing"),
-        ({"topic": "t"}, "key string", "column value is missing"),
+        ({"topic": "t"}, "key string", "the rows have no column named value"),
         ({"topic": "t"}, "value int", "column value must be string or binary, not int"),
         ({"topic": "t"}, "value string, size int", "unknown column size"),
         (
@@ -383,7 +383,7 @@ def test_a_server_that_creates_no_topics_is_an_error_of_one_line_on_the_driver(
     env = {"PENSTOCK_KAFKA__AUTO_CREATE": "false"}
     frame = spark.createDataFrame([("a",)], "value string")
     with Server(tmp_path / "data", fsync="never", kafka_port=0, env=env) as server:
-        line = "TopicMissing: topic results does not exist: penstock topic create results"
+        line = "TopicMissing: topic results does not exist: run penstock topic create results"
         options = {"kafka.bootstrap.servers": server.kafka, "topic": "results"}
         with pytest.raises(AnalysisException) as batch:
             frame.write.format("penstock").mode("append").options(**options).save()
