@@ -96,7 +96,7 @@ def _credentials(given: Options) -> tuple[str, str]:
         return (os.environ.get("AWS_ACCESS_KEY_ID", ""), secret) if secret else ("", "")
     file = given.text("secretKeyFile")
     if not file:
-        raise OptionInvalid("option accessKeyId needs option secretKeyFile, a file with the secret")
+        raise OptionInvalid("option accessKeyId needs secretKeyFile, a file with the secret key")
     try:
         return key, Path(file).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
