@@ -60,7 +60,7 @@ _ID_CHARS = 8  # of a topic's id, in the folder name of a table that was moved a
 
 
 class LakeError(Exception):
-    """Raised if an operation on the lake fails. The text is for users."""
+    """Raised if an operation on the lake fails. The text is written for users."""
 
 
 class TableMissing(LakeError):
@@ -252,7 +252,7 @@ class Table:
         return {**known, **ids}
 
     def _advance(self, handle: "DeltaTable", job: str, parts: Sequence[Part]) -> Ends:
-        """Return the end offsets after these parts. Raises RecordsRepeated if they overlap."""
+        """Return the end offsets after these parts. Raises RecordsRepeated if records repeat."""
         ends = self._ends(handle, job)
         spans: Spans = {}
         for part in parts:
@@ -373,7 +373,7 @@ class Table:
         return Counter(tuple("" if each is None else str(each) for each in key) for key in keys)
 
     def vacuum(self, retention_hours: int = 7 * 24) -> list[str]:
-        """Delete files that no version of the last hours contains, and return their paths."""
+        """Delete files that no version of the last ``retention_hours`` has. Return their paths."""
         if retention_hours < VACUUM_HOURS_MIN:
             raise LakeError(
                 f"vacuum must keep at least {VACUUM_HOURS_MIN} hours: a commit may be in progress"
@@ -410,9 +410,9 @@ class Lake:
         is_tracked: bool = False,
         replace_where: str | None = None,
     ) -> Commit:
-        """Append a DataFrame, or an Arrow table with few rows, once for each (app, batch_id). With
-        ``replace_where``, a condition on partition columns, the commit also removes the files that
-        match."""
+        """Append a DataFrame, or an Arrow table with few rows, once for each (app, batch_id). If
+        ``replace_where``, a condition on partition columns, is given, the commit also removes the
+        files that match it."""
         target = self.table(table)
         if target.has(app, batch_id):
             return Commit(batch_id, is_new=False)

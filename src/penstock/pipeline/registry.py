@@ -58,7 +58,7 @@ class _LazyJobs(Mapping[str, Job]):
 
 
 def jobs_of(command: str) -> Mapping[str, Job]:
-    """Return the jobs of ``penstock pipeline COMMAND NAME``, by name."""
+    """Return the jobs of ``penstock pipeline COMMAND`` by name."""
     return _LazyJobs(_JOBS[command])
 
 

@@ -103,7 +103,7 @@ class PenstockSource(DataSource):
         return StreamWriter(self._write_options(schema, use))
 
     def _write_options(self, schema: StructType, use: str) -> WriteOptions:
-        """Parse the options, and create the topic now, so that a failure is reported once."""
+        """Parse the options, and create a missing topic now, so that a failure is reported once."""
         with in_one_line():
             if use:
                 raise OptionInvalid(f"a log is append-only: use {use}")

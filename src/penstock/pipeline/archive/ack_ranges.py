@@ -1,12 +1,12 @@
-"""Computes, for each reader (cursor) of a partition, the first offset that the reader has not
-acked.
+"""Computes the first offset that each reader (cursor) of a partition has not acked.
 
 Acks are rows (topic, partition, cursor, first, last). There may be tens of millions of rows, in any
 order, overlapping and repeated. Each task merges the rows that it reads into islands (ranges of
 offsets without a hole), and the driver merges the islands of all tasks. Arrow reads the files by
 row groups, because converting rows to JVM rows and back would take most of the time.
 
-Dropping an island to save memory is safe: its offsets then count as not acked and are kept."""
+Dropping an island to save memory is safe: its offsets then count as not acked, so no record that a
+reader needs is deleted."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise

@@ -256,7 +256,7 @@ def _send_partition(
     sender: Sender,
     replay: Replay,
 ) -> tuple[int, int, int]:
-    """Send the rows from the position on. Return the partition, rows sent, and duplicates."""
+    """Send the rows from the position on. Return the partition, rows sent, and duplicate rows."""
     position = read_position(client, replay, number)
     if position is None:
         raise ProgressLost(

@@ -192,7 +192,7 @@ def gather(
     archived: Mapping[Place, int],
     acked: Mapping[Place, Mapping[str, int]],
 ) -> Facts:
-    """Collect the input of a plan. ``acked`` has the offset that each external reader needs."""
+    """Collect a plan's input. ``acked`` has the first offset that each external reader needs."""
     places = _places(client, policies)
     needs = _needs(client, places, acked)
     firsts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}
@@ -286,7 +286,7 @@ def _uncuttable(client: KafkaClient, topics: Sequence[str]) -> dict[str, str]:
 
 
 def delete_records(client: KafkaClient, cuts: Mapping[Place, int]) -> dict[Place, str]:
-    """Delete the records before these offsets. Return the error of each partition, or ""."""
+    """Delete the records before these offsets. Return each partition's error ("" for success)."""
     from penstock.wire.kafka.generated import delete_records as api
 
     def request(places: Sequence[Place]) -> Any:

@@ -2,8 +2,8 @@
 
 The driver parses options once into a frozen value that is sent to the workers. An unknown name is
 rejected, because a misspelt limit that is silently ignored would only be noticed in production.
-Options that begin with ``kafka.`` have the names of Kafka client settings. Security settings are
-used; settings of the consumers in Spark's Kafka connector (buffers, polls) have no effect.
+Options that begin with ``kafka.`` are settings of Kafka clients. Security settings are checked;
+settings for the consumers of Spark's Kafka connector (buffers, polls) have no effect.
 
 Each thread of a worker caches its clients. Spark reuses its Python workers for later micro-batches;
 reusing their connections too saves time in small batches."""

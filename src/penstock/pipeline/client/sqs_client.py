@@ -1,4 +1,4 @@
-"""A blocking SQS client for jobs, which sends AWS JSON over one HTTP connection. Not thread-safe.
+"""A blocking SQS client for one thread, which sends AWS JSON over one HTTP connection.
 
 If the connection is lost, a call is retried once. This is safe: a repeated receive only leases more
 messages, deletes and extensions are idempotent, and a repeated send to a FIFO queue has the same

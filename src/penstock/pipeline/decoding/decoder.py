@@ -158,7 +158,7 @@ class Decoder:
         return is_wanted
 
     def _end_aborted(self, buffer: Buffer, batch: BatchHeaders, aborted: set[Aborted]) -> None:
-        """Remove the producer's oldest transaction from ``aborted`` if the batch ends it."""
+        """Remove the producer's oldest transaction from ``aborted`` if the batch is its marker."""
         try:
             kinds = [kind for _, kind, _ in iter_control(_raw(buffer, batch, 0))]
         except MalformedBatch as error:
@@ -199,7 +199,7 @@ class Decoder:
             done += count
 
     def _readable(self, buffer: Buffer, batches: BatchHeaders) -> BatchHeaders:
-        """Return the batches that can be decoded. Others are skipped or raise an error."""
+        """Return the batches that can be decoded. Other batches are skipped or raise an error."""
         good = []
         for index in range(len(batches.at)):
             try:

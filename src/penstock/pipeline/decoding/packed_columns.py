@@ -308,7 +308,7 @@ def _follow(blob: bytes, at: int, count: int) -> tuple[list[int], int]:
 
 
 def listed(columns: object, *, texts: Sequence[str], numbers: Sequence[str]) -> Columns:
-    """Return the columns of one decoded record, which ``read_columns`` does not support."""
+    """Return the columns of a decoded record, which ``read_columns`` did not support."""
     found = {name: pa.array(getattr(columns, name), pa.string()) for name in texts}
     count = len(found[texts[0]])
     return Columns(

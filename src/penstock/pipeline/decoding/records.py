@@ -376,7 +376,7 @@ def _read_block(data: Bytes, begin: Longs, end: Longs) -> Fields:
 
 
 def without_system_header(data: Bytes, fields: Fields, which: npt.NDArray[np.bool_]) -> Fields:
-    """Remove the ``penstock`` header from the records ``which``, if it is their first header."""
+    """Remove the ``penstock`` header from records ``which``, if it is a record's first header."""
     rows = np.flatnonzero(which & (fields.headers_count > 0))
     at = fields.headers_at[rows]
     for number, octet in enumerate(_SYSTEM_NAME):

@@ -5,9 +5,9 @@
                    └► audit_root   Merkle roots by node and day, which are never changed
 
 The broken links of a batch are written to ``audit_gap`` before its records are written to
-``audit_log``, so no record is without its gaps. Both are tracked tables, so neither has a record
-twice. Each node has a separate chain; its last hash is read from the table to continue the check. A
-later root of a day does not replace earlier ones, so any copy of a root can be checked later.
+``audit_log``, so no gap is lost. Both are tracked tables, so neither has a record twice. Each node
+has a separate chain, whose last hash is read from the table at start. A later root of a day does
+not replace earlier ones, so any copy of a root can be checked later.
 
 ``audit-search`` finds entries without Spark: each day is a folder of ``audit_log``, and Arrow reads
 only the shown columns and the row groups that may match."""
@@ -48,7 +48,7 @@ _LIMITS: Final = click.IntRange(1, 100_000)
 
 @dataclass
 class AuditTables:
-    """Writes this job's tables. It keeps no other state, so a restarted job continues from them."""
+    """A writer of this job's tables. All its state is in them, so a restarted job can continue."""
 
     spark: "SparkSession"
     lake: Lake
@@ -101,7 +101,7 @@ class AuditTables:
         return True
 
     def state_roots(self, *, before: datetime.date | None = None) -> int:
-        """Record a Merkle root for each day with new records that is before ``before``."""
+        """Record a Merkle root for each day with new records, or only days before ``before``."""
         days = [day for day in self._unstated() if before is None or day < before]
         if not days:
             return 0

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def client_of(context: JobContext) -> KafkaClient:
-    """Return a client for requests without Spark. The caller must close it."""
+    """Return a Kafka client, which works without Spark. The caller must close it."""
     return new_client(parse_connection(Options(context.read_options)))
 
 
@@ -52,7 +52,7 @@ def check_topics(context: JobContext, topics: Sequence[str]) -> None:
 def parsed_option(
     context: JobContext, name: str, parse: Callable[[str], T], error: type[Exception]
 ) -> T:
-    """Parse the TOML file that an option names. Raises JobMisused if it is missing or invalid."""
+    """Parse the TOML file of an option. Raises JobMisused if the file is missing or invalid."""
     path = context.arguments.get(name)
     if not path:
         raise JobMisused(f"--{name} is required: name a TOML file")

@@ -101,7 +101,7 @@ def _lag_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def by_window(rows: DataFrame) -> DataFrame:
-    """Return the load of each partition, topic and node in each window, from rows by minute."""
+    """Return the load of each partition, topic and node by time window, from rows by minute."""
     query = f"""
         SELECT unix_millis(at) div {WINDOW_MS} AS window, kind, node, account, region, resource,
             partition, sum(requests) AS requests, sum(messages) AS messages,
@@ -156,7 +156,7 @@ def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:
 
 @dataclass
 class TelemetryTables:
-    """Writes this job's tables. It keeps no other state, so a restarted job continues from them."""
+    """A writer of this job's tables. All its state is in them, so a restarted job can continue."""
 
     spark: SparkSession
     lake: Lake
@@ -206,7 +206,7 @@ class TelemetryTables:
         self._roll(HOURS, DAYS, "day", DAY_MS, through_ms)
 
     def _roll(self, source: str, target: str, unit: str, unit_ms: int, through_ms: int) -> None:
-        """Append all complete hours or days that the target does not have yet, in one commit."""
+        """Append all complete hours or days that the target table does not have, in one commit."""
         last, since_ms = self._pending(target, "roll", unit_ms, through_ms)
         # Before the end of the first unit there is nothing to append.
         if self.lake.exists(source) and max(since_ms, self._since_ms) < (last + 1) * unit_ms:
@@ -214,7 +214,7 @@ class TelemetryTables:
             self._append_dated(rolled_up(rows, unit), target, "roll", last)
 
     def _pending(self, table: str, app: str, unit_ms: int, through_ms: int) -> tuple[int, int]:
-        """Return the last complete hour or day, and the time (ms) at which the table ends."""
+        """Return the number of the last complete unit, and the time (ms) when the table ends."""
         done = self.lake.version_of(table, app)
         return through_ms // unit_ms - 1, 0 if done is None else (done + 1) * unit_ms
 
@@ -233,7 +233,7 @@ class TelemetryTables:
         self._append_dated(found, LAG, "lag", last)
 
     def _add_window(self, through_ms: int) -> None:
-        """Append the hot spots and the plan of the last complete window, not of earlier ones."""
+        """Append the hot spots and the plan of the last complete window. Skip earlier windows."""
         window = through_ms // WINDOW_MS - 1
         if self.lake.table(HOT).has("hot", window):
             return

@@ -1,6 +1,6 @@
 """Job ``usage``: sums the rows of ``__usage`` by hour, and counts each row exactly once.
 
-    __usage ─► usage_partial ─► usage_hour      sealed hours, and the turn at which each was sealed
+    __usage ─► usage_partial ─► usage_hour      complete hours, and the turn that sealed each
                      │       └► usage_hourly    sums of sealed hours, which never change
                      ├────────► usage_adjustment  sums that came for an hour after it was sealed
                      └─ unreadable records and copies ─► usage_reject
@@ -64,7 +64,7 @@ def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> in
 
 @dataclass
 class UsageTables:
-    """Writes this job's tables. It keeps no other state, so a restarted job continues from them."""
+    """A writer of this job's tables. All its state is in them, so a restarted job can continue."""
 
     spark: SparkSession
     lake: Lake

@@ -3,8 +3,8 @@
 The reader leases messages when Spark requests the latest offset, passes them to the tasks in the
 plan, extends the leases while the batch runs, and deletes the messages when Spark requests the next
 offset: by then the batch is in the checkpoint. Delivery is at least once: if the process dies
-before deleting, the messages are delivered in another batch when their leases expire. Spark then
-repeats the old batch without messages; a sink that wrote the batch keeps its rows. An offset:
+before deleting, the messages are delivered again when their leases expire. Spark then repeats the
+old batch without messages; a sink that wrote the batch keeps its rows. An offset looks like this:
 
     {"v": 1, "run": "5f0c…", "batch": 17}"""
 
@@ -210,7 +210,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield rows_of(partition.messages)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Delete the messages up to this batch. If a lease has expired, its message comes again."""
+        """Delete the messages up to this batch. A message whose lease has expired comes again."""
         if end.get("run") == self._run:
             last, leased = int(end["batch"]), self._leased.items()
             self._sqs.delete(self._queue_url, _receipts({n: m for n, m in leased if n <= last}))

@@ -26,7 +26,7 @@ _AHEAD_RECORDS_MIN: Final = 20_000  # fewer are one fetch, for which a thread on
 
 
 class DataLoss(Exception):
-    """Raised with the partition, the first lost offset, the offset after the last, and a reason."""
+    """Raised if offsets do not exist any more, with the partition, first offset, end and reason."""
 
     def __str__(self) -> str:
         place, begin, end, reason = self.args

@@ -1,5 +1,5 @@
-"""Report ``hotspots``: load, durations of requests, lag of groups and advised moves, from the
-tables of the job ``telemetry``. Without ``--from`` the report covers the last day."""
+"""Report ``hotspots``: load, request durations, lag of groups and planned moves of partitions, from
+the tables of the job ``telemetry``. Without ``--from`` the report covers the last day."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence

@@ -272,7 +272,7 @@ def write_task(
 def _settled(
     client: KafkaClient, query_id: str, task: int, decision: Decision, batch_id: int
 ) -> Done | None:
-    """Return the task's result if an earlier run committed the batch, or None if it must write."""
+    """Return the task's result if an earlier run committed the batch, otherwise None."""
     if decision.batch_id != batch_id:
         is_long_done = decision.batch_id > batch_id
         return Done(query_id, is_settled=True) if is_long_done else None
