@@ -76,7 +76,9 @@ class PenstockSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         with in_one_line():
             if is_consuming(self.options):
-                raise OptionInvalid("mode=consume deletes messages that were read: use readStream")
+                raise OptionInvalid(
+                    "mode=consume deletes the messages that it reads, so it needs readStream"
+                )
             options = parse_read_options(self.options, is_streaming=False)
         kind = PushdownReader if options.is_pushdown else BatchReader
         return kind(options, _inner_schema(options, schema))

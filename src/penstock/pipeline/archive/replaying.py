@@ -113,7 +113,7 @@ def entry_of(job: str, row: Sequence[Any]) -> dict[str, Any]:
     try:
         body = (value or b"").decode("utf-8")
     except UnicodeDecodeError:
-        raise NotSendable(f"{where}: the value is not UTF-8, as a message must be") from None
+        raise NotSendable(f"{where}: the value is not UTF-8, so it is not a message") from None
     if not body:
         raise NotSendable(f"{where}: the value is empty, but a message must have a body")
     group = (key or b"").decode("utf-8", "replace")
@@ -260,7 +260,7 @@ def _send_partition(
     position = read_position(client, replay, number)
     if position is None:
         raise ProgressLost(
-            f"group {replay.group_of(number)}, which stores the progress, does not exist"
+            f"consumer group {replay.group_of(number)}, which stores the progress, does not exist"
         )
     sent = repeated = 0
     began_at, pause = time.monotonic(), threading.Event()

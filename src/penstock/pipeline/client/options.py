@@ -343,7 +343,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         )
     timeout_ms = given.duration_ms("transactionTimeout", TRANSACTION_MS)
     if not 1_000 <= timeout_ms <= TRANSACTION_MS_MAX:
-        raise OptionInvalid("option transactionTimeout must be 1s to 15m")
+        raise OptionInvalid("option transactionTimeout must be from 1s to 15m")
     return WriteOptions(
         parse_connection(given),
         topic=given.text("topic"),

@@ -116,7 +116,7 @@ class _Upkeep:
 def _topics(context: JobContext) -> Subscription:
     topics = str(context.arguments.get("topics") or "")
     if not topics:
-        raise JobMisused("--topics is required: NAME[,NAME…], or a pattern like 'orders.*'")
+        raise JobMisused("--topics is required: give NAME[,NAME…], or a pattern like 'orders.*'")
     try:
         re.compile(topics)
     except re.error as error:

@@ -171,7 +171,7 @@ def _last_invoices(spark: SparkSession, lake: Lake, month: Month) -> dict[str, d
 def _requested(context: JobContext) -> tuple[RateCard, Month]:
     path = context.arguments.get("rates")
     if not path:
-        raise JobMisused("billing needs a rate card: --rates FILE")
+        raise JobMisused("--rates is required: name the file with the rate card")
     try:
         card = parse(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

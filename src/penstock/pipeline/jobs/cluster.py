@@ -120,7 +120,7 @@ class Cluster:
         for name, process in self._processes.items():
             code = process.poll()
             if code is not None:
-                raise ClusterFailed(f"the {name} exited with code {code}: {self._last_words(name)}")
+                raise ClusterFailed(f"{name} exited with code {code}: {self._last_words(name)}")
 
     def stop(self) -> None:
         for is_master in (False, True):
@@ -223,7 +223,7 @@ JOB: Final = Job(
     options=(
         option("--workers", None, "number of workers", type=_WORKERS, default=WORKERS_DEFAULT),
         option(
-            "--cores", None, "cores per worker [default: cores / workers]", type=click.IntRange(1)
+            "--cores", None, "cores per worker [default: CPUs / workers]", type=click.IntRange(1)
         ),
         option("--memory", "SIZE", "memory of each worker", default="1g"),
         option("--port", None, "port of the Spark master", type=_PORTS, default=PORT_DEFAULT),

@@ -228,7 +228,7 @@ def _queues(context: JobContext) -> list[str]:
         if not _QUEUE.fullmatch(queue):
             raise JobMisused(f"'{queue}' is not the name of a queue")
     if context.mode is Mode.CONTINUOUS and len(queues) > 1:
-        raise JobMisused("a continuous run takes one --queue; start one run per queue")
+        raise JobMisused("a continuous run takes only one --queue; start one run per queue")
     return queues
 
 

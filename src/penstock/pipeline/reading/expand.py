@@ -68,7 +68,7 @@ def expansion_for(options: ReadOptions, schema: pa.Schema | None = None) -> Expa
     placed = replace(options, columns=_PLACED)
     if options.decode == "arrow":
         if schema is None:
-            raise OptionInvalid("option decode=arrow needs the schema of the rows: .schema(…)")
+            raise OptionInvalid("option decode=arrow needs the schema of the rows: call .schema(…)")
         return Expansion(schema, placed, lambda batch: _expand_arrow(batch, schema))
     if options.decode not in KNOWN:
         names = ", ".join([*KNOWN, "arrow"])
