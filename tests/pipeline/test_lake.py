@@ -222,5 +222,5 @@ def test_replacing_partitions_is_one_commit_with_the_new_rows(
 def test_a_missing_table_and_an_address_are_told_plainly(spark: SparkSession, lake: Lake) -> None:
     with pytest.raises(TableMissing, match="no table nothing"):
         lake.read(spark, "nothing")
-    with pytest.raises(LakeError, match="mount it"):
+    with pytest.raises(LakeError, match="local or mounted folder"):
         Lake("s3://bucket/lake")

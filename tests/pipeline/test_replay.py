@@ -231,5 +231,5 @@ def test_misuse_is_told_in_a_line(
     with pytest.raises(JobMisused, match="other options"):
         run(source="events", target="target", name="n1")
     sending = Replay("gone", Connection(server.kafka), "target", 1, None)
-    with pytest.raises(ProgressLost, match="is missing"):
+    with pytest.raises(ProgressLost, match="does not exist"):
         list(send_partitions([_rows(range(3))], sending))

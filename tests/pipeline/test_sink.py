@@ -212,7 +212,7 @@ def test_a_straggler_of_an_earlier_batch_writes_nothing(topics: Topics, target: 
 def test_more_tasks_than_a_decision_can_name_are_refused(topics: Topics, target: str) -> None:
     query = Query(topics, target)
     many = [Done(query.id, 1, target, Written(n, 2**60 + n, 2**14)) for n in range(400)]
-    with pytest.raises(sink.TooManyTasks, match="exactly-once allows 219"):
+    with pytest.raises(sink.TooManyTasks, match="exactly-once allows at most 219"):
         query.commit(*many)
     most = many[: sink.TASKS_MAX]
     query.decide(*most)
@@ -309,7 +309,7 @@ def test_an_encrypted_topic_is_written_and_read_like_any_other(topics: Topics) -
     ("options", "columns", "why"),
     [
         ({}, "value string", "option topic is missing"),
-        ({"topic": "t"}, "key string", "column value is missing"),
+        ({"topic": "t"}, "key string", "the rows have no column named value"),
         ({"topic": "t"}, "value int", "column value must be string or binary, not int"),
         ({"topic": "t"}, "value string, size int", "unknown column size"),
         (
@@ -317,7 +317,7 @@ def test_an_encrypted_topic_is_written_and_read_like_any_other(topics: Topics) -
             "value string",
             "delivery must be one of exactly-once",
         ),
-        ({"topic": "t", "transactionTimeout": "1h"}, "value string", "must be 1s to 15m"),
+        ({"topic": "t", "transactionTimeout": "1h"}, "value string", "must be from 1s to 15m"),
     ],
 )
 def test_a_bad_option_or_column_is_refused_with_one_line(
@@ -383,7 +383,7 @@ def test_a_server_that_creates_no_topics_is_an_error_of_one_line_on_the_driver(
     env = {"PENSTOCK_KAFKA__AUTO_CREATE": "false"}
     frame = spark.createDataFrame([("a",)], "value string")
     with Server(tmp_path / "data", fsync="never", kafka_port=0, env=env) as server:
-        line = "TopicMissing: topic results does not exist: penstock topic create results"
+        line = "TopicMissing: topic results does not exist: run penstock topic create results"
         options = {"kafka.bootstrap.servers": server.kafka, "topic": "results"}
         with pytest.raises(AnalysisException) as batch:
             frame.write.format("penstock").mode("append").options(**options).save()

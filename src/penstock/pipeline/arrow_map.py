@@ -1,6 +1,6 @@
-"""Arrow schemas, batches and sums, and ``map_in_arrow``, which is ``DataFrame.mapInArrow`` without
-pandas. PySpark's method never makes a pandas object, but fails if pandas is not installed, because
-it uses the decorator of pandas functions. This module builds the same plan without it."""
+"""Helpers for Arrow schemas and batches, and ``map_in_arrow``, which is ``DataFrame.mapInArrow``
+without pandas. PySpark's method needs pandas only because it uses the decorator for pandas
+functions. This module builds the same query plan without that decorator."""
 
 from __future__ import annotations
 

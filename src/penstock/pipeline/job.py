@@ -43,7 +43,7 @@ class Stopped(Exception):
 
 
 class Unsound(Exception):
-    """Raised by a job that found faulty data. The text is one line; the job is not retried."""
+    """Raised by a job that found faulty data. The text is one line. The job is not retried."""
 
 
 class JobMisused(Exception):
@@ -96,7 +96,7 @@ class JobContext:
 
     @property
     def read_options(self) -> dict[str, str]:
-        """Return the connection options of ``format("penstock")``, for reading and writing."""
+        """Return the connection options for ``format("penstock")``, for reading and writing."""
         return {"kafka.bootstrap.servers": self.server, **self.security}
 
     @property
@@ -110,7 +110,7 @@ class JobContext:
         return str(self.checkpoint / query)
 
     def follow(self, *queries: StreamingQuery) -> None:
-        """Wait until all queries have ended. The first failure stops the others and is raised."""
+        """Wait until all queries have ended. If one fails, stop the others and raise its error."""
         streams = self.spark.streams
         streams.resetTerminated()  # forgets queries that ended in an earlier run
         try:

@@ -7,12 +7,12 @@ conflicts with other writers:
 
 - ``(app, batch_id)``: an app is ``<job>:<query id>``. A batch that the table already has is
   skipped. If two drivers of one query commit the same batch, only one commit succeeds.
-- **turns** number the commits of a job over all its queries. A commit takes the next turn, and is
-  rejected if another commit took this turn first.
+- **turns** are the commit numbers of a job, counted over all its queries. A commit takes the next
+  turn, and is rejected if another commit took this turn first.
 - **tracked** tables contain records of a log (columns topic, partition, offset). Each commit takes
   a turn and stores the new end offsets of the table. It is rejected if it begins before the old end
   offsets, so a query with a lost checkpoint, or a second query, cannot add a record twice. If
-  topics have ids, a table holds one topic and rejects a later topic of the same name.
+  topics have ids, a table that has records of a topic rejects a later topic of the same name.
 
 A commit is durable when ``commit`` returns."""
 
@@ -60,7 +60,7 @@ _ID_CHARS = 8  # of a topic's id, in the folder name of a table that was moved a
 
 
 class LakeError(Exception):
-    """Raised if an operation on the lake fails. The text is for users."""
+    """Raised if an operation on the lake fails. The text is written for users."""
 
 
 class TableMissing(LakeError):
@@ -68,15 +68,15 @@ class TableMissing(LakeError):
 
 
 class SchemaConflict(LakeError):
-    """Raised if rows have another column type, or other partition columns, than the table."""
+    """Raised if the column types or partition columns of rows differ from those of the table."""
 
 
 class LakeFenced(LakeError):
-    """Raised if another query of the same job writes to the table: this query must end."""
+    """Raised if another query of the same job writes to the table, so this query must end."""
 
 
 class RecordsRepeated(LakeError):
-    """Raised if a batch has records that the table has already, from another query."""
+    """Raised if the table already has records of the batch, from another query."""
 
 
 class TopicRemade(RecordsRepeated):
@@ -100,7 +100,7 @@ class Commit(NamedTuple):
 
 
 class Table:
-    """A Delta table. Each method opens its current version."""
+    """A Delta table. Each method reads the version that is current when it is called."""
 
     def __init__(self, lake: Path, name: str) -> None:
         if not _NAME.fullmatch(name) or any(each.strip(".") == "" for each in name.split("/")):
@@ -134,7 +134,7 @@ class Table:
         return self.open().transaction_version(f"turn:{job}") or 0 if self.exists() else 0
 
     def ensure(self, columns: "StructType | pa.Schema", partition_by: Sequence[str]) -> None:
-        """Create the table, or add missing columns. Raises SchemaConflict if rows do not fit."""
+        """Create the table, or add missing columns. Raises SchemaConflict if types differ."""
         from deltalake import DeltaTable, Schema
         from deltalake.exceptions import DeltaError
 
@@ -187,9 +187,9 @@ class Table:
         turn: int | None = None,
         replace_where: str | None = None,
     ) -> Commit:
-        """Add part files to the table, once for each (app, batch_id). ``ids`` are topic ids. With
-        ``turn``, which is ``turn_of`` plus 1, the commit is rejected if another query took this
-        turn."""
+        """Add part files to the table, once for each (app, batch_id). ``ids`` are topic ids by
+        name. If ``turn`` is given, it must be ``turn_of`` plus 1, and the commit is rejected if
+        another query took this turn."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
         from deltalake.transaction import AddAction
@@ -279,7 +279,7 @@ class Table:
         return [RemoveAction(path.removeprefix(f"{self.path}/"), True, now_ms) for path in paths]
 
     def _drop(self, parts: Sequence[Part], handle: "DeltaTable") -> None:
-        """Delete those part files that the table does not have."""
+        """Delete the part files that are not in the table."""
         named = set(handle.file_uris())
         for part in parts:
             path = self.path / part.path
@@ -288,7 +288,7 @@ class Table:
                     path.unlink()
 
     def _settle(self, handle: "DeltaTable") -> None:
-        """Sync the last commit to disk, before Spark records the batch."""
+        """Sync the last commit to disk before Spark records the batch as done."""
         before = handle.version()
         handle.update_incremental()
         for version in range(before, handle.version() + 1):
@@ -328,7 +328,7 @@ class Table:
         return dict(json.loads(str(info.get(_IDS, "{}")))) if info is not None else {}
 
     def _last_tracked(self, handle: "DeltaTable", job: str) -> Mapping[str, Any] | None:
-        """Return the metadata of a job's last commit with end offsets, if the log still has it."""
+        """Return the metadata of a job's last commit with end offsets, or None if not found."""
         log, version = self.path / "_delta_log", handle.version()
         for number in range(version, max(-1, version - _HISTORY_MAX), -1):
             try:
@@ -352,7 +352,7 @@ class Table:
     def compact(
         self, partitions: Sequence[tuple[str, str, Any]] | None = None, *, size: int = COMPACT_BYTES
     ) -> int:
-        """Merge small files, and return how many fewer there are. The order of rows is kept."""
+        """Merge small files without reordering rows, and return how many fewer files there are."""
         from deltalake import CommitProperties, WriterProperties
 
         handle = self.open()
@@ -373,7 +373,7 @@ class Table:
         return Counter(tuple("" if each is None else str(each) for each in key) for key in keys)
 
     def vacuum(self, retention_hours: int = 7 * 24) -> list[str]:
-        """Delete files that are not in any version of the last hours, and return their paths."""
+        """Delete files that no version of the last ``retention_hours`` has. Return their paths."""
         if retention_hours < VACUUM_HOURS_MIN:
             raise LakeError(
                 f"vacuum must keep at least {VACUUM_HOURS_MIN} hours: a commit may be in progress"
@@ -386,7 +386,7 @@ class Table:
 class Lake:
     def __init__(self, path: str | Path) -> None:
         if "://" in str(path):
-            raise LakeError(f"a lake must be a local folder, not the URL {path}: mount it first")
+            raise LakeError(f"a lake must be a local or mounted folder, not the URL {path}")
         self.path = Path(path).absolute()
 
     def table(self, name: str) -> Table:
@@ -410,9 +410,9 @@ class Lake:
         is_tracked: bool = False,
         replace_where: str | None = None,
     ) -> Commit:
-        """Append a DataFrame, or an Arrow table with few rows, once for each (app, batch_id). With
-        ``replace_where``, a condition on partition columns, the commit also removes the selected
-        files."""
+        """Append a DataFrame, or an Arrow table with few rows, once for each (app, batch_id). If
+        ``replace_where``, a condition on partition columns, is given, the commit also removes the
+        files that match it."""
         target = self.table(table)
         if target.has(app, batch_id):
             return Commit(batch_id, is_new=False)
@@ -437,8 +437,8 @@ class Lake:
         *,
         files: str | None = None,
     ) -> "DataFrame":
-        """Read the current version. ``where`` is an SQL condition on rows, which also skips files.
-        If it is too complex to skip files, ``files`` is a simpler condition for this."""
+        """Read the current version of a table. ``where`` is an SQL condition on rows, which also
+        selects files. If it is too complex for that, ``files`` is a simpler condition on files."""
         from deltalake.exceptions import DeltaError
 
         target = self.table(table)
@@ -466,7 +466,7 @@ class Lake:
 
 
 def job_of(app: str) -> str:
-    """Return the job of an app: ``archive:3f2a…`` is a query of the job ``archive``."""
+    """Return the name of the job in an app, such as ``archive`` in ``archive:3f2a…``."""
     return app.partition(":")[0]
 
 

@@ -1,4 +1,4 @@
-"""Writes rows to Parquet files in a table's folder, and syncs them before a commit names them.
+"""Writes rows to Parquet files in a table's folder, and syncs the files before a commit names them.
 
 This runs in an executor's Python worker (or in the driver for a few rows). Readers ignore a file
 that the table's log does not name, so the files of a task that dies or runs twice are harmless
@@ -45,7 +45,7 @@ TOPIC, PARTITION, OFFSET = "topic", "partition", "offset"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The offsets of a partition in a part file. ``count`` is their number: there may be gaps."""
+    """The range of offsets of a partition in a part file, and the number of records in it."""
 
     first: int
     last: int
@@ -149,7 +149,7 @@ def write_pieces(pieces: Iterable[Piece], root: Path, partition_by: Sequence[str
 def _by_partition(
     batch: pa.RecordBatch, partition_by: Sequence[str]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """Group a batch by the values of partition columns, which are only stored in folder names."""
+    """Divide a batch by the values of its partition columns, and remove these columns."""
     if batch.num_rows == 0:
         return
     names = list(partition_by)
@@ -184,11 +184,11 @@ def _text(value: Any) -> str | None:
         case str() | int() | datetime.date():
             # Delta does not distinguish an empty text from null in a folder's name.
             return str(value) or None
-    raise TypeError(f"a {type(value).__name__} cannot be a partition value")
+    raise TypeError(f"a partition value cannot have type {type(value).__name__}")
 
 
 class _PartFile:
-    """A Parquet file being written, with rows that do not fill a row group yet."""
+    """A Parquet file being written, and rows that do not fill a row group yet."""
 
     def __init__(self, root: Path, values: Mapping[str, str | None], schema: pa.Schema) -> None:
         folders = "".join(
@@ -316,7 +316,7 @@ def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
 
 
 def _edges(seen: pq.Statistics) -> tuple[Any, Any] | None:
-    """Return minimum and maximum, or None if Delta's log cannot represent them."""
+    """Return a column's minimum and maximum, or None if Delta's log cannot represent them."""
     if not seen.has_min_max:
         return None
     try:
@@ -335,7 +335,7 @@ def _is_comparable(value: Any) -> bool:
 
 
 def _stat(value: Any, *, is_max: bool) -> Any:
-    """Convert a value for Delta's statistics; maxima are rounded up to milliseconds."""
+    """Convert a minimum or maximum for Delta's log. Maximum times are rounded up to 1 ms."""
     if isinstance(value, datetime.datetime):
         if is_max:
             value += datetime.timedelta(microseconds=999)

@@ -1,8 +1,8 @@
 """Finds a job by its command and name.
 
 To add a job, add it to ``_JOBS``. A job's module is imported on first use, so ``--help`` and shell
-completion do not import all jobs, and modules must not import PySpark before a job runs. Jobs of
-other packages are named ``package.module:ATTRIBUTE``."""
+completion do not import all jobs. Modules must not import PySpark before a job runs. A job of
+another package is named ``package.module:ATTRIBUTE``."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -39,7 +39,7 @@ _JOBS: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 class NoSuchJob(Exception):
-    """Raised if a job does not exist. The text is one line for users."""
+    pass
 
 
 class _LazyJobs(Mapping[str, Job]):
@@ -58,7 +58,7 @@ class _LazyJobs(Mapping[str, Job]):
 
 
 def jobs_of(command: str) -> Mapping[str, Job]:
-    """Return the jobs of ``penstock pipeline COMMAND NAME``, by name."""
+    """Return the jobs of ``penstock pipeline COMMAND`` by name."""
     return _LazyJobs(_JOBS[command])
 
 

@@ -1,10 +1,10 @@
-"""Opens a Spark session with settings for Penstock. This module starts the JVM instead of PySpark,
+"""Opens a Spark session with settings for Penstock. This module, and not PySpark, starts the JVM,
 in order to use the Java that ``java.py`` found, and to let the caller choose where the output of
 the JVM goes and handle Ctrl-C. All ports are bound to the loopback address, unless executors run on
 other machines.
 
-The default master is ``local[*,4]``: with the second number, a task whose Python worker died is
-retried; with ``local[*]`` the query would fail."""
+The default master is ``local[*,4]``, which allows four attempts per task, so a task whose Python
+worker died is retried; with ``local[*]`` the query would fail."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def open_session(
 ) -> SparkSession:
     """Open the session of this process, or return the one that is already open. ``is_short`` saves
     start-up time at the cost of throughput. ``output`` is a file descriptor for the output of the
-    JVM; the default is stderr. ``conf`` overrides the settings chosen here, except that its JVM
-    options are added."""
+    JVM; the default is stderr. ``conf`` overrides the settings chosen here, but its JVM options are
+    added to those chosen here."""
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -189,8 +189,8 @@ def jvm_pid() -> int | None:
 
 
 def code_zip() -> Path:
-    """Pack Penstock's code into a zip for executors on machines without Penstock, and
-    keep it in the cache folder, from where Spark serves it. Its name is a hash of its contents.
+    """Pack Penstock's code into a zip for executors on machines without Penstock, and return its
+    path in the cache folder, from where Spark serves it. Its name is a hash of its contents.
     Dependencies must be installed on the executors: compiled packages do not run from a zip."""
     files = sorted(_files())
     digest = hashlib.sha256()

@@ -1,8 +1,8 @@
 """The Spark data source ``spark.read.format("penstock")``, and its batch reader.
 
 The driver parses the options, so that a mistake is reported in one line and not by a failed task.
-It also plans the ranges of offsets; tasks fetch and decode the records. ``stream_source`` has the
-streaming reader, ``sink`` the writers."""
+It also plans the ranges of offsets; tasks fetch and decode the records. The streaming reader is in
+``stream_source``, the writers are in ``sink``."""
 
 # ruff: noqa: N802 - Spark names these methods
 
@@ -77,7 +77,7 @@ class PenstockSource(DataSource):
         with in_one_line():
             if is_consuming(self.options):
                 raise OptionInvalid(
-                    "mode=consume deletes the messages that it reads: use readStream"
+                    "mode=consume deletes the messages that it reads, so it needs readStream"
                 )
             options = parse_read_options(self.options, is_streaming=False)
         kind = PushdownReader if options.is_pushdown else BatchReader
@@ -105,7 +105,7 @@ class PenstockSource(DataSource):
         return StreamWriter(self._write_options(schema, use))
 
     def _write_options(self, schema: StructType, use: str) -> WriteOptions:
-        """Parse the options, and create the topic now, so that a failure is reported once."""
+        """Parse the options, and create a missing topic now, so that a failure is reported once."""
         with in_one_line():
             if use:
                 raise OptionInvalid(f"a log is append-only: use {use}")
@@ -118,8 +118,8 @@ class PenstockSource(DataSource):
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """Raise errors about options and the server without a traceback. Spark's planner process prints
-    a traceback above each error, unless SPARK_HIDE_TRACEBACK is set."""
+    """A context that raises errors about options and the server without a traceback. Spark's
+    planner process prints a traceback above each error, unless SPARK_HIDE_TRACEBACK is set."""
     try:
         yield
     except (OptionInvalid, TopicMissing, TopicsMissing, KafkaTrouble) as error:
@@ -129,7 +129,7 @@ def in_one_line() -> Iterator[None]:
 
 
 def _inner_schema(options: ReadOptions, schema: StructType) -> pa.Schema | None:
-    """Return the user's schema of rows inside records for ``decode=arrow``, otherwise None."""
+    """Return the user's schema for the rows inside records if ``decode=arrow``, otherwise None."""
     if options.decode != "arrow":
         return None
     from pyspark.sql.pandas.types import to_arrow_schema

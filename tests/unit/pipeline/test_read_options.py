@@ -19,10 +19,10 @@ GIVEN = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"}
     [
         ({"subscribe": "t"}, "kafka.bootstrap.servers is missing"),
         ({**GIVEN, "kafka.bootstrap.servers": "here"}, "'here' does not have the form HOST:PORT"),
-        ({**GIVEN, "assign": '{"t":[0]}'}, "given: subscribe and assign"),
-        ({"kafka.bootstrap.servers": "a:1"}, "exactly one of subscribe.* none is given"),
+        ({**GIVEN, "assign": '{"t":[0]}'}, "subscribe and assign are set"),
+        ({"kafka.bootstrap.servers": "a:1"}, "exactly one of .* none is set"),
         ({**GIVEN, "startingOffsets": "begin"}, "earliest, latest or JSON, not 'begin'"),
-        ({**GIVEN, "startingOffsets": '{"t":{"0":-3}}'}, "numbers >= -2; t 0 has another value"),
+        ({**GIVEN, "startingOffsets": '{"t":{"0":-3}}'}, ">= -2; the value of t 0 is invalid"),
         ({**GIVEN, "startingOffsets": "latest"}, "a batch read cannot begin at latest"),
         ({**GIVEN, "endingOffsets": "earliest"}, "a read cannot end at earliest"),
         ({**GIVEN, "minPartitions": "many"}, "minPartitions must be a whole number >= 1"),

@@ -1,12 +1,12 @@
-"""Computes the first offset that each reader of a partition (cursor) has not acked.
+"""Computes the first offset that each reader (cursor) of a partition has not acked.
 
-Acks are rows (topic, partition, cursor, first, last), in any order, overlapping and repeated, tens
-of millions of them. Tasks merge the rows that they read into islands, runs of offsets without a
-hole, and the driver merges the islands of all tasks. Arrow reads the files by row groups, because
-converting rows to JVM rows and back would take most of the time.
+Acks are rows (topic, partition, cursor, first, last). There may be tens of millions of rows, in any
+order, overlapping and repeated. Each task merges the rows that it reads into islands (ranges of
+offsets without a hole), and the driver merges the islands of all tasks. Arrow reads the files by
+row groups, because converting rows to JVM rows and back would take most of the time.
 
-Dropping an island to save memory is safe: its cursor then seems to need more records, never fewer.
-"""
+Dropping an island to save memory is safe: its offsets then count as not acked, so no record that a
+reader needs is deleted."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -73,7 +73,7 @@ def merge_acks(batches: Iterable[pa.RecordBatch | pa.Table]) -> dict[Key, Island
 
 
 def _by_key(batch: pa.RecordBatch | pa.Table) -> Iterator[tuple[Key, Longs, Longs]]:
-    """Yield the acked ranges of each topic, partition and cursor, without invalid rows."""
+    """Yield the acked ranges by topic, partition and cursor. Invalid rows are skipped."""
     table = pa.table({name: batch.column(name) for name in COLUMNS})
     codes = np.zeros(table.num_rows, np.int64)
     names: list[list[Any]] = []
@@ -151,7 +151,7 @@ def _read(path: str, group: int) -> pa.Table:
 def floors(
     found: Mapping[Key, Islands], starts: Mapping[Place, int]
 ) -> dict[Place, dict[str, int]]:
-    """Return the first offset that each cursor has not acked, beginning at the log start."""
+    """Return, by partition and cursor, the first offset in the log that is not acked."""
     needs: dict[Place, dict[str, int]] = {}
     for (topic, partition, cursor), (first, last) in found.items():
         place = Place(topic, partition)

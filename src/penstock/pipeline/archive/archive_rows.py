@@ -1,9 +1,9 @@
-"""Defines the schema of archive tables, and divides records among their files.
+"""Defines the schema of archive tables, and divides the records of a table among files by hour.
 
-Rows are the decoded records, divided by the hour (UTC) of their timestamps. Nearly all batches lie
-within one hour; other batches are sorted by hour once. A batch is of one partition and in the order
-of its log, so its first and last row give its offsets. A producer may send any timestamp: records
-with a timestamp outside the calendar have a null date."""
+Each row is a decoded record. Files are divided by the hour (UTC) of the record timestamps. Nearly
+all batches lie within one hour; all others are sorted by hour once. A batch has records of only one
+partition, in the order of the log, so its first and last row give its range of offsets. Producers
+may send any timestamp; if it is not a valid calendar date, the record's date is null."""
 
 import datetime
 from collections.abc import Iterable, Iterator
@@ -49,7 +49,7 @@ def by_hour(batches: Iterable[pa.RecordBatch], place: Place) -> Iterator[Piece]:
 
 
 def _values(hour: int) -> tuple[str | None, ...]:
-    """Return the partition values date and hour of day, for an hour since the epoch."""
+    """Return the values of the partition columns date and hour, for an hour since the epoch."""
     days, of_day = divmod(hour, 24)
     if not _DAYS_MIN <= days <= _DAYS_MAX:
         return None, str(of_day)
@@ -57,5 +57,5 @@ def _values(hour: int) -> tuple[str | None, ...]:
 
 
 def known_id(text: str) -> str:
-    """Return a topic's id, or "" for the zeros that servers without topic ids send."""
+    """Return a topic's id, or "" if it is all zeros because the server has no topic ids."""
     return text if text.strip("0") else ""

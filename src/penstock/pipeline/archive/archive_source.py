@@ -1,9 +1,9 @@
-"""The source of the job ``archive``, whose tasks write the records that they fetch to files.
+"""The Spark source of the job ``archive``, whose tasks write the records that they fetch to files.
 
-Offsets are planned as by ``format("penstock")``. Only ``read`` differs: records stay in the worker
-that decoded them, which writes part files. Spark gets one row for each record; the first row of
-each file has the file's description, the others are null. So the query's progress still counts
-records, and almost no bytes go to the JVM. No commit names the files of failed attempts."""
+The source plans offsets like ``format("penstock")``. Only ``read`` differs: the worker that decodes
+the records also writes them to part files. Spark gets one row for each record. The first row of
+each file describes the file, and the other rows are null, so Spark's progress still counts records,
+but almost no bytes go to the JVM. Files of failed attempts are never committed."""
 
 # ruff: noqa: N802 - Spark names these methods
 

@@ -1,16 +1,16 @@
-"""Sends one partition of an archive, in a task of the job ``replay``.
+"""Sends one partition of an archive to a topic or a queue, in a task of the job ``replay``.
 
-Delivery is exactly once even after kills, without transactions, so that the target can also be a
-standard queue. Each archived partition has its own producer, whose id is stored when the job
-starts, and a **position**: the next archived offset, and its sequence number. A chunk is one batch
-with this sequence number; after the reply, the position advances. If a task is killed before that,
-the next task sends the same chunk with the same sequence number, and the broker drops it as a
-duplicate. Only count and size limit a chunk, so the next task forms the same chunks. Positions are
-committed offsets of consumer groups: they are as durable as the sent records.
+Each record is delivered exactly once, even if tasks are killed. Transactions are not used, so that
+the target can also be a standard queue. Each archived partition has its own producer, whose id is
+stored when the job starts, and a **position**: the next archived offset to send, and its sequence
+number. A chunk of records is sent as one batch with this sequence number; after the reply, the
+position advances. If a task is killed before that, the next task sends the same chunk with the same
+number, and the broker drops it as a duplicate. Only count and size limit a chunk, so the next task
+forms the same chunks. Positions are committed offsets of consumer groups, so they are durable.
 
-FIFO queues do not accept records from Kafka producers; they get messages. A record's key becomes
-the message group, so that order is kept; its headers become attributes. A record that cannot be a
-message ends the replay with an error."""
+FIFO queues do not accept records from Kafka producers, so they get SQS messages. A record's key
+becomes the message group, so that order is kept; its headers become message attributes. A record
+that cannot be converted to a message ends the replay with an error."""
 
 import base64
 import hashlib
@@ -47,7 +47,7 @@ _PAUSE_S: Final = 0.1
 
 
 class NotSendable(Exception):
-    """Raised if a record cannot be a message of the queue, or the queue rejected it."""
+    """Raised if a record cannot be converted to a message, or the queue rejected the message."""
 
 
 class QueueAddress(NamedTuple):
@@ -107,15 +107,15 @@ class QueueSender:
 
 
 def entry_of(job: str, row: Sequence[Any]) -> dict[str, Any]:
-    """Convert a record to an entry of SendMessageBatch. Raises NotSendable if it cannot be one."""
+    """Convert a record to an entry of SendMessageBatch. Raises NotSendable if this fails."""
     partition, offset, _, key, value, headers = row
     where = f"partition {partition}, offset {offset}"
     try:
         body = (value or b"").decode("utf-8")
     except UnicodeDecodeError:
-        raise NotSendable(f"{where}: the value is not UTF-8, but a message must be") from None
+        raise NotSendable(f"{where}: the value is not UTF-8, so it is not a message") from None
     if not body:
-        raise NotSendable(f"{where}: a message cannot be empty")
+        raise NotSendable(f"{where}: the value is empty, but a message must have a body")
     group = (key or b"").decode("utf-8", "replace")
     if not _GROUP.fullmatch(group):
         group = f"partition-{partition}" if not key else hashlib.sha256(key).hexdigest()
@@ -170,7 +170,7 @@ DONE_SCHEMA: Final = schema_of("partition int, sent long, repeated long")
 
 
 class ProgressLost(Exception):
-    """Raised if the position of a replay is lost: continuing could send records twice."""
+    """Raised if the position of a replay is lost, because continuing could send records twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class Replay:
     queue: QueueAddress | None = None  # of a FIFO queue
 
     def target_of(self, partition: int) -> Place:
-        """Return the target's partition for all records of an archived partition."""
+        """Return the target partition to which all records of an archived partition are sent."""
         return Place(self.topic, partition % self.partitions)
 
     def group_of(self, partition: int) -> str:
@@ -209,7 +209,7 @@ Sender = Callable[[int, Sequence[Any], Position], bool]
 
 
 def read_position(client: KafkaClient, replay: Replay, partition: int) -> Position | None:
-    """Return a partition's committed position, if any. Raises ProgressLost if it is invalid."""
+    """Return a partition's committed position, or None. Raises ProgressLost if it is unreadable."""
     group = replay.group_of(partition)
     found = committed_offsets(client, group).get(replay.target_of(partition))
     if found is None:
@@ -217,7 +217,7 @@ def read_position(client: KafkaClient, replay: Replay, partition: int) -> Positi
     try:
         producer_id, epoch, sequence = json.loads(found.metadata)
     except ValueError:
-        raise ProgressLost(f"group {group} was changed by another program") from None
+        raise ProgressLost(f"another program changed the progress in group {group}") from None
     return Position(found.offset, producer_id, epoch, sequence)
 
 
@@ -256,11 +256,11 @@ def _send_partition(
     sender: Sender,
     replay: Replay,
 ) -> tuple[int, int, int]:
-    """Send the remaining rows. Return the partition and the numbers of sent and repeated rows."""
+    """Send the rows from the position on. Return the partition, rows sent, and duplicate rows."""
     position = read_position(client, replay, number)
     if position is None:
         raise ProgressLost(
-            f"group {replay.group_of(number)} is missing: the progress of the replay is unknown"
+            f"consumer group {replay.group_of(number)}, which stores the progress, does not exist"
         )
     sent = repeated = 0
     began_at, pause = time.monotonic(), threading.Event()
@@ -283,7 +283,7 @@ def _size(row: tuple[Any, ...]) -> int:
 
 
 def _topic_sender(client: KafkaClient, replay: Replay) -> Sender:
-    """Return a sender to a topic or a standard queue; each chunk is one idempotent batch."""
+    """Return a function that sends a chunk to a topic or standard queue as an idempotent batch."""
     begun: set[int] = set()
 
     def send(partition: int, rows: Sequence[Any], position: Position) -> bool:
@@ -320,7 +320,7 @@ def _topic_sender(client: KafkaClient, replay: Replay) -> Sender:
 
 
 def _headers(headers: Sequence[Any] | None) -> list[tuple[bytes, bytes | None]]:
-    """Return all headers except the broker's own, because a copy is another message."""
+    """Return the headers without the broker's own, which is valid only for the original message."""
     return [
         (h["key"].encode(), h["value"]) for h in headers or () if h["key"] != SYSTEM_HEADER.decode()
     ]

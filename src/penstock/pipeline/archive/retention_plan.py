@@ -1,15 +1,15 @@
-"""Decides which stretches of logs can be deleted, and why the others are kept
-(``_reason_to_keep``). A stretch after one that is kept is kept too: a log has no holes.
+"""Decides which parts of logs (segments) can be deleted, and why the others are kept
+(``_reason_to_keep``). A log cannot have holes, so all segments after a kept segment are kept too.
 
-A cursor needs all records from the first that it has not finished: for a consumer group this is its
-committed offset, for leases the first offset without an ack (``ack_ranges``). A group that has read
-one partition of a topic needs all others, which it may read later.
+A reader (cursor) needs all records from the first that it has not finished. For a consumer group,
+this is the committed offset; for leases, it is the first offset without an ack (``ack_ranges``). A
+group that has read one partition of a topic may read the others later, so it needs all their
+records.
 
-Facts come from the server (``gather``). Kafka's API has no segments, so a log is divided at the
-offsets where a decision can change: the first record that the policy keeps by age, and the offsets
-of each cursor and of the archive. The bytes of a stretch are estimated by its share of the log's
-offsets. A plan is advice: the job collects the facts again before it deletes, and the server checks
-too."""
+``gather`` reads the input of a plan from the server. Kafka's API does not show segments, so a log
+is divided at the offsets where a decision can change: the first record that the policy keeps by
+age, and the offsets of each cursor and of the archive. The size of a segment is estimated from its
+share of the log's offsets. A plan is only advice: the job makes a second plan before it deletes."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,11 +36,11 @@ KEEP: Final = "keep"
 
 
 class PoliciesInvalid(Exception):
-    """Raised if a policy is invalid. The text is one line with the table and the reason."""
+    """Raised if a policy is invalid. The text is one line with the TOML table and the reason."""
 
 
 class Segment(NamedTuple):
-    """A stretch of a log that is deleted or kept as a whole: offsets from ``base`` to ``end``."""
+    """A range of offsets, ``base`` to ``end`` (exclusive), that is deleted or kept as a whole."""
 
     place: Place
     base: int
@@ -89,7 +89,7 @@ class Decision(NamedTuple):
 def plan(
     facts: Facts, policies: Sequence[Policy], holds: Sequence[Hold], *, now_ms: int
 ) -> list[Decision]:
-    """Return one decision for each segment. A topic's policy is the first that matches its name."""
+    """Return a decision for each segment. A topic's policy is the first that matches its name."""
     made: list[Decision] = []
     ordered = sorted(facts.segments, key=lambda each: (each.place, each.base))
     for place, segments in groupby(ordered, key=lambda each: each.place):
@@ -106,7 +106,7 @@ def plan(
 
 
 def cuts(decisions: Iterable[Decision]) -> dict[Place, int]:
-    """Return the first offset to keep, for each partition with records to delete."""
+    """Return the first offset to keep, for each partition that has records to delete."""
     found: dict[Place, int] = {}
     for each in decisions:
         if each.action == DELETE:
@@ -192,7 +192,7 @@ def gather(
     archived: Mapping[Place, int],
     acked: Mapping[Place, Mapping[str, int]],
 ) -> Facts:
-    """Collect the input of a plan. ``acked`` has the offsets that outside readers need."""
+    """Collect a plan's input. ``acked`` has the first offset that each external reader needs."""
     places = _places(client, policies)
     needs = _needs(client, places, acked)
     firsts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}
@@ -286,7 +286,7 @@ def _uncuttable(client: KafkaClient, topics: Sequence[str]) -> dict[str, str]:
 
 
 def delete_records(client: KafkaClient, cuts: Mapping[Place, int]) -> dict[Place, str]:
-    """Delete the records below these offsets. Return each partition's error, "" for success."""
+    """Delete the records before these offsets. Return each partition's error ("" for success)."""
     from penstock.wire.kafka.generated import delete_records as api
 
     def request(places: Sequence[Place]) -> Any:

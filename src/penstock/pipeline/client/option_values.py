@@ -1,4 +1,4 @@
-"""Parses the texts of single options as numbers, choices, sizes, durations, and JSON of offsets.
+"""Parses the text of an option as a number, choice, size, duration, list, or JSON with offsets.
 Each error is one line with the option, its value and the allowed values."""
 
 import json
@@ -27,7 +27,7 @@ class OptionInvalid(ValueError):
 
 
 class Options:
-    """A user's options as texts. Names are not case-sensitive."""
+    """The options that a user has set, as texts. Names are not case-sensitive."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): str(value) for name, value in given.items()}
@@ -82,7 +82,7 @@ class Options:
     def names_list(self, name: str) -> list[str]:
         parts = [part.strip() for part in self.text(name).split(",")]
         if not all(parts):
-            raise OptionInvalid(f"option {name} is not a comma-separated list: '{self.text(name)}'")
+            raise OptionInvalid(f"option {name} must be a list like a,b, not '{self.text(name)}'")
         return parts
 
     def places(self, name: str) -> list[Place]:
@@ -111,7 +111,7 @@ class Options:
                     shape = '{"topic":{"0":23}}'
                     raise OptionInvalid(
                         f"option {name} must be JSON like {shape} with numbers >= {least};"
-                        f" {topic} {number} has another value"
+                        f" the value of {topic} {number} is invalid"
                     )
                 found[Place(topic, int(number))] = value
         return found

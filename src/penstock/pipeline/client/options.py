@@ -2,11 +2,11 @@
 
 The driver parses options once into a frozen value that is sent to the workers. An unknown name is
 rejected, because a misspelt limit that is silently ignored would only be noticed in production.
-Options that begin with ``kafka.`` are those of Kafka's clients: security options are checked;
-options of the connector's consumers (buffers, polls) are accepted and have no effect.
+Options that begin with ``kafka.`` are settings of Kafka clients. Security settings are checked;
+settings for the consumers of Spark's Kafka connector (buffers, polls) have no effect.
 
-Clients are cached for each thread of a worker. Spark reuses its Python workers for later
-micro-batches; reusing their connections too saves time in small batches."""
+Each thread of a worker caches its clients. Spark reuses its Python workers for later micro-batches;
+reusing their connections too saves time in small batches."""
 
 import difflib
 import os
@@ -112,7 +112,7 @@ class Subscription(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The offset or time at which a read begins or ends, for all partitions or for each."""
+    """The offset or time at which a read begins or ends, for all partitions or for each one."""
 
     everywhere: int | None = None  # EARLIEST, LATEST, or a time
     by_place: Mapping[Place, int] | None = None
@@ -159,7 +159,7 @@ def check_names(given: Options, known: Iterable[str]) -> None:
 def parse_connection(given: Options) -> Connection:
     addresses = given.text("kafka.bootstrap.servers")
     if not addresses:
-        raise OptionInvalid("option kafka.bootstrap.servers is missing: set HOST:PORT")
+        raise OptionInvalid("option kafka.bootstrap.servers is missing: set it to HOST:PORT")
     properties = {
         name.removeprefix("kafka."): given.text(name)
         for name in given.names()
@@ -171,7 +171,7 @@ def parse_connection(given: Options) -> Connection:
         parse_addresses(addresses)
         security = security_from(properties)
     except SecurityInvalid as error:
-        raise OptionInvalid(f"invalid option kafka.security or kafka.sasl: {error}") from None
+        raise OptionInvalid(f"invalid option kafka.security.* or kafka.sasl.*: {error}") from None
     except ValueError as error:
         raise OptionInvalid(f"option kafka.bootstrap.servers: {error}") from None
     timeout_ms = given.number("kafka.request.timeout.ms") or 30_000
@@ -180,7 +180,7 @@ def parse_connection(given: Options) -> Connection:
 
 
 def _password(given: Options) -> str:
-    """Read the password from a variable or file, because plans and logs show options."""
+    """Read the password from an environment variable or a file, because logs show option values."""
     if _PASSWORD_ENV in given:
         name = given.text(_PASSWORD_ENV)
         if name not in os.environ:
@@ -189,7 +189,7 @@ def _password(given: Options) -> str:
     try:
         return Path(given.text(_PASSWORD_FILE)).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        raise OptionInvalid(f"cannot read {_PASSWORD_FILE}: {error}") from None
+        raise OptionInvalid(f"cannot read the file of option {_PASSWORD_FILE}: {error}") from None
 
 
 def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptions:
@@ -200,7 +200,7 @@ def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> Rea
     isolation = given.text("kafka.isolation.level", "read_committed").lower()
     if isolation not in ("read_committed", "read_uncommitted"):
         raise OptionInvalid(
-            f"option kafka.isolation.level '{isolation}': use read_committed or read_uncommitted"
+            f"option kafka.isolation.level is '{isolation}': use read_committed or read_uncommitted"
         )
     for name in ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"):
         given.number(name, least=0)
@@ -232,16 +232,16 @@ def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> Rea
     if most is not None and found.bytes_per_trigger_max is not None:
         raise OptionInvalid("maxOffsetsPerTrigger and maxBytesPerTrigger cannot be combined")
     if not 65_536 <= found.fetch_bytes <= 1 << 30:
-        raise OptionInvalid(f"option fetchBytes must be 64k to 1g, not {found.fetch_bytes}")
+        raise OptionInvalid(f"option fetchBytes must be from 64k to 1g, not {found.fetch_bytes}")
     return found
 
 
 def _subscription(given: Options) -> Subscription:
     chosen_by = [name for name in ("subscribe", "subscribePattern", "assign") if name in given]
     if len(chosen_by) != 1:
-        found = f"given: {' and '.join(chosen_by)}" if chosen_by else "none is given"
+        found = f"{' and '.join(chosen_by)} are set" if chosen_by else "none is set"
         raise OptionInvalid(
-            f"exactly one of subscribe, subscribePattern, assign is needed; {found}"
+            f"set exactly one of the options subscribe, subscribePattern and assign; {found}"
         )
     if chosen_by == ["subscribe"]:
         return Subscription(topics=tuple(dict.fromkeys(given.names_list("subscribe"))))
@@ -266,7 +266,7 @@ def _columns(given: Options) -> tuple[str, ...]:
     for name in given.names_list("columns"):
         if name.lower() not in known:
             raise OptionInvalid(
-                f"option columns: unknown column {name}; known: {', '.join(made.TYPES)}"
+                f"option columns has the unknown column {name}; known: {', '.join(made.TYPES)}"
             )
         chosen.append(known[name.lower()])
     if len(set(chosen)) != len(chosen):
@@ -289,7 +289,7 @@ def _ending(given: Options, *, is_streaming: bool) -> Position:
     if is_streaming:
         for name in _POSITIONS:
             if name.startswith("ending") and name in given:
-                raise OptionInvalid(f"option {name} is for batch reads; a stream has no end")
+                raise OptionInvalid(f"option {name} is only for batch reads: a stream has no end")
     found = _position(given, "ending", "latest")
     if not found.is_time and _has(found, EARLIEST):
         raise OptionInvalid(f"option {found.option}: a read cannot end at earliest (-2)")
@@ -301,7 +301,7 @@ def _has(position: Position, sentinel: int) -> bool:
 
 
 def _position(given: Options, end: str, default: str) -> Position:
-    """Parse a position: a time, else times by partition, else offsets, as in Kafka's connector."""
+    """Parse a position. A time takes precedence over times by partition, and these over offsets."""
     one, several = f"{end}Timestamp", f"{end}OffsetsByTimestamp"
     if one in given:
         return Position(given.number(one, least=0), is_time=True, option=one)
@@ -343,7 +343,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         )
     timeout_ms = given.duration_ms("transactionTimeout", TRANSACTION_MS)
     if not 1_000 <= timeout_ms <= TRANSACTION_MS_MAX:
-        raise OptionInvalid("option transactionTimeout must be 1s to 15m")
+        raise OptionInvalid("option transactionTimeout must be from 1s to 15m")
     return WriteOptions(
         parse_connection(given),
         topic=given.text("topic"),
@@ -359,13 +359,13 @@ def check_columns(schema: "StructType", options: WriteOptions) -> None:
     for name, kind in found.items():
         if name not in _TYPES:
             known = ", ".join(_TYPES)
-            raise OptionInvalid(f"unknown column {name}; allowed are {known}")
+            raise OptionInvalid(f"the rows have an unknown column {name}; allowed are {known}")
         if kind not in _TYPES[name]:
             raise OptionInvalid(f"column {name} must be {' or '.join(_TYPES[name])}, not {kind}")
     if "value" not in found:
-        raise OptionInvalid("column value is missing")
+        raise OptionInvalid("the rows have no column named value")
     if "topic" not in found and not options.topic:
-        raise OptionInvalid("option topic is missing, and the rows have no column topic")
+        raise OptionInvalid("option topic is missing, and the rows have no column named topic")
 
 
 _CLIENTS_MAX: Final = 8  # of one thread, each for another cluster or login
@@ -374,7 +374,7 @@ _local = threading.local()
 
 
 def new_client(connection: Connection) -> KafkaClient:
-    """Return a client that the caller must close."""
+    """Return a new Kafka client, which the caller must close."""
     return KafkaClient(
         connection.addresses,
         security=connection.security,

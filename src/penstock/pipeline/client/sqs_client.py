@@ -1,7 +1,7 @@
-"""A blocking SQS client for jobs: AWS JSON over one HTTP connection, which belongs to one thread.
+"""A blocking SQS client for one thread, which sends AWS JSON over one HTTP connection.
 
-If the connection is lost, a call is retried once: a repeated receive only leases more messages,
-deletes and extensions are idempotent, and a repeated send to a FIFO queue has the same
+If the connection is lost, a call is retried once. This is safe: a repeated receive only leases more
+messages, deletes and extensions are idempotent, and a repeated send to a FIFO queue has the same
 deduplication id."""
 
 import http.client
@@ -32,7 +32,7 @@ class SqsRefused(Exception):
 
 
 class SqsUnreachable(Exception):
-    """Raised if the endpoint does not reply, or is not an SQS endpoint."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Sqs:
         try:
             reply = json.loads(data) if data else {}
         except ValueError:
-            raise SqsUnreachable(f"{self._endpoint.url} does not reply like SQS") from None
+            raise SqsUnreachable(f"{self._endpoint.url} is not an SQS endpoint") from None
         if status != http.HTTPStatus.OK:
             code = str(reply.get("__type", status)).rpartition("#")[2]
             raise SqsRefused(action, code, str(reply.get("message", "")), status)

@@ -1,13 +1,13 @@
-"""Reads the headers of all batches of a chunk together, and decompresses their records.
+"""Reads the headers of all record batches in a chunk at once, and decompresses the records.
 
-Headers become one column for each field, because small batches are common, and a Python object for
-a header would cost as much time as its records. Only two steps are done batch by batch: moving from
-one length to the next, and the checksum. ``record/batch.py`` documents the layout.
+Each header field becomes one column, because small batches are common, and a Python object for a
+header would cost as much time as its records. Only two steps are done batch by batch: finding the
+next batch by the length of this one, and the checksum. ``record/batch.py`` documents the layout.
 
-Batches are decompressed directly to their positions in one shared buffer, which is not cleared
-before and not copied after: for small batches, that would take most of the time. The size of a
-batch is not known before decompression, so the buffer is closed as soon as it is full, and the
-remaining batches go into the next one."""
+Batches are decompressed one after another into one shared buffer, which is neither cleared before
+nor copied afterwards: for small batches, that would take most of the time. The size of a batch is
+not known before decompression, so decompression stops when the buffer is full, and the caller
+continues with the remaining batches."""
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,7 @@ class InvalidLength(ValueError):
 
 
 class BatchHeaders(NamedTuple):
-    """Columns with one element for each batch, in the order of the batches."""
+    """The header fields of batches, as columns with one element for each batch, in order."""
 
     at: Longs  # position in the buffer
     size: Longs  # in bytes, including the header
@@ -82,7 +82,7 @@ class BatchHeaders(NamedTuple):
 
     @property
     def is_server(self) -> Flags:
-        """Return whether the server wrote each batch, as in ``record.batch.is_server_batch``."""
+        """Return, for each batch, whether the server wrote it (see ``is_server_batch``)."""
         is_server: Flags = (
             (self.attributes & ~layout.ATTR_SEALED == layout.ATTR_APPEND_TIME)
             & (self.producer_id == layout.NO_PRODUCER)
@@ -115,8 +115,8 @@ def complete_batches(buffer: bytes | memoryview) -> list[int]:
 
 
 def whole_span(buffer: bytes | memoryview) -> tuple[int, int]:
-    """Return the offset after the last complete batch, and the size of all complete batches, or 0,
-    0 if there is none. Only lengths are read; ``Decoder`` validates the batches."""
+    """Return the offset after the last complete batch, and the total size of the complete batches,
+    or (0, 0) if there is none. Only lengths are read; ``Decoder`` validates the batches."""
     at, last, limit = 0, -1, len(buffer)
     while at + layout.HEADER_BYTES <= limit:
         (length,) = _LENGTH.unpack_from(buffer, at + _LENGTH_AT)
@@ -130,7 +130,7 @@ def whole_span(buffer: bytes | memoryview) -> tuple[int, int]:
 def read_batch_headers(
     buffer: bytes | memoryview, positions: Sequence[int]
 ) -> tuple[BatchHeaders, Flags]:
-    """Return the headers, and which batches have both a valid header and a correct checksum."""
+    """Return the headers, and for each batch whether its header and its checksum are valid."""
     octets: Bytes = np.frombuffer(buffer, np.uint8)
     at = np.array(positions, np.int64)
     raw = octets[at[:, None] + np.arange(layout.HEADER_BYTES)].view(_LAYOUT)[:, 0]
@@ -168,13 +168,13 @@ _Into = Callable[[memoryview, Any], int]  # mypy does not know that NumPy arrays
 
 
 class _Unsupported(Exception):
-    """Raised for a format that only ``record/compression.py`` decompresses."""
+    """Raised if only ``record/compression.py`` can decompress the data."""
 
 
 def _lz4_into(data: memoryview, free: Any) -> int:
-    """Decompress block by block, in a fifth of the time of the library's function for frames, which
-    uses small buffers and computes checksums that the batch's checksum makes unnecessary. Raises
-    _Unsupported, for example for dependent blocks, and cramjam.DecompressionError."""
+    """Decompress an LZ4 frame block by block, in a fifth of the time of the library's own function,
+    which uses small buffers and computes checksums that the batch's checksum makes unnecessary.
+    Raises _Unsupported, for example for dependent blocks, and cramjam.DecompressionError."""
     flags, size_code = data[_LZ4_FLAGS_AT], data[_LZ4_SIZE_AT] >> 4
     if bytes(data[:4]) != _LZ4_MAGIC or flags & _LZ4_DICTIONARY or not 4 <= size_code <= 7:
         raise _Unsupported
@@ -216,7 +216,7 @@ class Unpacked(NamedTuple):
 
 
 class Unpacker:
-    """A decompressor that reuses its buffer, because the kernel clears new memory first."""
+    """A decompressor that reuses its buffer, because the kernel takes time to clear new memory."""
 
     def __init__(self) -> None:
         self._room: Bytes = np.empty(0, np.uint8)

@@ -3,12 +3,12 @@
 The decoder does the work of Kafka's consumer for a whole chunk: it drops control batches, batches
 of aborted transactions, and records outside the requested offsets. Gaps left by compaction are
 allowed, and an incomplete last batch is left to the next fetch. Compressed batches are decompressed
-a few at a time, so output is bounded. A read that only needs columns from batch headers does not
+a few at a time, so memory is bounded. A read that only needs columns from batch headers does not
 parse records at all. Names and types of columns are those of Spark's Kafka connector, so a query
 migrates by changing the name of the format.
 
-``OnCorrupt.SKIP`` counts and skips an unreadable batch, unless its length is invalid: the position
-of the next batch is then unknown."""
+With ``OnCorrupt.SKIP``, unreadable batches are counted and skipped. A batch with an invalid length
+is always an error, because the position of the next batch is unknown."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass
@@ -132,7 +132,7 @@ class Decoder:
             header = layout.parse_header(buffer, position)
             try:
                 layout.check_header(header)
-                raise MalformedBatch("the checksum does not match")
+                raise MalformedBatch("the checksum of the batch does not match")
             except MalformedBatch as error:
                 self._skip(header.base_offset, header.next_offset, error)
 
@@ -158,7 +158,7 @@ class Decoder:
         return is_wanted
 
     def _end_aborted(self, buffer: Buffer, batch: BatchHeaders, aborted: set[Aborted]) -> None:
-        """Forget the producer's oldest aborted transaction, whose marker was read."""
+        """Remove the producer's oldest transaction from ``aborted`` if the batch is its marker."""
         try:
             kinds = [kind for _, kind, _ in iter_control(_raw(buffer, batch, 0))]
         except MalformedBatch as error:
@@ -199,7 +199,7 @@ class Decoder:
             done += count
 
     def _readable(self, buffer: Buffer, batches: BatchHeaders) -> BatchHeaders:
-        """Return the readable batches. The others are reported or skipped one by one."""
+        """Return the batches that can be decoded. Other batches are skipped or raise an error."""
         good = []
         for index in range(len(batches.at)):
             try:
@@ -214,7 +214,7 @@ class Decoder:
     def _rows(
         self, buffer: Buffer, batches: BatchHeaders, begin: int
     ) -> tuple[list[pa.RecordBatch], int]:
-        """Decode the first batches that fit in the buffer; return their rows and their number."""
+        """Decode as many batches as fit in the buffer. Return their rows and their number."""
         octets, starts, stops = self._unpacker.unpack(buffer, batches)
         taken = len(starts)
         batches = batches.chosen(slice(taken))
@@ -286,7 +286,7 @@ def _raw(buffer: Buffer, batches: BatchHeaders, index: int) -> bytes:
 
 
 def _headers_suffice(batches: BatchHeaders) -> bool:
-    """Return whether headers give the number and the offsets of all records. The count of a
+    """Return whether batch headers alone give the number and offsets of all records. The count of a
     compressed batch is not trusted: a few bytes could claim two billion records."""
     is_dense = batches.counts == batches.last_delta + 1  # compaction has removed no record
     is_possible = batches.counts * RECORD_BYTES_MIN <= batches.size - layout.HEADER_BYTES
@@ -308,7 +308,7 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 def binary_column(buffer: pa.Buffer, at: Longs, size: Longs) -> pa.Array:
     """Return slices of the buffer as a column, without a loop: the buffer becomes the data of a
     binary array whose offsets are begin, end, begin, end…, and every second element is dropped.
-    Slices must be ascending; a size of −1 is null."""
+    Slices must be in ascending order; a size of −1 means null."""
     count = len(at)
     if not count:
         return pa.array([], pa.binary())
@@ -323,7 +323,7 @@ def binary_column(buffer: pa.Buffer, at: Longs, size: Longs) -> pa.Array:
 
 
 def text_column(buffer: pa.Buffer, at: Longs, size: Longs) -> pa.Array:
-    """Return slices as text, with Java's replacement character for bytes that are not UTF-8."""
+    """Return slices of the buffer as text. As in Java, bytes that are not UTF-8 become U+FFFD."""
     raw = binary_column(buffer, at, size)
     try:
         return raw.cast(pa.string())
@@ -351,7 +351,7 @@ def timestamp_column(at_ms: Longs) -> pa.Array:
 
 
 def headers_column(buffer: pa.Buffer, fields: Fields, headers: HeaderFields) -> pa.Array:
-    """Return the headers of each record, or null if it has none, as in the Kafka connector."""
+    """Return each record's headers, or null if it has none, as Spark's Kafka connector does."""
     counts = fields.headers_count
     edges = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=edges[1:])

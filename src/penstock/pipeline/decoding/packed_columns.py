@@ -1,12 +1,12 @@
 """Decodes MessagePack columns of many records at once into arrays.
 
-A record of ``__usage`` or ``__telemetry`` contains a table. Each column is a MessagePack array: a
-chain that must be followed element by element. One step of NumPy moves all chains by one element,
-as ``records`` does with record batches.
+A record of ``__usage`` or ``__telemetry`` contains a table. Each column is a MessagePack array,
+whose elements differ in size and must be read one after another (a chain). Each NumPy step moves
+all chains forward by one element, as ``records`` does with record batches.
 
-This module only decodes values that our writers write: whole numbers from 0 on, or from -32 on in
-``signed`` columns, and texts of less than 256 bytes. ``UnusualRecords`` names the records with
-other values, which may be valid; callers decode these one by one with ``wire/facts``."""
+This module only decodes values that our writers write: whole numbers from 0, or from -32 in
+``signed`` columns, and texts of less than 256 bytes. Other values may be valid too: the exception
+``UnusualRecords`` names their records, which the caller decodes one by one with ``wire/facts``."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -34,7 +34,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def _sizes() -> Longs:
-    """Return the size of an element by its first byte, or 0 for an unsupported type."""
+    """Return the sizes of elements, indexed by their first byte (0 for an unsupported type)."""
     sizes = np.zeros(256, np.int64)
     sizes[:0x80] = sizes[_BELOW_ZERO:] = 1
     sizes[_FIX_TEXT : _FIX_TEXT + 32] = 1 + np.arange(32)
@@ -72,8 +72,8 @@ def read_columns(
     numbers: Sequence[str],
     signed: Sequence[str] = (),
 ) -> Columns:
-    """Decode the columns with these names. If a record lacks one of ``numbers``, its values are 0.
-    The first of ``texts`` gives the number of rows of a record."""
+    """Decode the columns with these names. A column of ``numbers`` that a record lacks is all 0. A
+    record has as many rows as its first column of ``texts``."""
     chains = _Chains(records, (*texts, *numbers))
     chains.check_counts(len(texts))
     found_numbers: dict[str, Longs] = {}
@@ -99,7 +99,6 @@ Record = TypeVar("Record", bound=tuple[Any, ...])
 
 
 def values_in(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, bytes]]:
-    """Yield partition, offset and value of each record."""
     for batch in batches:
         columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "value")]
         for partition, offset, value in zip(*columns, strict=True):
@@ -112,8 +111,8 @@ def read_together(
     read_one: Callable[[Record], None],
 ) -> None:
     """Pass records, whose last element is the value, to ``read_many``, about ``READ_BYTES`` at a
-    time. Records that it rejects with UnusualRecords, before it changes any state, are passed to
-    ``read_one``."""
+    time. If it raises UnusualRecords, which it must do before it changes any state, the named
+    records are passed to ``read_one`` instead."""
 
     def read(waiting: list[Record]) -> None:
         while waiting:
@@ -170,7 +169,7 @@ class _Chains:
             raise UnusualRecords(np.flatnonzero(is_unusual).tolist())
 
     def short_numbers(self, column: int, least: int) -> Longs | None:
-        """Return a column whose numbers all have one byte, as most columns do, or else None."""
+        """Return the numbers of a column if each has one byte, as in most columns, else None."""
         counts, begins, ends = self._counts[column], self._begins[column], self._ends[column]
         if (counts != self.rows).any() or (ends - begins != counts).any():
             return None
@@ -250,7 +249,7 @@ def _is_text(raw: bytes) -> bool:
 
 
 def _array_headers(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
-    """Return each array's number of elements (-1 if it is not an array) and size of the header."""
+    """Return the number of elements (-1 if not an array) and the header size of each array."""
     code = data[at]
     counts = np.full(len(at), -1, np.int64)
     sizes = np.ones(len(at), np.int64)
@@ -267,8 +266,8 @@ def _array_headers(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
 
 
 def _walk(data: Bytes, begins: Longs, counts: Longs) -> tuple[Longs, Longs]:
-    """Return the positions of all elements of all arrays, and the end of each array. An array with
-    an element of unknown type ends at a wrong position."""
+    """Return the positions of all elements of all arrays, and the end of each array. The end is
+    wrong if an element has an unknown type; the caller must check it."""
     found = np.empty(int(counts.sum()), np.int64)
     ends = np.empty(len(counts), np.int64)
     order, place, lengths, by_step = plan_steps(counts)
@@ -309,7 +308,7 @@ def _follow(blob: bytes, at: int, count: int) -> tuple[list[int], int]:
 
 
 def listed(columns: object, *, texts: Sequence[str], numbers: Sequence[str]) -> Columns:
-    """Convert one decoded record, for records that ``read_columns`` does not support."""
+    """Return the columns of a decoded record, which ``read_columns`` did not support."""
     found = {name: pa.array(getattr(columns, name), pa.string()) for name in texts}
     count = len(found[texts[0]])
     return Columns(

@@ -1,18 +1,18 @@
-"""Finds the records of all batches of a chunk, and their fields, without a Python object for each.
+"""Finds all records in the batches of a chunk, and their fields, without a Python object for each.
 
-A chain is a run of records, each of which begins with its length. Each step of the walk moves all
+A *chain* is a run of records, each of which begins with its length. Each step of the walk moves all
 chains forward by one record, so the walk is fast if there are hundreds of chains. A long batch is
 cut into several chains at *marks*: records found by searching for their offset delta, which is
 known because the deltas of a batch that was never compacted count up by one. A wrong mark (a value
 can contain the same bytes) is always noticed: each chain must end, after its number of records,
 exactly where the next one begins. Lengths of one and two bytes are looked up in a table. If a
-length is longer, or a chain does not end where it should, a general walk begins again without marks
-and reads any length. Then fields are read in blocks, whose data stays in the processor's cache.
+length has more bytes, or a chain does not end where it should, a general walk starts over without
+marks and reads any length. Then fields are read in blocks that fit in the processor's cache.
 
 The input is not trusted. Reads are clipped to the buffer, so a wrong position gives a wrong number
-and no crash; then chains must end exactly where their batch ends, fields exactly where their record
-ends, and offsets must lie within their batch. Otherwise ``Unreadable`` is raised for the chunk, and
-``decoder`` reads the batches one by one to find the invalid one."""
+and no crash. Wrong numbers are then noticed, because chains must end exactly where their batch
+ends, fields exactly where their record ends, and offsets must lie within their batch. Otherwise
+``Unreadable`` is raised, and ``decoder`` reads the batches one by one to find the invalid one."""
 
 from typing import Final, NamedTuple
 
@@ -97,7 +97,7 @@ class StepPlan(NamedTuple):
 
 
 def _jumps() -> npt.NDArray[np.int16]:
-    """Return a table of the distance to the next record by a record's first two bytes."""
+    """Return the distance to the next record, indexed by the first two bytes of a record."""
     pair = np.arange(65_536)
     low, high = pair & 0xFF, pair >> 8
     short = (low >> 1) + 1
@@ -149,7 +149,7 @@ def cut(data: Bytes, chains: Chains, is_dense: Flags) -> Chains:
 def _find_mark(
     data: Bytes, number: int, guess: int, mean: float, least: int, stop: int
 ) -> int | None:
-    """Return the probable beginning of the record with this offset delta."""
+    """Return where the record with this offset delta probably begins."""
     reach = int(mean * _DRIFT)
     low, high = max(least, guess - reach), min(stop, guess + reach)
     blob = data[low:high].tobytes()
@@ -206,7 +206,7 @@ def plan_steps(counts: Longs) -> StepPlan:
 
 
 def _walk_short(data: Bytes, chains: Chains) -> tuple[Longs, Longs] | None:
-    """Find records whose lengths have one or two bytes. Return None if there are others."""
+    """Find records whose lengths have one or two bytes. Return None if a length has more."""
     if not len(chains.starts) or data.size < 2:
         return None
     pairs: npt.NDArray[np.uint16] = np.ndarray(
@@ -308,7 +308,7 @@ _BLOCK: Final = 8_192  # records whose fields are read together
 
 
 class Fields(NamedTuple):
-    """Columns with one element for each record, in order. A size of −1 is null."""
+    """The fields of records. Each column has one element per record; a size of −1 means null."""
 
     time_delta: Longs
     offset_delta: Longs
@@ -332,7 +332,7 @@ class HeaderFields(NamedTuple):
 
 
 def read_fields(data: Bytes, starts: Longs, stops: Longs, counts: Longs, spans: Longs) -> Fields:
-    """Return the fields of all records. ``spans`` are the last offset deltas of the batches."""
+    """Return the fields of all records. ``spans`` has the last offset delta of each batch."""
     if (counts * RECORD_BYTES_MIN > stops - starts).any():
         raise Unreadable("a batch is too short for its number of records")
     begin, end = walk(data, starts, stops, counts, is_dense=counts == spans + 1)
@@ -376,7 +376,7 @@ def _read_block(data: Bytes, begin: Longs, end: Longs) -> Fields:
 
 
 def without_system_header(data: Bytes, fields: Fields, which: npt.NDArray[np.bool_]) -> Fields:
-    """Remove the ``penstock`` header from the chosen records, where it is the first header."""
+    """Remove the ``penstock`` header from records ``which``, if it is a record's first header."""
     rows = np.flatnonzero(which & (fields.headers_count > 0))
     at = fields.headers_at[rows]
     for number, octet in enumerate(_SYSTEM_NAME):

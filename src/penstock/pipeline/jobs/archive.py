@@ -1,17 +1,17 @@
-"""Job ``archive``: copies each record of topics once, permanently, to tables ``archive/<topic>``.
+"""Job ``archive``: copies each record of the chosen topics once to a table ``archive/<topic>``.
 
     topics ─► one query, whose tasks fetch, decode and write ─► one commit for each table
 
 The source of the query (``archive_source.py``) writes part files in the tasks that fetch records,
 and returns only the files' names, which this job commits. Tables are tracked (``lake.py``), so no
-record is added twice, and a query whose checkpoint is lost continues at their end offsets. Values
-are copied unchanged: encrypted values stay encrypted, and messages of queues are stored as their
-records in the log, including the header ``penstock``.
+record is added twice, and a query whose checkpoint is lost continues at the tables' end offsets.
+Values are copied unchanged: encrypted values stay encrypted, and a queue's messages are stored as
+they are in its log, including the header ``penstock``.
 
-``verify archive`` accepts gaps of offsets that the log has as well: compaction removes records, and
-markers of transactions and cursors are between records. So where a table has a gap, the log is read
-again, and each of its records must be in the table. Records that retention has removed from the
-log, and those of a table that was moved aside, are reported as unknown."""
+``verify archive`` accepts a gap in a table's offsets if the log has the same gap: compaction
+removes records, and markers of transactions and cursors also have offsets. So where a table has a
+gap, the log is read again, and each of its records must be in the table. If that part of the log
+was deleted by retention, or the table was renamed, the gap is reported as unknown."""
 
 import datetime
 import json
@@ -55,13 +55,13 @@ def topic_of(table: str) -> str:
 
 
 def archived_ends(lake: Lake) -> Ends:
-    """Return the end offsets of all archive tables that were not renamed."""
+    """Return the end offsets of all archive tables, except of tables that a user has renamed."""
     found = {topic_of(name): lake.end_offsets(name, NAME) for name in lake.tables(FOLDER)}
     return {topic: ends[topic] for topic, ends in found.items() if topic in ends}
 
 
 def ends_of(lake: Lake, name: str) -> dict[int, int]:
-    """Return the end offsets of an archive table, even of one that was renamed."""
+    """Return the end offsets of an archive table, which a user may have renamed."""
     ends = lake.end_offsets(table_of(name), NAME)
     return ends.get(name) or next(iter(ends.values()), {})
 
@@ -81,7 +81,7 @@ def commit_written(lake: Lake, written: "Iterable[Written]", *, app: str, batch_
 
 
 def compact_closed(lake: Lake, *, now_ms: int) -> int:
-    """Merge small files of past hours, and return the decrease in the number of files."""
+    """Merge small files of past hours, and return how many fewer files there are."""
     before = datetime.datetime.fromtimestamp((now_ms - CLOSED_AFTER_MS) / 1_000, datetime.UTC)
     last = (before.date().isoformat(), before.hour)
     saved = 0
@@ -100,7 +100,7 @@ class _Upkeep:
     _vacuumed_at: float = -1e9
 
     def turn(self, *, is_last: bool = False) -> int:
-        """Compact at most every ``UPKEEP_S`` seconds, and vacuum once a day."""
+        """Merge small files at most every ``UPKEEP_S`` seconds, and vacuum once a day."""
         now = time.monotonic()
         if not is_last and now - self._compacted_at < UPKEEP_S:
             return 0
@@ -116,9 +116,7 @@ class _Upkeep:
 def _topics(context: JobContext) -> Subscription:
     topics = str(context.arguments.get("topics") or "")
     if not topics:
-        raise JobMisused(
-            "archive needs topics: --topics NAME[,NAME…], or a pattern like 'orders.*'"
-        )
+        raise JobMisused("--topics is required: give NAME[,NAME…], or a pattern like 'orders.*'")
     try:
         re.compile(topics)
     except re.error as error:
@@ -216,8 +214,8 @@ class Verdict(NamedTuple):
 
 
 def spans(rows: "DataFrame") -> "DataFrame":
-    """Return for each partition the first and last offset, the numbers of rows and repeated
-    offsets, and the range of offsets that has all gaps (null without gaps)."""
+    """Return for each partition the first and last offset, the numbers of rows and of repeated
+    offsets, and the range from the first to the last gap (null if there are no gaps)."""
     before = "lag(offset) OVER (PARTITION BY partition ORDER BY offset) AS before"
     query = """
         SELECT partition, min(offset) AS first, max(offset) AS last, count(*) AS rows,
@@ -232,7 +230,7 @@ def spans(rows: "DataFrame") -> "DataFrame":
 def verify(
     spark: "SparkSession", lake: Lake, topic: str, context: "JobContext | None" = None
 ) -> list[Verdict]:
-    """Check each archived partition. Without a context the log is not read: gaps are unknown."""
+    """Check each archived partition. Without a context, gaps are not compared with the log."""
     rows = lake.read(spark, table_of(topic)).select("partition", "offset")
     ends = ends_of(lake, topic)
     if topic not in lake.end_offsets(table_of(topic), NAME):
@@ -251,7 +249,7 @@ def verify(
 def _compare(
     spark: "SparkSession", context: "JobContext | None", topic: str, rows: "DataFrame", span: Any
 ) -> tuple[int, int]:
-    """Return the numbers of records missing in the table, and of offsets that the log has lost."""
+    """Return how many records the table lacks, and how many offsets are no longer in the log."""
     first, end = span.gap_first, span.gap_end
     begin = end if context is None else min(end, max(first, _log_start(context, topic, span)))
     unknown = begin - first

@@ -1,15 +1,15 @@
 """Job ``audit``: copies each entry of ``__audit`` once to a table, and checks the hash chain.
 
-    __audit ─► audit_gap     broken links: missing, changed, unreadable
+    __audit ─► audit_gap     broken links: records that are missing, changed or unreadable
             └► audit_log     every record, its bytes and its hash, divided by day
-                   └► audit_root   a Merkle root over each day of each node, never changed
+                   └► audit_root   Merkle roots by node and day, which are never changed
 
-A batch is written to ``audit_gap`` first: when ``audit_log`` has a batch, its gaps are recorded as
-well. Both are tracked tables, so neither has a record twice. Each node of a cluster has a separate
-chain; its link between two batches is read from the table. A later root of a day does not replace
-earlier ones, so any copy of a root can be checked later.
+The broken links of a batch are written to ``audit_gap`` before its records are written to
+``audit_log``, so no gap is lost. Both are tracked tables, so neither has a record twice. Each node
+has a separate chain, whose last hash is read from the table at start. A later root of a day does
+not replace earlier ones, so any copy of a root can be checked later.
 
-``audit-search`` finds entries without Spark: days are folders of ``audit_log``, and Arrow reads
+``audit-search`` finds entries without Spark: each day is a folder of ``audit_log``, and Arrow reads
 only the shown columns and the row groups that may match."""
 
 import datetime
@@ -48,7 +48,7 @@ _LIMITS: Final = click.IntRange(1, 100_000)
 
 @dataclass
 class AuditTables:
-    """A writer of this job's tables, which keeps all its state in the tables."""
+    """A writer of this job's tables. All its state is in them, so a restarted job can continue."""
 
     spark: "SparkSession"
     lake: Lake
@@ -101,7 +101,7 @@ class AuditTables:
         return True
 
     def state_roots(self, *, before: datetime.date | None = None) -> int:
-        """Record a Merkle root for each day (``before`` a given day) that has new records."""
+        """Record a Merkle root for each day with new records, or only days before ``before``."""
         days = [day for day in self._unstated() if before is None or day < before]
         if not days:
             return 0
@@ -140,7 +140,7 @@ def run(context: JobContext) -> None:
         tables.state_roots()
     context.progress.note(f"{tables.records} records copied, {tables.gaps} broken links found")
     if tables.gaps:
-        raise Unsound(f"{tables.gaps} links of the audit trail are broken: see table {GAP}")
+        raise Unsound(f"{tables.gaps} links of the hash chain are broken: see table {GAP}")
 
 
 @dataclass(slots=True)
@@ -318,8 +318,8 @@ SEARCH: Final = Job(
     summary="Find entries in the archived audit trail, newest first.",
     run=run_search,
     options=(
-        *(option(f"--{n}", "TEXT", f"{n} of the entries; TEXT* for a prefix") for n in FIELDS),
-        option("--limit", None, "maximum number of entries", type=_LIMITS, default=LIMIT),
+        *(option(f"--{n}", "TEXT", f"{n} to search for; TEXT* matches a prefix") for n in FIELDS),
+        option("--limit", None, "maximum number of entries to show", type=_LIMITS, default=LIMIT),
     ),
     modes=frozenset({Mode.ONCE}),
     needs_spark=False,

@@ -1,10 +1,10 @@
 """Job ``billing``: makes invoices from the sums of the job ``usage`` and the prices of a rate card.
 
-    usage_hourly + usage_adjustment + partials of hours still open ─► invoice, invoice_line
+    usage_hourly + usage_adjustment + usage of hours not sealed yet ─► invoice, invoice_line
 
-Amounts are whole millionths (``rates.py``); totals of requests and messages are exactly those of
-the frontends. Usage that cannot be charged (the tenant is unknown, or beyond the maximum number of
-tenants) also has an invoice, without an amount, so that the sum of all invoices is complete."""
+Amounts are whole millionths of the currency (``rates.py``); totals of requests and messages are
+exactly those that frontends counted. If usage cannot be charged (its tenant is unknown, or beyond
+the maximum number of tenants), it also has an invoice, so that the sum of invoices is complete."""
 
 import datetime
 from collections.abc import Iterable, Iterator, Sequence
@@ -64,7 +64,7 @@ class Month:
 
 
 def transform(usage: DataFrame, starts: Sequence[datetime.date]) -> DataFrame:
-    """Return usage by tenant, operation and version of the rate card, sorted by tenant."""
+    """Return usage by tenant, operation and rate card version, sorted by tenant."""
     version = f.lit(-1)
     for number, day in enumerate(starts):
         version = f.when(f.to_date("hour") >= f.lit(day), number).otherwise(version)
@@ -82,7 +82,7 @@ def invoices(
         uses = [Use(*(row[name] for name in Use._fields)) for row in of_tenant]
         if any(use.version < 0 for use in uses):
             raise RatesInvalid(
-                f"no version of the rate card is valid at the first usage in {month}"
+                f"the rate card has no version that was valid at the first usage in {month}"
             )
         lines = [] if tenant in UNBILLED else lines_of(uses, card, days=month.days)
         head = {"month": str(month), "tenant": tenant, "status": status, "currency": card.currency}
@@ -98,8 +98,8 @@ def invoices(
 
 
 def usage_of(spark: SparkSession, lake: Lake, month: Month) -> tuple[DataFrame, bool]:
-    """Return all usage of a month once: of sealed hours, late additions to them, and of hours still
-    open; and whether all hours are sealed."""
+    """Return all usage of a month, and whether all its hours are sealed. The usage is that of
+    sealed hours, of late additions to them, and of open hours, each counted once."""
     where = f"hour >= timestamp'{month.first} 00:00:00' AND hour < timestamp'{month.end} 00:00:00'"
     files = f"date >= '{month.first}' AND date < '{month.end}'"
     columns = [*KEYS, *SUMS]
@@ -142,7 +142,7 @@ def _write(
     lake: Lake, month: Month, fresh: list[dict[str, Any]], lines: list[dict[str, Any]]
 ) -> None:
     """Write lines before invoices, so that each invoice has all its lines. Each write has its own
-    table partition; it replaces the lines of a write that was killed before its invoices."""
+    table partition. If it is killed before its invoices, the next write replaces its lines."""
     app = f"billing:{month}"
     writing = (lake.version_of(INVOICE, app) or 0) + 1
     rows = pa.Table.from_pylist([{**line, "writing": writing} for line in lines], _LINE)
@@ -171,7 +171,7 @@ def _last_invoices(spark: SparkSession, lake: Lake, month: Month) -> dict[str, d
 def _requested(context: JobContext) -> tuple[RateCard, Month]:
     path = context.arguments.get("rates")
     if not path:
-        raise JobMisused("billing needs a rate card: --rates FILE")
+        raise JobMisused("--rates is required: name the file with the rate card")
     try:
         card = parse(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

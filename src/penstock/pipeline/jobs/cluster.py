@@ -1,5 +1,5 @@
 """Runs a Spark cluster of several processes on this machine: ``penstock pipeline cluster up``. It
-is for tests, and for machines with more cores than one JVM uses well.
+is for tests, and for machines with more cores than one JVM can use efficiently.
 
 Any local user can run code in the cluster as the user that started it, because Spark does not
 authenticate by default. Spark's REST port for submissions is off. The processes end with this
@@ -120,7 +120,7 @@ class Cluster:
         for name, process in self._processes.items():
             code = process.poll()
             if code is not None:
-                raise ClusterFailed(f"the {name} exited with code {code}: {self._last_words(name)}")
+                raise ClusterFailed(f"{name} exited with code {code}: {self._last_words(name)}")
 
     def stop(self) -> None:
         for is_master in (False, True):
@@ -223,10 +223,10 @@ JOB: Final = Job(
     options=(
         option("--workers", None, "number of workers", type=_WORKERS, default=WORKERS_DEFAULT),
         option(
-            "--cores", None, "cores of each worker [default: an equal part]", type=click.IntRange(1)
+            "--cores", None, "cores per worker [default: CPUs / workers]", type=click.IntRange(1)
         ),
         option("--memory", "SIZE", "memory of each worker", default="1g"),
-        option("--port", None, "port of the master", type=_PORTS, default=PORT_DEFAULT),
+        option("--port", None, "port of the Spark master", type=_PORTS, default=PORT_DEFAULT),
     ),
     modes=frozenset((Mode.ONCE,)),
     needs_spark=False,

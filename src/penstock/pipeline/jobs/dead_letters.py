@@ -5,8 +5,8 @@
                                      └► dlq_hourly   messages by cause and hour
 
 ``dead_letter`` is a tracked table: it has each record of the queue's log once, with a fingerprint
-and not the body. The other two tables are computed from it again by each run, in one commit for
-each queue, so the next run corrects a run that was killed."""
+instead of the body. Each run computes the other two tables from it again, in one commit for each
+queue, so the next run corrects a run that was killed."""
 
 import csv
 import re
@@ -99,7 +99,7 @@ def _split(headers: Sequence[Mapping[str, Any]]) -> tuple[_System, dict[str, byt
 
 
 def _system(raw: bytes) -> _System:
-    """Decode the header: id, sender, dedup id, delay, trace, attempts, source and sent-at time."""
+    """Decode the header, of which only id, attempts, source queue and time of sending are used."""
     try:
         fields = msgspec.msgpack.decode(raw, type=list[Any])
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -117,7 +117,7 @@ def _system(raw: bytes) -> _System:
 
 
 def with_returns(rows: "DataFrame") -> "DataFrame":
-    """Add ``is_return``: whether the queue had the same content before the message was sent."""
+    """Add ``is_return``: whether the same content had failed before the message was sent."""
     same = "OVER (PARTITION BY topic, source, content ORDER BY died_at, partition, offset)"
     is_other = f"message_id <> first(message_id) {same}"
     is_later = f"sent_at_ms >= unix_millis(first(died_at) {same})"
@@ -149,7 +149,7 @@ def hourly(rows: "DataFrame") -> "DataFrame":
 def ranked(
     found: Sequence[Any], *, now_ms: int, groups_max: int = GROUPS_MAX
 ) -> list[dict[str, Any]]:
-    """Return the groups of one queue, most frequent first; the last row sums up the rest."""
+    """Return the groups of one queue, most frequent first. The last row sums up rarer causes."""
     order = sorted(found, key=lambda row: (-row.letters, row.signature))
     rows = [_ranked_row(rank, row, now_ms=now_ms) for rank, row in enumerate(order[:groups_max], 1)]
     rest = order[groups_max:]
@@ -197,7 +197,7 @@ def _ranked_row(rank: int, row: Any, *, now_ms: int) -> dict[str, Any]:
 def summarise(
     spark: "SparkSession", lake: Lake, queue: str, *, now_ms: int
 ) -> list[dict[str, Any]]:
-    """Replace the rows of one queue in the two derived tables, and return its groups."""
+    """Replace the rows of one queue in ``dlq_group`` and ``dlq_hourly``, and return its groups."""
     table = lake.table(LETTER).open()
     rows = lake.read(spark, LETTER, f"queue = '{queue}'").persist()
     try:
@@ -228,7 +228,7 @@ def _queues(context: JobContext) -> list[str]:
         if not _QUEUE.fullmatch(queue):
             raise JobMisused(f"'{queue}' is not the name of a queue")
     if context.mode is Mode.CONTINUOUS and len(queues) > 1:
-        raise JobMisused("a continuous run takes one --queue; start one run per queue")
+        raise JobMisused("a continuous run takes only one --queue; start one run per queue")
     return queues
 
 
@@ -244,7 +244,7 @@ def run(context: JobContext) -> None:
 
 
 def _add_new(context: JobContext, queue: str) -> None:
-    """Append the records of a queue that the table does not have, with one query per queue."""
+    """Append the records of a queue that the table does not have yet."""
     lake = context.lake
 
     def take(records: "DataFrame", app: str, batch_id: int) -> None:
@@ -294,7 +294,7 @@ JOB: Final = Job(
     options=(
         option("--queue", "NAME", "name of a dead-letter queue; repeatable", multiple=True),
         option(
-            "--error-attribute", "NAME", "attribute with the failure reason [default: usual names]"
+            "--error-attribute", "NAME", "attribute with the error text [default: common names]"
         ),
         option("--top", None, "number of groups to show", type=_TOP, default=SHOWN),
         option("--csv", "PATH", "CSV file to write all groups to"),

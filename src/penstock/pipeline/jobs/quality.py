@@ -120,7 +120,7 @@ class QualityRun:
     def _history(
         self, rows: "DataFrame", rules: Sequence[checks.Rule], places: Sequence[Place]
     ) -> "DataFrame | None":
-        """Return earlier rows of the log, as far back as the largest window of a unique rule."""
+        """Return rows before this batch, as far back as the longest window of a unique rule."""
         windows = [rule.window_s for rule in rules if rule.check is checks.Check.UNIQUE]
         if not windows:
             return None
@@ -194,7 +194,7 @@ def _summary(result: checks.Result) -> str:
 
 
 def judge(rule: checks.Rule, value: float | None) -> checks.Result:
-    """Compare the age or the volume of a topic with a rule. An empty topic has no age and fails."""
+    """Compare a topic's age or volume with the limits of a rule. An empty topic (None) fails."""
     is_low = value is None or (rule.minimum is not None and value < rule.minimum)
     is_high = value is not None and rule.maximum is not None and value > rule.maximum
     return checks.Result(rule, checked=1, failed=int(is_low or is_high), value=value)
@@ -219,7 +219,7 @@ def newest_ms(client: KafkaClient, places: Sequence[Place]) -> int | None:
 
 
 def _volume(client: KafkaClient, places: Sequence[Place], since_ms: int) -> int:
-    """Count the offsets since a time, including those of markers and compacted records."""
+    """Count the offsets since a time, including transaction markers and compacted records."""
     begins = client.offsets(dict.fromkeys(places, since_ms))
     ends = client.offsets(dict.fromkeys(places, LATEST), is_committed=True)
     return sum(max(0, ends[place] - begin) for place, begin in begins.items() if begin >= 0)
@@ -268,6 +268,6 @@ JOB: Final = Job(
     summary="Check the records of topics against data quality rules.",
     run=run,
     check=check,
-    options=(option("--rules", "PATH", "TOML file with the rules", required=True),),
+    options=(option("--rules", "PATH", "TOML file with the data quality rules", required=True),),
     modes=frozenset({Mode.ONCE}),
 )

@@ -1,9 +1,9 @@
 """Runs the streaming queries of jobs.
 
-A query without a checkpoint begins after the records that its table has: a tracked table of the
-lake stores its end offsets, so it replaces a lost checkpoint. Partitions that are not in the table
-begin at their first record, and so does a partition whose log begins after the table's end: the job
-itself must detect the missing records."""
+A query without a checkpoint continues after the records that its table has, because a tracked table
+of the lake stores its end offsets. A partition that is not in the table begins at its first record.
+So does a partition whose log begins after the end offset in the table; in this case, the job itself
+must detect that records are missing."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def client_of(context: JobContext) -> KafkaClient:
-    """Return a client for requests without Spark. The caller must close it."""
+    """Return a Kafka client, which works without Spark. The caller must close it."""
     return new_client(parse_connection(Options(context.read_options)))
 
 
@@ -52,7 +52,7 @@ def check_topics(context: JobContext, topics: Sequence[str]) -> None:
 def parsed_option(
     context: JobContext, name: str, parse: Callable[[str], T], error: type[Exception]
 ) -> T:
-    """Parse the TOML file that an option names. Raises JobMisused if it is missing or invalid."""
+    """Parse the TOML file of an option. Raises JobMisused if the file is missing or invalid."""
     path = context.arguments.get(name)
     if not path:
         raise JobMisused(f"--{name} is required: name a TOML file")
@@ -77,7 +77,7 @@ def starting_offsets(client: KafkaClient, topics: Sequence[str], ends: Ends) -> 
 
 
 def topic_stream(context: JobContext, topic: str, ends: Ends, **options: str) -> "DataStreamReader":
-    """Return a reader of a topic, which begins at ``ends``. Lost records are skipped, because
+    """Return a stream reader of a topic that begins at ``ends``. Lost records are skipped, because
     retention may delete records before the job reads them."""
     with client_of(context) as client:
         begins = starting_offsets(client, [topic], ends)
@@ -94,7 +94,7 @@ def process(
     batch_bytes: str,
     query: str = "query",
 ) -> None:
-    """Run a query to its end. ``take`` gets each batch, and the app and batch id for commits."""
+    """Run a query to its end. Call ``take`` with each batch, its app (``lake.py``) and its id."""
     checkpoint = context.checkpoint_of(query)
 
     def take_batch(batch: "DataFrame", batch_id: int) -> None:
@@ -113,7 +113,7 @@ def process(
 
 class FactTopic:
     """The topic ``__usage`` or ``__telemetry`` as the input of a job. Its query only plans ranges
-    of offsets; the tasks of the job fetch the records, so that these never reach the JVM."""
+    of offsets. The tasks of the job fetch the records, so that records never reach the JVM."""
 
     def __init__(self, context: JobContext, default: str) -> None:
         from penstock.pipeline.reading.stream_source import records_in
@@ -129,7 +129,7 @@ class FactTopic:
     def process(
         self, job: str, take: "Callable[[DataFrame, str, int], None]", *, ends: Mapping[int, int]
     ) -> None:
-        """Pass all new batches to ``take``. Without a checkpoint the query begins at ``ends``."""
+        """Pass all new batches to ``take``. If there is no checkpoint, begin at ``ends``."""
         from penstock.pipeline.reading.stream_source import range_stream
 
         context, begins = self._context, "earliest"
@@ -142,15 +142,15 @@ class FactTopic:
 
 
 def fact_options(topic: str, span: str, grace_ms: int) -> tuple[click.Option, ...]:
-    """Return the options --grace and --topic. ``span``, like "an hour", is part of a help text."""
+    """Return the options --grace and --topic. ``span``, such as "an hour", is part of the help."""
     seconds, text = click.IntRange(0, 86_400), f"time to wait for late records after {span} ends"
     return (
         option("--grace grace_s", "SECONDS", text, type=seconds, default=grace_ms // 1_000),
-        option("--topic", None, "topic to read, or a mirror of it", default=topic),
+        option("--topic", None, "topic to read; can be a mirror of the default", default=topic),
     )
 
 
 def grace_ms_of(context: JobContext, default_ms: int) -> int:
-    """Return the value of ``--grace``, or the default if the command line did not start the job."""
+    """Return ``--grace``, or the default if the job was not started from the command line."""
     seconds = context.arguments.get("grace_s")
     return default_ms if seconds is None else int(seconds) * 1_000

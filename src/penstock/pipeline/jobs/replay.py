@@ -3,9 +3,9 @@
     archive/<topic> ─ time, filter ─► tasks, each for some partitions ─► topic or queue
                                                     └─► positions (pipeline/archive/replaying.py)
 
-The start of a replay fixes its records: the table ``replay_job`` has a row for each archived
-partition, with the end offset. A second run with the same name and options continues at the last
-position."""
+The records of a replay are fixed when it starts: the table ``replay_job`` then gets a row with the
+end offset of each archived partition. A second run with the same name and options continues at the
+last position."""
 
 import hashlib
 import json
@@ -62,7 +62,7 @@ class Choice(NamedTuple):
 
 
 def transform(rows: "DataFrame", choice: Choice, ends: Mapping[int, int]) -> "DataFrame":
-    """Return the records before ``ends`` that the options choose, by partition and offset."""
+    """Return the selected records before ``ends``, sorted by partition and offset."""
     for at_ms, sign in ((choice.since_ms, ">="), (choice.until_ms, "<")):
         if at_ms is not None:
             rows = rows.where(f"timestamp {sign} timestamp_millis({at_ms})")
@@ -77,12 +77,12 @@ def transform(rows: "DataFrame", choice: Choice, ends: Mapping[int, int]) -> "Da
 def _requested(context: JobContext) -> tuple[Choice, str]:
     source, target = (str(context.arguments.get(name) or "") for name in ("source", "target"))
     if not source or not target:
-        raise JobMisused("replay needs --from TOPIC, which is archived, and --to TOPIC or QUEUE")
+        raise JobMisused("replay needs --from (an archived topic) and --to (a topic or queue)")
     condition = str(context.arguments.get("filter") or "")
     choice = Choice(source, target, context.since_ms, context.until_ms, condition)
     job = str(context.arguments.get("name") or choice.name())
     if not _NAME.fullmatch(job):
-        raise JobMisused(f"'{job}' is not a valid --name: at most 64 letters, digits, - and _")
+        raise JobMisused(f"'{job}' is not a valid --name: use at most 64 letters, digits, - and _")
     if not context.lake.exists(table_of(choice.source)):
         raise NotFound(
             f"there is no archive of {choice.source}",
@@ -118,7 +118,7 @@ def run(context: JobContext) -> None:
 def _send(
     context: JobContext, choice: Choice, replay: Replay, left: Mapping[int, int]
 ) -> tuple[int, int]:
-    """Send the records. Return their number, and how many of them the target already had."""
+    """Send the records. Return how many were sent, and how many of these the target already had."""
     from pyspark.errors import AnalysisException
 
     rate = context.arguments.get("rate")
@@ -167,7 +167,7 @@ def _replay_of(context: JobContext, choice: Choice, job: str, client: KafkaClien
 def _queue(context: JobContext) -> QueueAddress:
     values = [str(context.arguments.get(n) or "") for n in ("endpoint", "key_id", "secret_file")]
     if not all(values):
-        raise JobMisused("a FIFO queue needs --endpoint URL, --key-id ID and --secret-file FILE")
+        raise JobMisused("sending to a FIFO queue needs --endpoint, --key-id and --secret-file")
     endpoint, key_id, secret_file = values
     if not Path(secret_file).is_file():
         raise JobMisused(f"--secret-file {secret_file} is not a file")
@@ -180,7 +180,7 @@ def _ends_of(
 ) -> dict[int, int]:
     """Return the end offset of each partition, and start the replay if it is new.
 
-    Positions are written before the rows of ``replay_job``: if there are no rows, no record was
+    Positions are written before the rows of ``replay_job``. So if there are no rows, no record was
     sent yet; if there are rows and a position is missing, the position was lost."""
     lake, job = context.lake, replay.job
     if lake.exists(TABLE):
@@ -232,10 +232,10 @@ JOB: Final = Job(
             "--rate", "N", "maximum records per second", type=click.FloatRange(0, min_open=True)
         ),
         option("--name", "NAME", "name of the replay; a new name starts a new replay"),
-        option("--original-timestamps", None, "keep the timestamps of the records", is_flag=True),
+        option("--original-timestamps", None, "keep the archived timestamps", is_flag=True),
         option("--endpoint", "URL", "SQS endpoint, for a FIFO queue"),
         option("--region", "NAME", "region of the FIFO queue"),
         option("--key-id", "ID", "access key ID, for a FIFO queue"),
-        option("--secret-file", "FILE", "file with the secret access key"),
+        option("--secret-file", "FILE", "file with the secret access key, for a FIFO queue"),
     ),
 )

@@ -1,12 +1,12 @@
-"""Job ``retention``: plans which records of topics can be deleted and, with ``--apply``, deletes.
+"""Job ``retention``: plans which records of topics can be deleted; ``--apply`` deletes the records.
 
     the server ─┐
     archive/*  ─┼─► a plan ─► retention_plan ─► DeleteRecords, with --apply
     policies   ─┘
 
 With ``--apply`` the job makes a second plan, and deletes only the records that both plans delete.
-The plan is in its table before any request, and its outcome is added later. So no record is deleted
-without a plan, and a run that is killed leaves the outcome ``asked``."""
+The first plan is stored in its table before any request, and the outcome is added later. So no
+record is deleted without a stored plan, and a run that is killed leaves the outcome ``asked``."""
 
 import time
 import uuid
@@ -36,8 +36,8 @@ _PLAN: Final = schema_of(
 
 
 def _archived(context: JobContext, client: KafkaClient, remade: set[str]) -> dict[Place, int]:
-    """Return the end offsets of archives, except of topics that were created again. These are added
-    to ``remade``, and reported if they were not in it."""
+    """Return the end offsets of archives, except of topics that were deleted and created again.
+    These topics are added to ``remade``, and each is reported once."""
     found: dict[Place, int] = {}
     ids = {
         topic.name: known_id(bytes(topic.topic_id).hex())
@@ -61,7 +61,7 @@ def _acked(context: JobContext, client: KafkaClient) -> dict[Place, dict[str, in
         return {}
     spark, table = context.spark, context.lake.table(name)
     if not table.exists():
-        raise JobMisused(f"the lake has no table {name}")
+        raise JobMisused(f"--acks: the lake has no table {name}")
     found = read_ack_files(spark, table.files(), tasks=spark.sparkContext.defaultParallelism)
     existing = {topic.name for topic in client.retried(client.metadata).topics}
     cursors: dict[str, set[str]] = {}
@@ -129,11 +129,11 @@ def run(context: JobContext) -> None:
     refused = {place: why for place, why in outcomes.items() if why}
     if refused:
         place, why = next(iter(refused.items()))
-        raise Unsound(f"{len(refused)} partitions were not truncated; {place}: {why}")
+        raise Unsound(f"records of {len(refused)} partitions were not deleted; {place}: {why}")
 
 
 def _row(decision: plans.Decision, outcomes: Mapping[Place, str]) -> dict[str, Any]:
-    """Return a row; its outcome is "done", a reason for failure, or "" if only planned."""
+    """Return a row for the table. Its outcome is "done", an error, or "" if only planned."""
     segment = decision.segment
     is_tried = decision.action == plans.DELETE and segment.place in outcomes
     return {
@@ -154,7 +154,7 @@ JOB: Final = Job(
     run=run,
     check=check,
     options=(
-        option("--policies", "PATH", "TOML file with policies and holds", required=True),
+        option("--policies", "PATH", "TOML file with retention policies and holds", required=True),
         option(
             "--apply/--dry-run apply",
             None,
@@ -162,7 +162,7 @@ JOB: Final = Job(
             default=False,
             show_default=False,
         ),
-        option("--acks", "TABLE", "lake table with acks of readers outside the server"),
+        option("--acks", "TABLE", "lake table with the acks of readers outside the server"),
     ),
     modes=frozenset({Mode.ONCE}),
 )

@@ -9,7 +9,7 @@ derives lags, hot spots and rebalancing plans.
 Rows of ``metrics_1m`` are **partial**: each micro-batch adds rows in one commit, and readers sum
 the rows with equal keys (``telemetry_sums.fold``). The other tables are computed once from complete
 minutes, hours or days. All times are those that nodes report, so a later run gives the same result.
-Plans go to a topic, because a pipeline cannot reach the server's placement in another way."""
+Plans are sent to a topic, because jobs cannot reach the server's placement in another way."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -66,7 +66,7 @@ def dated(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def rolled_up(rows: DataFrame, unit: str) -> DataFrame:
-    """Sum rows to one row for each set of keys and each minute, hour or day (``unit``)."""
+    """Aggregate rows to one row for each set of keys and each ``unit`` (minute, hour or day)."""
     counted = rows.where(f"kind <> '{telemetry_sums.SOURCE}'").drop("date")
     longer = counted.withColumn("at", f.date_trunc(unit, "at"))
     together = longer.repartition(*telemetry_sums.names_of(telemetry_sums.KEYS))
@@ -101,7 +101,7 @@ def _lag_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def by_window(rows: DataFrame) -> DataFrame:
-    """Return the load of each partition, topic and node in each window, from rows by minute."""
+    """Return the load of each partition, topic and node by time window, from rows by minute."""
     query = f"""
         SELECT unix_millis(at) div {WINDOW_MS} AS window, kind, node, account, region, resource,
             partition, sum(requests) AS requests, sum(messages) AS messages,
@@ -156,7 +156,7 @@ def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:
 
 @dataclass
 class TelemetryTables:
-    """A writer of this job's tables, which keeps all its state in the tables."""
+    """A writer of this job's tables. All its state is in them, so a restarted job can continue."""
 
     spark: SparkSession
     lake: Lake
@@ -167,7 +167,7 @@ class TelemetryTables:
     _since_ms: int = 0
 
     def ends(self) -> dict[int, int]:
-        """Return the offset of each partition at which to continue without a checkpoint."""
+        """Return, for each partition, the offset at which a query without a checkpoint begins."""
         if not self.lake.exists(MINUTES):
             return {}
         rows = self.lake.read(self.spark, MINUTES, f"kind = '{telemetry_sums.SOURCE}'")
@@ -206,7 +206,7 @@ class TelemetryTables:
         self._roll(HOURS, DAYS, "day", DAY_MS, through_ms)
 
     def _roll(self, source: str, target: str, unit: str, unit_ms: int, through_ms: int) -> None:
-        """Append all complete hours or days that the target does not have yet, in one commit."""
+        """Append all complete hours or days that the target table does not have, in one commit."""
         last, since_ms = self._pending(target, "roll", unit_ms, through_ms)
         # Before the end of the first unit there is nothing to append.
         if self.lake.exists(source) and max(since_ms, self._since_ms) < (last + 1) * unit_ms:
@@ -214,7 +214,7 @@ class TelemetryTables:
             self._append_dated(rolled_up(rows, unit), target, "roll", last)
 
     def _pending(self, table: str, app: str, unit_ms: int, through_ms: int) -> tuple[int, int]:
-        """Return the number of the last complete unit, and the end of those that a table has."""
+        """Return the number of the last complete unit, and the time (ms) when the table ends."""
         done = self.lake.version_of(table, app)
         return through_ms // unit_ms - 1, 0 if done is None else (done + 1) * unit_ms
 
@@ -233,7 +233,7 @@ class TelemetryTables:
         self._append_dated(found, LAG, "lag", last)
 
     def _add_window(self, through_ms: int) -> None:
-        """Append the hot spots and the plan of the last complete window; skip earlier windows."""
+        """Append the hot spots and the plan of the last complete window. Skip earlier windows."""
         window = through_ms // WINDOW_MS - 1
         if self.lake.table(HOT).has("hot", window):
             return

@@ -1,16 +1,16 @@
-"""Job ``usage``: sums the facts (rows) of ``__usage`` by hour, and counts each fact exactly once.
+"""Job ``usage``: sums the rows of ``__usage`` by hour, and counts each row exactly once.
 
-    __usage ─► usage_partial ─► usage_hour      complete hours, and the turn at which each closed
-                     │       └► usage_hourly    their sums; never changed
+    __usage ─► usage_partial ─► usage_hour      complete hours, and the turn that sealed each
+                     │       └► usage_hourly    sums of sealed hours, which never change
                      ├────────► usage_adjustment  sums that came for an hour after it was sealed
                      └─ unreadable records and copies ─► usage_reject
 
-The total of an hour is the sum of its partials, so the job has no state to lose, and late facts are
-always counted. The commit of a micro-batch also has rows of the kind ``flush``, with the numbers
-that nodes give to the records that they write (flushes): a flush with a known number is a copy.
-Each commit has the next *turn* of the table, and its rows carry this number, so a comparison shows
-which partials an hour was sealed with. Tables are written in an order in which each can be computed
-from earlier ones, and each records its progress, so a killed job continues from its tables."""
+The total of an hour is the sum of its partial sums, so the job has no state to lose, and late rows
+are always counted. Nodes number the records that they write (flushes). The commit of a micro-batch
+also has rows of the kind ``flush`` with these numbers: a flush with a known number is a copy. Each
+commit has the next *turn* (commit number) of the table, and its rows carry this number, which shows
+whether they came before or after an hour was sealed. Each table can be computed from those written
+before it, and records its progress, so a killed job continues from its tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,8 +51,7 @@ def adjustments(partial: DataFrame, hours: DataFrame) -> DataFrame:
 
 
 def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> int | None:
-    """Return the number of the last hour for which all live nodes have written their usage, or
-    None.
+    """Return the number of the last hour for which all live nodes have written their usage, if any.
 
     A node is not live if it wrote nothing for a day while others did. Only the times that nodes
     report count, so a later or repeated run gets the same result."""
@@ -65,7 +64,7 @@ def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> in
 
 @dataclass
 class UsageTables:
-    """A writer of this job's tables, which keeps all its state in the tables."""
+    """A writer of this job's tables. All its state is in them, so a restarted job can continue."""
 
     spark: SparkSession
     lake: Lake

@@ -3,8 +3,8 @@
 The reader leases messages when Spark requests the latest offset, passes them to the tasks in the
 plan, extends the leases while the batch runs, and deletes the messages when Spark requests the next
 offset: by then the batch is in the checkpoint. Delivery is at least once: if the process dies
-before deleting, the messages are delivered in another batch when their leases expire. Spark then
-repeats the old batch without messages; a sink that wrote the batch keeps its rows. An offset is:
+before deleting, the messages are delivered again when their leases expire. Spark then repeats the
+old batch without messages; a sink that wrote the batch keeps its rows. An offset looks like this:
 
     {"v": 1, "run": "5f0c…", "batch": 17}"""
 
@@ -89,18 +89,18 @@ def parse_consume_options(options: Mapping[str, str]) -> ConsumeOptions:
 
 
 def _credentials(given: Options) -> tuple[str, str]:
-    """Return key id and secret from the options, or from the variables that AWS tools use."""
+    """Return key id and secret from the options, or from AWS's environment variables."""
     key = given.text("accessKeyId")
     if not key:
         secret = os.environ.get("AWS_SECRET_ACCESS_KEY", "")
         return (os.environ.get("AWS_ACCESS_KEY_ID", ""), secret) if secret else ("", "")
     file = given.text("secretKeyFile")
     if not file:
-        raise OptionInvalid("option accessKeyId needs secretKeyFile, the file with its secret")
+        raise OptionInvalid("option accessKeyId needs secretKeyFile, a file with the secret key")
     try:
         return key, Path(file).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        raise OptionInvalid(f"cannot read option secretKeyFile: {error}") from None
+        raise OptionInvalid(f"cannot read the file of option secretKeyFile: {error}") from None
 
 
 class MessagePartition(InputPartition):
@@ -110,7 +110,7 @@ class MessagePartition(InputPartition):
 
 
 class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader of a queue. A thread extends the leases of messages until these are deleted."""
+    """A reader of a queue. A thread extends the leases of messages until they are deleted."""
 
     def __init__(self, options: ConsumeOptions) -> None:
         self._options = options
@@ -135,7 +135,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(0)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Delete the messages up to ``start``, whose batches have finished, and lease new ones."""
+        """Delete the messages of finished batches, up to ``start``, and lease new messages."""
         self.commit(start)
         count = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.messages_max
         count = min(count, _MESSAGES_MAX)
@@ -195,7 +195,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start: dict[str, Any],  # noqa: ARG002 - the end identifies a batch
         end: dict[str, Any],
     ) -> Sequence[InputPartition]:
-        """Return the tasks of a batch, or none for a batch of another run: its leases are lost."""
+        """Return the tasks of a batch. A batch of an earlier run has none: its leases are lost."""
         if end.get("v") != VERSION:
             raise OptionInvalid(f"the checkpoint belongs to another source: {end!s:.200}")
         if end.get("run") != self._run:
@@ -210,7 +210,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield rows_of(partition.messages)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Delete the messages up to this batch; those with an expired lease are delivered again."""
+        """Delete the messages up to this batch. A message whose lease has expired comes again."""
         if end.get("run") == self._run:
             last, leased = int(end["batch"]), self._leased.items()
             self._sqs.delete(self._queue_url, _receipts({n: m for n, m in leased if n <= last}))

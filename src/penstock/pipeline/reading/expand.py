@@ -1,6 +1,6 @@
 """Implements the option ``decode``: reads records that contain tables as rows of these tables.
 
-    usage   ``__usage``: MessagePack columns, one row for each row of a flush
+    usage   ``__usage``: MessagePack columns, one row for each row of the record's table
     audit   ``__audit``: JSON, one row for each record, with the bytes that are hashed
     arrow   values that are Arrow IPC streams; the read must state their schema
 
@@ -63,13 +63,12 @@ class Expansion(NamedTuple):
 
 
 def expansion_for(options: ReadOptions, schema: pa.Schema | None = None) -> Expansion:
-    """Return how to convert records to rows. ``schema`` is the one that the user gave, if any."""
     if not options.decode:
         return Expansion(made.arrow_schema(options.columns), options, lambda batch: batch)
     placed = replace(options, columns=_PLACED)
     if options.decode == "arrow":
         if schema is None:
-            raise OptionInvalid("option decode=arrow needs the schema of the rows: .schema(…)")
+            raise OptionInvalid("option decode=arrow needs the schema of the rows: call .schema(…)")
         return Expansion(schema, placed, lambda batch: _expand_arrow(batch, schema))
     if options.decode not in KNOWN:
         names = ", ".join([*KNOWN, "arrow"])
@@ -90,7 +89,7 @@ def expand_usage(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _usage_at_once(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Decode all records together. Raises an exception if one of them needs separate decoding."""
+    """Decode all records together. Raises an exception if a record must be decoded separately."""
     blocks = [usage.FORM.block(value or b"") for value in batch.column("value").to_pylist()]
     if any(max(b.flush, b.minute_ms, b.written_at_ms) >= _LONG_END for b in blocks):
         raise UnusualRecords(())

@@ -1,5 +1,5 @@
-"""Fetches and decodes a range of one partition, in a Spark task. Fetches are large (16 MB), because
-decoding many batches at once is faster; a thread sends the next fetch meanwhile.
+"""Fetches and decodes a range of offsets of one partition, in a Spark task. Fetches are large (16
+MB), because decoding many batches at once is faster. Meanwhile, a thread sends the next fetch.
 
 Offsets that no longer exist are data loss. Depending on ``failOnDataLoss``, the read fails with an
 error that names the offsets, or continues at the first offset that exists."""
@@ -26,7 +26,7 @@ _AHEAD_RECORDS_MIN: Final = 20_000  # fewer are one fetch, for which a thread on
 
 
 class DataLoss(Exception):
-    """Raised with the partition, the first lost offset, the offset after the last, a reason."""
+    """Raised if offsets do not exist any more, with the partition, first offset, end and reason."""
 
     def __str__(self) -> str:
         place, begin, end, reason = self.args
@@ -51,8 +51,8 @@ class _Reply(NamedTuple):
 
 
 def _fetcher(client: KafkaClient, wanted: Range, options: ReadOptions) -> Callable[[int], _Reply]:
-    """Return a function that fetches the records at an offset. A reply without buffers means that
-    the range has ended."""
+    """Return a function that fetches the records at an offset. At the end of the range, it returns
+    a reply without buffers."""
     place, end, size = wanted.place, wanted.end, options.fetch_bytes
 
     def lose(begin: int, until: int, reason: str) -> None:
@@ -128,7 +128,7 @@ def read_range(wanted: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
 
 
 def _log(wanted: Range, text: str) -> None:
-    """Write a line to the log of the Python worker: Spark has no metrics for Python sources."""
+    """Write a line to the Python worker's log, because Spark has no metrics for Python sources."""
     place = wanted.place
     where = f"topic {place.topic}, partition {place.partition}, {wanted.begin} to {wanted.end}"
     print(f"penstock: {where}: {text}", file=sys.stderr, flush=True)  # noqa: T201
@@ -145,7 +145,7 @@ def _decoded(decoder: Decoder, reply: _Reply) -> Iterator[pa.RecordBatch]:
 def read_rows(
     partition: InputPartition, options: ReadOptions, schema: pa.Schema | None
 ) -> Iterator[pa.RecordBatch]:
-    """Read the ranges of a task, as rows of the option ``decode``."""
+    """Read the ranges of a task, and decode the records as the option ``decode`` says."""
     assert isinstance(partition, RangePartition)
     expansion = expansion_for(options, schema)
     for wanted in partition.ranges:

@@ -1,9 +1,9 @@
 """Computes the offsets of a read: partitions and positions from a user's options, ranges for tasks,
 filters that narrow ranges, and the offset that a stream stores in its checkpoint.
 
-Offsets given by the user are returned unchecked: a later read finds out whether they still exist.
-Ranges are split as in the Kafka connector, by a maximum of records per task and a minimum number of
-tasks, which partitions get in proportion to their records."""
+Offsets given by the user are not checked; the read itself finds out whether they still exist.
+Ranges are split as in Spark's Kafka connector, by a maximum number of records per task and a
+minimum number of tasks. Partitions get tasks in proportion to their records."""
 
 import datetime as dt
 import re
@@ -80,7 +80,7 @@ def resolve(
         if position.timestamp_strategy is TimestampStrategy.ERROR:
             raise OptionInvalid(
                 f"option {position.option}: {'; '.join(map(str, too_old))} has no record after"
-                " this time (startingOffsetsByTimestampStrategy=latest starts at the end instead)"
+                " this time; set startingOffsetsByTimestampStrategy=latest to start at the end"
             )
         found |= client.offsets(dict.fromkeys(too_old, LATEST), is_committed=is_committed)
     return fixed | found
@@ -92,8 +92,8 @@ def _requested(position: Position, place: Place) -> int:
         return position.everywhere
     if place not in position.by_place:
         raise OptionInvalid(
-            f"option {position.option} has no offset for {place}: name every partition"
-            + ("" if position.is_time else f", {EARLIEST} for earliest, {LATEST} for latest")
+            f"option {position.option} has no value for {place}: set one for every partition"
+            + ("" if position.is_time else f" ({EARLIEST} for earliest, {LATEST} for latest)")
         )
     return position.by_place[place]
 
@@ -129,8 +129,8 @@ def _cut(whole: Range, parts: int) -> list[Range]:
 
 
 def packed(ranges: Sequence[Range], *, records_max: int) -> list[tuple[Range, ...]]:
-    """Group neighbouring ranges, up to ``records_max`` records per group, because starting a task
-    takes as long as reading some thousand records."""
+    """Group neighbouring ranges into tasks of up to ``records_max`` records, because starting a
+    task takes as long as reading some thousand records."""
     packs: list[tuple[Range, ...]] = []
     room = 0
     for each in ranges:
@@ -146,7 +146,7 @@ def packed(ranges: Sequence[Range], *, records_max: int) -> list[tuple[Range, ..
 def limited_ends(
     begins: Mapping[Place, int], ends: Mapping[Place, int], limit: float
 ) -> dict[Place, int]:
-    """Return end offsets with which all partitions together have about ``limit`` records. Each
+    """Return end offsets such that all partitions together have about ``limit`` records. Each
     partition with records gets at least one, so that large partitions do not starve small ones."""
     sizes = {place: max(0, ends[place] - begins[place]) for place in ends}
     total = sum(sizes.values())
@@ -162,8 +162,8 @@ def narrowed(
     ranges: Sequence[Range], filters: "Iterable[Filter]", client: KafkaClient
 ) -> list[Range]:
     """Narrow ranges, without reading records, by filters on topic, partition, offset and minimum
-    time. (The server cannot find the last record before a time: timestamps may decrease.) Spark
-    evaluates all filters again."""
+    time. A maximum time is not used, because timestamps may decrease. Spark evaluates all filters
+    again."""
     from pyspark.sql import datasource as d
 
     time_ms = None
@@ -211,8 +211,8 @@ class StreamOffset:
         {"v": 1, "topics": {"orders": {"0": 1204, "1": 998}}, "ids": {"orders": "5d0c…"}}
 
     The id distinguishes a topic from a later topic of the same name. Fields may be added to the
-    format; a reader treats a missing field as empty. A change of meaning needs another ``v``; a
-    reader rejects versions that it does not know, because continuing at a wrong offset is worse."""
+    format; a reader treats a missing field as empty. A change of meaning needs another ``v``. A
+    reader rejects an unknown version, because continuing at a wrong offset would lose records."""
 
     at: Mapping[Place, int] = field(default_factory=dict)
     ids: Mapping[str, str] = field(default_factory=dict)
@@ -226,7 +226,7 @@ class StreamOffset:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
         if not isinstance(found, Mapping) or found.get("v") != VERSION:
-            raise OffsetUnreadable(f"the offset must have version {VERSION}: {found!s:.200}")
+            raise OffsetUnreadable(f"the checkpoint is not of version {VERSION}: {found!s:.200}")
         try:
             at = {
                 Place(topic, int(number)): int(offset)
@@ -235,7 +235,7 @@ class StreamOffset:
             }
             return cls(at, {str(name): str(each) for name, each in found.get("ids", {}).items()})
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise OffsetUnreadable(f"this source did not write the offset {found!s:.200}") from None
+            raise OffsetUnreadable(f"the checkpoint is of another source: {found!s:.200}") from None
 
     def same_topic(self, other: "StreamOffset", topic: str) -> bool:
         """Return whether a topic has the same id in both offsets. An unknown id matches any id."""

@@ -1,9 +1,9 @@
 """The sources of ``spark.readStream.format("penstock")`` and ``penstock_ranges``.
 
-Spark calls, for each batch in this order: ``latestOffset`` (where the batch ends), ``partitions``
-(its tasks), and ``read`` in the tasks. One reader lives as long as its query, in its own process.
-The argument of ``latestOffset`` is the end of the last batch, which has finished, so a group may
-commit this offset (option ``commitGroup``); ``commit`` is never called for the last batch.
+For each batch, Spark calls ``latestOffset`` (where the batch ends), then ``partitions`` (its
+tasks), and then ``read`` in the tasks. One reader lives as long as its query, in its own process.
+The argument of ``latestOffset`` is the end of the last batch, which has finished, so the reader
+commits this offset if there is a ``commitGroup``. Spark never calls ``commit`` for the last batch.
 
 Micro-batches of ``penstock_ranges`` contain ranges of offsets instead of records: one row for each
 record, of which the first has the range to read and the others are null. A job with much input and
@@ -117,8 +117,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._look()
 
     def _commit_for_group(self, group: str, reached: Mapping[Place, int]) -> None:
-        """Commit the offsets that changed, so that lag tools see them. A failed commit (the group
-        has members, or the principal is not authorized) must not end the query."""
+        """Commit the offsets that changed, so that tools can show the lag. A failed commit (the
+        group has members, or the principal is not authorized) must not end the query."""
         moved = {place: at for place, at in reached.items() if self._committed.get(place) != at}
         if not moved:
             return
@@ -154,7 +154,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _within_bytes(
         self, begins: Mapping[Place, int], ends: Mapping[Place, int], bytes_max: int
     ) -> dict[Place, int]:
-        """Limit ends by the size of the next records, estimated from a sample of each partition."""
+        """Limit a batch to about ``bytes_max``, estimated from a sample of each partition."""
         begun = {place: begins[place] for place in ends if ends[place] > begins[place]}
         if not begun:
             return dict(ends)
@@ -225,8 +225,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def ranges(
         self, start: dict[str, Any], end: dict[str, Any], *, records_min: int = 0
     ) -> list[Range]:
-        """Return the ranges of a batch, divided as the options require, and among all tasks if each
-        of these gets at least ``records_min`` records."""
+        """Return the ranges of a batch, divided as the options require. They are divided among all
+        tasks if each task then gets at least ``records_min`` records."""
         reached = StreamOffset.from_json(end)
         begins = self._begins(StreamOffset.from_json(start), reached)
         found = split(
@@ -259,7 +259,7 @@ RecordReader = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def range_stream(spark: SparkSession, options: Mapping[str, str]) -> DataStreamReader:
-    """Return a reader of ranges. Its options are those of ``format("penstock")``."""
+    """Return a stream reader of ranges. Its options are those of ``format("penstock")``."""
     spark.dataSource.register(RangeSource)
     cores = str(spark.sparkContext.defaultParallelism)
     given = {"minPartitions": cores, **options}
@@ -312,7 +312,7 @@ class RangeReader(StreamReader):
 
 
 def one_row_per_record(text: str, count: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield ``text`` and further nulls, ``count`` rows in all, which Spark counts as progress."""
+    """Yield ``count`` rows, which Spark counts: the first is ``text``, the others are null."""
     yield pa.RecordBatch.from_arrays([pa.array([text], pa.string())], schema=schema)
     for at in range(1, count, _ROWS_MAX):
         nulls = pa.nulls(min(_ROWS_MAX, count - at), pa.string())

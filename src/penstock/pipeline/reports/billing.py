@@ -1,8 +1,8 @@
 """Reports from the invoices of the job ``billing``: ``billing``, the amounts that tenants owe, and
 ``invoice``, a document for each tenant and month to send to the customer.
 
-Only the last revision of a tenant's month counts; earlier ones stay in the lake, and drafts are
-marked. Amounts are summed as whole millionths, so a total is exactly the sum of its rows."""
+Only the last revision of an invoice counts; earlier revisions stay in the lake. Drafts are marked.
+Amounts are summed as whole millionths, so a total is exactly the sum of its rows."""
 
 import calendar
 from collections import Counter
@@ -208,7 +208,7 @@ def _priced(lines: Sequence[Row], total: str, currency: str, *, days: int) -> Ta
 
 
 def _kind(item: str, *, days: int) -> tuple[str, Callable[[float], str], str]:
-    """Return the name of a line, the format of its quantity, and the unit of its price."""
+    """Return the name of an invoice line, the format of its quantity, and the unit of its price."""
     if item == "storage":  # counted in byte-minutes, priced by the month
 
         def average(byte_minutes: float) -> str:
@@ -260,8 +260,8 @@ INVOICES: Final[Job] = report(
         OUT,
         option("--tenant", "ID", "tenant of the invoices [default: all]"),
         option("--month", "YYYY-MM", "month of the invoices [default: all]"),
-        option("--seller", "TEXT", "name and address of the sender"),
+        option("--seller", "TEXT", "name and address of the seller"),
         option("--customer", "TEXT", "customer name [default: tenant id]"),
-        option("--note", "TEXT", "text above the table, such as a tax note"),
+        option("--note", "TEXT", "text above the invoice lines, such as a tax note"),
     ),
 )

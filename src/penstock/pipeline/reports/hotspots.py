@@ -1,5 +1,5 @@
-"""Report ``hotspots``: load, durations of requests, lag of groups and advised moves, from the
-tables of the job ``telemetry``. Without ``--from`` the report covers the last day."""
+"""Report ``hotspots``: load, request durations, lag of groups and planned moves of partitions, from
+the tables of the job ``telemetry``. Without ``--from`` the report covers the last day."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -110,9 +110,9 @@ def _last(lags: Iterable[Row]) -> list[Row]:
 
 
 def _timed(rows: Sequence[Row]) -> Row:
-    """Return the last row with ``seconds`` or ``seconds_min``. A row has no seconds if no record
-    was appended in the minutes before it. If the group committed nothing since an earlier row with
-    seconds, the time since then is added; else the lag is at least as old as the first such row."""
+    """Return the last row, with the age of its lag in ``seconds`` or, if only a minimum is known,
+    in ``seconds_min``. A row has no seconds if no record was appended shortly before it. If the
+    group has been stalled since an earlier row with seconds, the time since then is added."""
     last = rows[-1]
     if last["seconds"] is not None:
         return last

@@ -27,7 +27,7 @@ def size(value: float) -> str:
 
 
 def money(micros: int, currency: str) -> str:
-    """Format millionths of a currency with two digits, or with six if less than a cent."""
+    """Format millionths of a currency with two digits, or with six for less than a cent."""
     digits = 2 if abs(micros) >= 10_000 or not micros else 6
     return f"{micros / _MILLION:,.{digits}f} {currency}"
 

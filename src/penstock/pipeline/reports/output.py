@@ -1,7 +1,6 @@
-"""Writes a report as a page to a file, or its rows as CSV. In a folder of reports (the working
-folder, or ``--out DIR``) pages have links to one another, and ``penstock-reports.html`` lists them.
-A page that is written to a named file has no links, because users may mail it without the others.
-"""
+"""Writes a report as an HTML page, or its rows as CSV. In a folder of reports (the working folder,
+or ``--out DIR``) pages have links to one another, and ``penstock-reports.html`` lists them. A page
+that is written to a named file has no links, because users may mail it without the others."""
 
 import csv
 import datetime
@@ -29,9 +28,9 @@ _TITLE: Final = re.compile(r"<title>(.*?) – (.*?)</title>")
 
 
 OUT: Final = option(
-    "--out", "FILE|DIR", "file to write, or folder of linked pages [default: current folder]"
+    "--out", "FILE|DIR", "file or folder to write pages to [default: current folder]"
 )
-_CSV: Final = option("--csv is_csv", None, "write only the rows, as CSV", is_flag=True)
+_CSV: Final = option("--csv is_csv", None, "write the rows as CSV instead of a page", is_flag=True)
 
 
 def report(
@@ -51,7 +50,7 @@ def write(
     rows: Iterable[Mapping[str, Any]],
     columns: Sequence[str],
 ) -> None:
-    """Write the page; or with ``--csv`` the rows, to standard output if there is no ``--out``."""
+    """Write the page or, with ``--csv``, the rows (to standard output if there is no ``--out``)."""
     out = context.arguments.get("out")
     if not context.arguments.get("is_csv"):
         write_pages(context, {name: page})
@@ -66,7 +65,7 @@ def write(
 
 
 def write_pages(context: JobContext, pages: Mapping[str, Page]) -> None:
-    """Write pages by their names, and the index if the target is a folder."""
+    """Write each page to a file, and an index of all pages if the target is a folder."""
     now = datetime.datetime.now(datetime.UTC)
     out = Path(context.arguments.get("out") or ".").expanduser().absolute()
     if not (out.is_dir() or str(context.arguments.get("out")).endswith("/")):
@@ -81,7 +80,7 @@ def write_pages(context: JobContext, pages: Mapping[str, Page]) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise JobMisused(f"cannot make folder {out}: {error.strerror}") from None
+        raise JobMisused(f"cannot create folder {out}: {error.strerror}") from None
     files = {f"{PREFIX}{quote(name, safe='')}.html": page for name, page in pages.items()}
     for file, page in files.items():
         links: list[Link] = []

@@ -2,8 +2,7 @@
 page supports light and dark mode, phones and printing. On a phone each row of a table becomes a
 card, so that all columns are visible.
 
-All text, especially names of queues, which users choose, is escaped by ``html.escape`` only here.
-"""
+Only this module escapes text (``html.escape``), such as the names of queues, which users choose."""
 
 import datetime
 import html

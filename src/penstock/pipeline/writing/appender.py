@@ -1,6 +1,6 @@
 """Appends the rows of one task to topics. Rows are collected in one open batch for each partition.
-All batches carry a producer id and sequence numbers: a batch whose reply was lost is sent again and
-stored once. The sink decides whether batches are part of a transaction.
+All batches carry a producer id and sequence numbers, so a batch whose reply was lost is sent again
+but stored only once. The sink decides whether batches are part of a transaction.
 
 Keys are hashed as Kafka's producers do, all keys of one length at once: the partition is the
 Murmur2 hash of the key with Kafka's seed, without its sign bit, modulo the number of partitions."""
@@ -37,8 +37,8 @@ class TopicMissing(Exception):
 
 
 def partition_count(client: KafkaClient, topic: str) -> int:
-    """Return the number of partitions of a topic. If the topic does not exist, the server creates
-    it if its settings allow that. Raises TopicMissing otherwise."""
+    """Return the number of partitions of a topic. A missing topic is created if the server's
+    settings allow it; otherwise TopicMissing is raised."""
     may_create, pauses_s = True, iter(_CREATION_PAUSES_S)
     while True:
         try:
@@ -55,7 +55,7 @@ def partition_count(client: KafkaClient, topic: str) -> int:
                 raise
         pause_s = next(pauses_s, None) if may_create else None
         if pause_s is None:
-            raise TopicMissing(f"topic {topic} does not exist: penstock topic create {topic}")
+            raise TopicMissing(f"topic {topic} does not exist: run penstock topic create {topic}")
         time.sleep(pause_s)
 
 
@@ -74,12 +74,12 @@ class _Open:
 
 
 class Appender:
-    """A producer. ``add`` and ``flush`` raise KafkaTrouble, TopicMissing and RowInvalid."""
+    """A producer of rows. ``add`` and ``flush`` raise KafkaTrouble, TopicMissing and RowInvalid."""
 
     def __init__(
         self, client: KafkaClient, options: WriteOptions, producer: Producer, *, turn: int
     ) -> None:
-        """Create a producer. Rows without a key begin at partition ``turn``."""
+        """Create a producer. ``turn`` is the first partition to get rows without a key."""
         self._client = client
         self._options = options
         self._producer = producer
@@ -245,7 +245,7 @@ Words = npt.NDArray[np.uint32]
 
 
 def hashes(keys: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the hashes of binary keys. The hash of a null is not defined."""
+    """Return the Murmur2 hashes of binary keys. The hash of a null key is undefined."""
     count = len(keys)
     edges = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + count + 1]
     raw = keys.buffers()[2]

@@ -8,10 +8,10 @@ finished, and aborted if one fails. In a micro-batch, each task that has rows le
 open. When all tasks have finished, the driver *decides*: one offset commit of a consumer group
 names the batch and the transactions of all tasks. Then the driver ends these one after another.
 
-A repeated micro-batch first looks for a decision. Without one, transactions of earlier attempts are
-aborted when the tasks take over their transactional ids. With one, the transactions are ended
-(which is idempotent) and no rows are written. Only a transaction that timed out between decision
-and end is written again, by its task."""
+A repeated micro-batch first looks for a decision. If there is none, transactions of earlier
+attempts are aborted when the tasks take over their transactional ids. If there is one, the
+transactions are ended (which is idempotent) and no rows are written. Only if a transaction timed
+out between decision and end, its task writes the rows again."""
 
 import base64
 import struct
@@ -75,8 +75,8 @@ def transactional_id(query_id: str, task: int) -> str:
 
 
 def begin(client: KafkaClient, query_id: str, task: int, *, timeout_ms: int) -> Producer:
-    """Take over the task's transactional id: the open transaction of an earlier attempt is aborted,
-    and its later records are rejected."""
+    """Take over the task's transactional id. The open transaction of an earlier attempt is aborted,
+    and the earlier attempt can send no more records."""
     from penstock.wire.kafka.generated.init_producer_id import InitProducerIdRequest
 
     name = transactional_id(query_id, task)
@@ -109,11 +109,11 @@ def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool
 
 
 def decide(client: KafkaClient, query_id: str, decision: Decision, *, topic: str) -> None:
-    """Store the decision to commit a batch, as a committed offset of any existing ``topic``."""
+    """Store the decision to commit a batch, as a committed offset of an existing ``topic``."""
     written = decision.written
     if len(written) > TASKS_MAX:
         raise TooManyTasks(
-            f"{len(written)} tasks write in one batch, but exactly-once allows {TASKS_MAX}:"
+            f"{len(written)} tasks write in one batch, but exactly-once allows at most {TASKS_MAX}:"
             " coalesce before writing, or set delivery=at-least-once"
         )
     raw = b"".join(_ENTRY.pack(each.task, each.producer_id, each.epoch) for each in written)
@@ -131,7 +131,7 @@ def decided(client: KafkaClient, query_id: str) -> Decision | None:
 
 
 def settle(client: KafkaClient, query_id: str, decision: Decision) -> frozenset[int]:
-    """Commit the transactions of a decision, and return the tasks that are committed."""
+    """Commit the transactions of a decision, and return the tasks whose commit succeeded."""
     return frozenset(
         each.task for each in decision.written if end(client, query_id, each, is_commit=True)
     )
@@ -147,7 +147,7 @@ _BATCH: Final = "streaming.sql.batchId"
 
 
 class CommitLost(Exception):
-    """Raised if transactions were aborted before their batch ended."""
+    """Raised if the server aborted transactions before their batch ended."""
 
 
 @dataclass
@@ -196,7 +196,7 @@ def _finish(client: KafkaClient, query_id: str, messages: Sequence[Done]) -> Non
     if lost:
         raise CommitLost(
             f"transactions of tasks {', '.join(map(str, lost))} were aborted before the batch"
-            " ended: it took longer than option transactionTimeout, or the query runs twice"
+            " ended: the batch took longer than option transactionTimeout, or the query runs twice"
         )
 
 
@@ -272,7 +272,7 @@ def write_task(
 def _settled(
     client: KafkaClient, query_id: str, task: int, decision: Decision, batch_id: int
 ) -> Done | None:
-    """Return the result if an earlier run committed the batch, or None if the task must write."""
+    """Return the task's result if an earlier run committed the batch, otherwise None."""
     if decision.batch_id != batch_id:
         is_long_done = decision.batch_id > batch_id
         return Done(query_id, is_settled=True) if is_long_done else None
