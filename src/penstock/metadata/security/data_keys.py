@@ -330,7 +330,7 @@ class DataKeys:
         return gone
 
     def _aged(self, topic_id: str, entry: DataKeyEntry, now_ms: int) -> DataKeyEntry | None:
-        """Return None if a key should be removed, or else its entry with ``orphaned_at_ms`` set."""
+        """Return a key's entry with the right ``orphaned_at_ms``, or None to remove the key."""
         topic = self._catalog.find_id(topic_id)
         if topic is None:
             # The key is removed by a later sweep: the topic may only be missing in memory.

@@ -122,7 +122,7 @@ class ClusterAdmin:
     async def safety(self, node: int | None) -> port.Safety:
         self._heard()
         if node is not None and node not in self._view.nodes:
-            raise errors.NotFound(f"Node {node} does not exist, or is not alive.")
+            raise errors.NotFound(f"There is no node {node}, or it is not alive.")
         async with self._turn:
             found = await asyncio.to_thread(self._safety, await self._state(), node)
             if found.is_safe:
