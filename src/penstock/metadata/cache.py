@@ -1,4 +1,4 @@
-"""Copies of one prefix of the store in memory, updated by a watch.
+"""In-memory copies of the store's entries with one key prefix, updated by a watch.
 
 A reader never waits: reading is a dict lookup. A writer writes to the store first and then passes
 the result to ``Cache.apply``, so that it sees its own change when its call returns. When the watch
@@ -37,7 +37,7 @@ async def abandon(*tasks: asyncio.Task[Any] | None) -> None:
 
 
 class PrefixWatch(ABC):
-    """Keeps a copy of one prefix up to date: reads all entries, applies the changes that the watch
+    """Keeps a copy of all entries with one prefix: reads them, applies the changes that the watch
     reports, and reads all entries again if the watch has missed changes. The subclass ``Cache``
     keeps decoded values for this node; ``serving/mirror.py`` keeps raw values for other nodes."""
 
@@ -169,7 +169,7 @@ class Cache(PrefixWatch, Generic[T]):
         return len(self._values)
 
     def apply(self, key: str, value: T | None, *, version: int) -> None:
-        """Set a value in memory, or delete it if it is None, unless ``version`` is outdated."""
+        """Set a value in memory, or delete it if it is None, unless memory has a newer version."""
         if version <= self._versions.get(key, 0):
             return
         before = self._values.get(key)
@@ -191,7 +191,7 @@ class Cache(PrefixWatch, Generic[T]):
         self.apply(key, value, version=version)
 
     async def refresh(self, key: str) -> tuple[T | None, int]:
-        """Read one value from the store into memory. Returns it and its version, or (None, 0)."""
+        """Read a value from the store into memory. Returns value and version, or (None, 0)."""
         entry = await self._store.get(key)
         if entry is None:
             return None, 0
@@ -199,9 +199,9 @@ class Cache(PrefixWatch, Generic[T]):
         return self.get(key), self.version(key)
 
     async def update(self, key: str, change: Callable[[T | None], T | None], *, what: str) -> None:
-        """Replace a value by ``change(value)``; None stands for a missing entry, before and after.
-        If another node has changed the value meanwhile, ``change`` is called again with the new
-        value; after too many such conflicts Throttled is raised."""
+        """Replace a value by ``change(value)``. ``change`` gets None if the entry does not exist,
+        and returns None to delete it. After a conflict with another node, ``change`` is called
+        again with the new value; after too many conflicts Throttled is raised."""
         before, version = self.get(key), self.version(key)
         for _ in range(TRIES_MAX):
             after = change(before)
@@ -259,8 +259,8 @@ class Cache(PrefixWatch, Generic[T]):
 async def write_all(
     store: Store, compare: Sequence[tuple[str, int]], writes: Sequence[tuple[Cache[Any], str, Any]]
 ) -> None:
-    """Write values to the store in one transaction, and then to their caches. ``writes`` are
-    (cache, key, value); the value None deletes an entry."""
+    """Write values to the store in one transaction, and then to their caches. ``compare`` has the
+    expected versions of keys. In ``writes``, the value None deletes an entry."""
     version = await store.txn(
         compare=compare,
         puts=[(key, cache._encode(value)) for cache, key, value in writes if value is not None],

@@ -3,7 +3,7 @@ feature level, and operators' requests.
 
     /nodes/<id>                    a live node; removed when its lease ends. The create revision of
                                    the entry is the node's incarnation
-    /partitions/<topic id>/<n>     a partition's row (``replication/row.py``)
+    /partitions/<topic id>/<n>     a partition's row: leader, replicas and so on (``PartitionRow``)
     /manager                       the node that is manager now; removed when its lease ends
     /frontends/<random id>         a live frontend; the value is the name of its node
     /level                         the feature level in force (``membership/cluster_view.py``)

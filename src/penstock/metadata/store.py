@@ -80,7 +80,7 @@ class StoreUnreachable(Unreachable):
 
 
 class StoreOutcomeUnknown(OutcomeUnknown):
-    public = "The metadata store is not reachable and the outcome is unknown; retry."
+    public = "Outcome unknown: the metadata store is not reachable. Check before you retry."
 
 
 class StoreUnusable(PenstockError):
@@ -109,7 +109,7 @@ class Store(Protocol):
 
     async def put(self, key: str, value: bytes, *, if_version: int | None = None) -> int:
         """Write a value durably and return the new revision. Raises VersionConflict if the entry
-        does not have ``if_version``; 0 means that the key must not exist, None any version."""
+        does not have ``if_version``; 0 means that the key must not exist, None allows any."""
         compare = () if if_version is None else ((key, if_version),)
         return await self.txn(compare=compare, puts=((key, value),))
 

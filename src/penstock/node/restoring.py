@@ -115,7 +115,7 @@ def _restore_logs(
 
 
 def _restore_log(backup: Path, part: PartitionPart, topics: Path, now_ms: int) -> Iterator[int]:
-    """Write the log of one partition. Yields the number of bytes after each append."""
+    """Write the log of one partition. After each append, yields the number of appended bytes."""
     folder = topics / part.topic_id / str(part.partition)
     log = Log.open(folder, LogConfig(tail_bytes_max=0), now_ms=now_ms)
     try:
@@ -197,7 +197,7 @@ async def _fill(config: Config, data: Path, backup: Path, manifest: Manifest) ->
 
 
 def _entries(backup: Path, manifest: Manifest, node: int) -> Iterator[tuple[str, bytes]]:
-    """Yield the entries to restore. Partition rows first: a topic without them would be new."""
+    """Yield the entries to restore, partition rows first: a topic without them would be new."""
     if node:
         for part in manifest.partitions:
             key = cluster.PartitionKey(part.topic_id, part.partition)

@@ -168,7 +168,7 @@ def shared_settings(*, is_auth_on: bool) -> dict[str, str]:
 
 
 def partition_settings(loaded: Loaded[Config]) -> dict[str, str]:
-    """Return a setting of at least one partition per worker, or none if it is configured."""
+    """Return a default partition count of at least one per worker, unless one is configured."""
     if loaded.origins[PARTITIONS] != DEFAULT:
         return {}
     config = loaded.config
@@ -194,7 +194,7 @@ def arguments(settings: Mapping[str, str], config_file: str | None) -> list[str]
 def environment(
     settings: Mapping[str, str], flags: Mapping[str, object], env: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return ``env`` with ``flags`` and ``settings`` added as variables; ``settings`` win."""
+    """Return ``env`` with variables for ``flags`` and ``settings``; the latter override flags."""
     given = {
         _variable(key): str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in flags.items()

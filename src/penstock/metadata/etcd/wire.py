@@ -25,7 +25,7 @@ _SHIFT_MAX: Final = 63  # a varint has at most ten bytes
 
 
 class Stored(NamedTuple):
-    """An etcd entry. In the event of a delete, only ``key`` and ``version`` are set."""
+    """An etcd entry. If it was deleted, only ``key`` and ``version`` are set."""
 
     key: bytes
     value: bytes
@@ -180,7 +180,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _parsed(data: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
-    """Return two dicts by field number: the last integer of a field, and all bytes of a field."""
+    """Return two dicts by field number: the last integer, and the list of bytes, of each field."""
     numbers: dict[int, int] = {}
     parts: dict[int, list[bytes]] = {}
     for field, number, content in fields(data):

@@ -167,7 +167,7 @@ class DelegationTokens(Cache[DelegationToken]):
         return hmac.digest(self._secret, token_id.encode(), "sha512")
 
     async def create(self, token: DelegationToken) -> None:
-        """Store a new token. Raises QuotaExceeded if the tenant or all tenants have too many."""
+        """Store a new token. Raises QuotaExceeded if there are already too many tokens."""
         self._check_room(token.account)
         key = token_key(token.token_id)
         try:

@@ -6,13 +6,13 @@ A topic has one key that encrypts new messages, and older keys that are kept to 
 A new key is created after a day, after 2^31 messages (nonces are random; with more messages two
 might be equal), or when the queue names another KMS key. Before a node uses a key, it reserves a
 block of 2^24 messages in the store, so that the count per key survives restarts and covers all
-nodes. A key is removed when no message encrypted with it can exist: when its last block has ended,
-and then the topic's retention and 28 days have passed, because a message may go to a dead-letter
-queue, be moved back and fail again. The keys of a deleted topic are kept for 28 days too.
+nodes. A key is removed when no message encrypted with it can exist: when the topic's retention and
+28 days have passed since the end of its last block. In these 28 days a message may go to a
+dead-letter queue, be moved back and fail again. Keys of a deleted topic are kept for 28 days too.
 
-A frontend calls ``take`` and ``find`` for each message, which read memory. Only if these find no
-key, for example because another node has just created it, it calls ``reserve`` or ``learn``, which
-call the store."""
+For each message, a frontend calls ``take`` or ``find``, which read memory. Only if these find no
+key, for example because another node has just created it, the frontend calls ``reserve`` or
+``learn``, which call the store."""
 
 import asyncio
 import logging
@@ -88,7 +88,7 @@ class DataKey:
 
 @dataclass(slots=True)
 class _Block:
-    """The number of messages that this node may still encrypt with a key."""
+    """A block of messages that this node has reserved, and may encrypt with one key."""
 
     key: DataKey
     label: str
@@ -330,7 +330,7 @@ class DataKeys:
         return gone
 
     def _aged(self, topic_id: str, entry: DataKeyEntry, now_ms: int) -> DataKeyEntry | None:
-        """Return a key's entry with the right ``orphaned_at_ms``, or None to remove the key."""
+        """Return a key's entry with ``orphaned_at_ms`` updated, or None to remove the key."""
         topic = self._catalog.find_id(topic_id)
         if topic is None:
             # The key is removed by a later sweep: the topic may only be missing in memory.

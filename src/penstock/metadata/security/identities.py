@@ -1,4 +1,4 @@
-"""Changes of tenants, users, keys and policies, and the ``model.ports.Identities`` of this node.
+"""Changes of tenants, users, keys and policies. Implements ``model.ports.Identities``.
 
 A change is written to the store first, by compare-and-swap, and retried after a conflict; it is in
 memory when the call returns. Entries, limits and reads are in ``identity_entries.py``. Before
@@ -48,7 +48,7 @@ class Resealed(msgspec.Struct, frozen=True):
 
 async def reseal(cache: Cache[T], keys: Iterable[str], change: Callable[[str, T], T]) -> Resealed:
     """Replace each entry by ``change(key, entry)``, which encrypts its secret with the current
-    master key, or raises Damaged if the secret cannot be decrypted. Returns the counts."""
+    master key, or raises Damaged if the secret cannot be decrypted."""
     count = unreadable = 0
     for key in keys:
 
@@ -347,7 +347,7 @@ class StoredIdentities(entries.IdentityMemory):
         await self._acls.remove(account, rules)
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
-        """Encrypt every secret with the current master key, so that old ones can be removed."""
+        """Encrypt every secret with the current master key. Old master keys can then be removed."""
 
         def change(at: str, key: AccessKey) -> AccessKey:
             sealed = rewrap(key.sealed_secret, at.encode())
@@ -397,7 +397,7 @@ def _check_policies(user: User, *, before: Mapping[str, str]) -> None:
 
 
 async def _newest(cache: Cache[T], at: str, is_behind: bool, missing: str) -> tuple[T, int]:
-    """Return the newest value and its version. If ``is_behind``, the store is read."""
+    """Return a value and its version, from memory or, if ``is_behind``, from the store."""
     value, version = (None, 0) if is_behind else (cache.get(at), cache.version(at))
     if value is None:
         value, version = await cache.refresh(at)

@@ -1,14 +1,14 @@
 """Checks of the entries that other nodes write, before the store is called.
 
 A faulty, old or compromised node must not be able to write entries that other nodes cannot read,
-nor change entries that it has not read: every value must match its key, and every changed key must
-be compared, by its version or its create revision. For passwords and deleted access keys, it is
-enough to compare the entry of the user. A topic can only be deleted together with writing its
-tombstone; without one its data would never be removed.
+or change entries that it has not read. So every value must match its key, and every change must be
+conditional on the version or the create revision of the entry. For passwords and deletes of access
+keys, a condition on the user's entry is enough. A transaction that deletes a topic must also write
+its tombstone; without a tombstone the topic's data would never be removed.
 
-Requests and tasks of operators may overwrite any value, and any node may remove the entry of a
-node. Entries that show that a process is alive must have a lease; entries that must survive, such
-as partition rows, must not."""
+Entries for requests and tasks of operators may be changed without a condition, and any node may
+delete the entry of a node. Entries that show that a process is alive must have a lease; entries
+that must survive, such as partition rows, must not have a lease."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -287,7 +287,7 @@ def prefix_of(key: str) -> str:
 
 
 def check_txn(txn: Txn) -> Sequence[str]:
-    """Check a transaction, and return the keys that may be new."""
+    """Check a transaction, and return the keys that it may create."""
     keys = [*(key for key, _ in txn.puts), *txn.deletes]
     seen = [key for key, _ in (*txn.compare, *txn.compare_created)]
     if len(keys) > CHANGES_PER_TXN_MAX or len(seen) > CHANGES_PER_TXN_MAX:

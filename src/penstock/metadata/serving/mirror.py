@@ -182,7 +182,7 @@ class Mirror(PrefixWatch):
         return take_page(found, prefix, count_max=count_max, bytes_max=bytes_max)
 
     def changes(self, from_revision: int) -> tuple[Sequence[Change], int]:
-        """Return the changes from a revision on that fit one reply, and the next revision."""
+        """Return the changes from a revision on that fit a reply, and the next revision to read."""
         if from_revision < self._history_start:
             raise Compacted(self._history_start)
         history = self._history
@@ -329,8 +329,8 @@ def _version(change: Change) -> int:
 
 
 def merge_pages(pages: Sequence[Listed], *, entry_count: int) -> Listed:
-    """Merge the pages that several nodes returned for the same request. Entries after the end of
-    any page that is not the last of its node are left for the next request."""
+    """Merge the pages that several nodes returned for the same request. If a page is incomplete,
+    entries after its last key are left for the next request."""
     open_ends = [page.entries[-1].key for page in pages if not page.is_end]
     end = min(open_ends, default=None)
     newest: dict[str, Entry] = {}

@@ -137,7 +137,6 @@ class MetadataService(WatchGroup):
         return is_part and topics.entry_count > most * WHOLE_AGAIN
 
     def members_changed(self) -> None:
-        """Update the ring if the members have changed."""
         members = tuple(sorted(self._members())) or (self._node_id,)
         if members != self.ring.members:
             self.ring = Ring(members)
@@ -307,8 +306,8 @@ class MetadataService(WatchGroup):
         return listed if isinstance(listed, calls.Listed) else await listed
 
     async def _list_as_of_now(self, mirror: Mirror, request: calls.ListPage) -> calls.Listed:
-        """Return a page of entries that contains every change in the store, because a node must not
-        act on partition rows that are older than its registration."""
+        """Return a page of entries after catching up with the store, because a node must not act on
+        partition rows that are older than its registration."""
         _, revision = await self._store.list(MANAGER_KEY)  # at most one entry; the revision matters
         await mirror.catch_up(max(revision, request.min_revision), seconds=0)
         return self._page(mirror, request)

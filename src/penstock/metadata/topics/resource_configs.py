@@ -99,7 +99,7 @@ class ResourceConfigs(WatchGroup):
         self._listeners: dict[str, list[Listener]] = {}  # by kind
 
     def get(self, resource: Resource) -> Configs:
-        """Return the configs of a resource, which itself need not exist."""
+        """Return the configs of a resource, even if the resource does not exist."""
         if not self._cache:
             return NO_CONFIGS
         try:
@@ -114,15 +114,15 @@ class ResourceConfigs(WatchGroup):
         return [account for account, one in self._by_kind if one == kind]
 
     def on_change(self, kind: str, listener: Listener) -> None:
-        """Call ``listener`` after each change, by any node, of the configs of such a resource."""
+        """Call ``listener`` after any node has changed the configs of a resource of this kind."""
         self._listeners.setdefault(kind, []).append(listener)
 
     async def change(self, resource: Resource, changes: Mapping[str, str | None]) -> None:
-        """Set or (if the value is None) remove configs of a resource."""
+        """Set configs of a resource. The value None removes a config."""
         await self._update(resource, lambda before: {**before, **changes})
 
     async def add_missing(self, resource: Resource, configs: Configs) -> None:
-        """Set those of ``configs`` that have no value yet."""
+        """Set only the configs that have no value yet."""
         await self._update(resource, lambda before: {**configs, **before})
 
     async def _update(
@@ -193,7 +193,7 @@ class DynamicConfigs:
         return self.stored.get(Resource(self.account, kind, name))
 
     async def change(self, kind: str, name: str, changes: Mapping[str, str | None]) -> None:
-        """Set or (if the value is None) remove configs. The caller must check the values."""
+        """Set configs; the value None removes a config. The caller must check the values."""
         await self.stored.change(Resource(self.account, kind, name), changes)
 
     def value(self, name: str) -> str | None:

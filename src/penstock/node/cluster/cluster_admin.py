@@ -212,7 +212,7 @@ class ClusterAdmin:
         return manager
 
     async def _state(self) -> ClusterState:
-        """Return the cluster's state from memory, and operators' requests from the store."""
+        """Return the cluster's state: operators' requests from the store, the rest from memory."""
         try:
             self._requests = await read_requests(self._store)
             self._requests_trouble = None
@@ -319,7 +319,8 @@ async def upgrade(
 
 
 async def _wait(level: ClusterLevel, wanted: int, requested_at: int) -> bool:
-    """Return whether the level is in force before a timeout. Raises Conflict if it is rejected."""
+    """Return True when the level is in force, or False after a timeout. Raises Conflict if the
+    manager rejects the level."""
     changed = asyncio.Event()
     end = level.on_change(changed.set)
     try:

@@ -1,5 +1,5 @@
 """The part of a node that makes it a member of a cluster: its replicas, the routes and connections
-to other nodes, and its candidacy for manager. Started after the broker and stopped before it."""
+to other nodes, and its candidacy for manager. It starts after the broker and stops before it."""
 
 import asyncio
 import contextlib
@@ -294,7 +294,8 @@ class ClusterRole:
         await self.peers.close()
 
     def route(self, broker: Broker, callees: Callees) -> Callable[[BrokerPort], Router]:
-        """Make the broker call leaders on other nodes. Returns a function that makes routers."""
+        """Make the broker forward calls to leaders on other nodes. Returns a function that wraps
+        another object with a broker's methods in the same way."""
 
         def epoch_of(topic: Topic, partition: int) -> int:
             led = self.routes.leader(topic, partition)

@@ -228,7 +228,7 @@ def _from_env(settings: Mapping[str, Setting], env: Mapping[str, str]) -> Given:
 def _give(
     given: Given, settings: Mapping[str, Setting], key: str, value: object, origin: Origin
 ) -> None:
-    """Add a value to ``given``, the values of one source. Files with secrets are read."""
+    """Add a setting to ``given``. A key with ``_file`` names a file with the secret."""
     target = key
     if key not in settings:
         target = key.removesuffix(FILE_SUFFIX)
@@ -315,7 +315,7 @@ def _counted(setting: Setting, text: str, kind: units.Kind, origin: Origin) -> i
 
 
 def _expected(exc: msgspec.ValidationError) -> str:
-    """Return the expectation from msgspec's error text, without the type of the actual value."""
+    """Return what msgspec's error text expects, without the type of the given value."""
     text = _line(exc).partition(", got")[0].replace("`", "")
     return text[:1].lower() + text[1:]
 

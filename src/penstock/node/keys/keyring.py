@@ -205,7 +205,7 @@ class MasterKeyRing:
         return hmac.digest(self._seed, purpose, "sha256")
 
     def rewrap(self, wrapped: bytes, context: bytes) -> bytes:
-        """Return the secret wrapped by the current master key, or ``wrapped`` if it already is."""
+        """Return a secret wrapped by the current master key instead of an older master key."""
         secret = self.unwrap(wrapped, context=context)  # also verifies it
         if wrapped[1:_HEAD_BYTES] == self._id:
             return wrapped

@@ -113,7 +113,7 @@ class GivenUp(PenstockError):
 
 
 class MetadataLink(ABC):
-    """Access to the metadata. The attributes are set at the latest by ``start``."""
+    """Access to the metadata. The constructor or ``start`` of a subclass sets the attributes."""
 
     is_remote = True
     catalog: Catalog  # for requests of clients; raises Throttled if a missing topic may exist
@@ -222,7 +222,7 @@ async def open_etcd(config: Config) -> "EtcdStore":
 
 
 async def check_folder(folder: DataFolder) -> None:
-    """Raise SetupError if the folder has the topics of a single node, which a cluster ignores."""
+    """Raise SetupError if the folder has topics of a single node: a cluster would ignore them."""
     if folder.metadata_path.exists():
         store = await SqliteStore.open(folder.metadata_path)
         try:

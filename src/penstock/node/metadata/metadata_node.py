@@ -37,7 +37,7 @@ Levels = Callable[[], Iterable[tuple[Family, Sample]]]
 
 def admin_handler(setup: NodeSetup, levels: Levels) -> tuple[Handle, bool]:
     """Return a function that handles HTTP requests for health, metrics, info and configuration of a
-    metadata node, and True if clients need no authentication."""
+    metadata node, and whether clients can use it without authentication."""
     info, health = setup.info(), setup.health
     config = [ConfigRow(row.key, row.value, row.origin) for row in describe(setup.loaded)]
     account, is_required = setup.config.node.account, setup.is_auth_on

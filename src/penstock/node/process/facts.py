@@ -1,4 +1,4 @@
-"""The writers of facts: the usage, audit and telemetry records of a node, in internal topics."""
+"""Writes facts, which are usage, audit and telemetry records, to internal topics."""
 
 import asyncio
 import os

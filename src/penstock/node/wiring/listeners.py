@@ -57,8 +57,8 @@ from penstock.node.wiring.security import NodeSecurity
 
 
 class FrontendCalls:
-    """What frontends call: the broker, its coordinators and the metadata, each behind bulkheads and
-    quotas."""
+    """The objects that frontends call: the broker, its coordinators and the metadata, each behind
+    bulkheads and quotas."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Listeners:
         self._admin, self.admin_url = await open_admin(setup, api.handle, is_open=api.is_open)
 
     def note_changes(self, facts: Facts) -> None:
-        """Make the admin API accept changes, which it can record in the audit log from now on."""
+        """Give the audit log to the admin API, which rejects changes until it can audit them."""
         if facts.audit is not None:
             self._admin_api.note_in(facts.audit)
 
@@ -354,5 +354,5 @@ class Listeners:
         await asyncio.gather(*(one.drain(seconds_max=DRAIN_SECONDS_MAX) for one in listeners))
 
     async def stop_admin(self) -> None:
-        """Stop the admin listener. It is stopped last, because health checks show the progress."""
+        """Stop the admin listener. It is stopped last, so that health checks work until then."""
         await self._admin.drain(seconds_max=1.0)
