@@ -185,8 +185,8 @@ def check_ttl(ttl_ms: int) -> None:
 
 
 def find_conflict(txn: Txn, revisions: Callable[[str], tuple[int, int]]) -> VersionConflict | None:
-    """Return an error if a comparison of the transaction fails. ``revisions`` returns the version
-    and the create revision of an entry, or (0, 0) if the key does not exist."""
+    """Return an error if a comparison of the transaction fails, or None. ``revisions`` returns the
+    version and the create revision of an entry, or (0, 0) if the key does not exist."""
     compared = ((0, "at version", txn.compare), (1, "of create revision", txn.compare_created))
     for which, what, keys in compared:
         for key, expected in keys:

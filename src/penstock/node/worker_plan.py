@@ -194,7 +194,7 @@ def arguments(settings: Mapping[str, str], config_file: str | None) -> list[str]
 def environment(
     settings: Mapping[str, str], flags: Mapping[str, object], env: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return ``env`` with variables for ``flags`` and ``settings``; the latter override flags."""
+    """Return ``env`` with variables for ``flags`` and ``settings``; ``settings`` override flags."""
     given = {
         _variable(key): str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in flags.items()

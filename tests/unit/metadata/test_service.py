@@ -197,7 +197,7 @@ DATA_KEY_AT = data_key_key("ab" * 16, "cd" * 8)
         (Txn([(key_of("r"), 0)], [(key_of("r"), encode(TOPIC))]), "the value belongs under"),
         (Txn([(AT, 0)], [(AT, encode(TOMB))]), "stored as a tombstone"),
         (Txn([(AT, 1)], [], [AT]), "put a tombstone"),
-        (Txn([], [(TOMB_AT, encode(TOMB))], [AT]), "must be conditional"),
+        (Txn([], [(TOMB_AT, encode(TOMB))], [AT]), "must check the version"),
         (Txn([(AT, 1)], [(TOMB_AT, encode(TOPIC))], [AT]), "time of deletion"),
         (Txn([(AT, 1)], [(tomb_key("other"), encode(TOMB))], [AT]), "the value belongs under"),
         (Txn([], [("/others/x", b"{}")]), "Only topics"),

@@ -195,7 +195,7 @@ def _manager_key(key: str, value: bytes) -> str:
 def _level_key(key: str, value: bytes) -> str:
     entry = cluster.decode_level(key, value)
     if entry.level < LEVEL_FIRST or (entry.wanted and entry.wanted <= entry.level):
-        raise InvalidRequest(f"{key}: the level is below {LEVEL_FIRST}, or would be lowered.")
+        raise InvalidRequest(f"{key}: the level must be at least {LEVEL_FIRST} and can only rise.")
     return cluster.LEVEL_KEY
 
 
@@ -303,7 +303,7 @@ def check_txn(txn: Txn) -> Sequence[str]:
         prefix = prefix_of(key)
         rule = RULES[prefix]
         if prefix == TOPICS_PREFIX and (key not in compared or key not in tombs):
-            raise InvalidRequest(f"{key}: a delete must be conditional and put a tombstone.")
+            raise InvalidRequest(f"{key}: a delete must check the version and put a tombstone.")
         if not (rule.is_deleted_blindly or _is_compared(key, rule, compared)):
             raise InvalidRequest(f"{key}: a delete must be conditional on the entry's version.")
     return [key for key, _ in txn.puts if not compared.get(key)]

@@ -240,7 +240,7 @@ class MetadataService(WatchGroup):
         if entry is not None or topics.is_whole or request.ring == self._held_ring:
             return calls.Got(entry, topics.known_revision)
         if request.ring:
-            raise calls.Misdirected(f"Node {self._node_id} does not hold this part of the ring.")
+            raise calls.Misdirected(f"Node {self._node_id} does not hold this part of the topics.")
         return self._ask_all(request, asked)
 
     async def _ask_all(self, request: calls.FindId, asked: CallerInfo) -> calls.Got:
@@ -264,7 +264,7 @@ class MetadataService(WatchGroup):
         self.forwarded_count += 1
         if self._held_ring != self.ring.fingerprint:
             return (), calls.Misdirected(
-                f"Node {self._node_id} is loading another part of the ring."
+                f"Node {self._node_id} is loading another part of the topics."
             )
         timeout_ms = min(asked.timeout_ms, self._config.forward_ms_max)
         others = [one for one in self.ring.members if one != self._node_id]
@@ -295,7 +295,7 @@ class MetadataService(WatchGroup):
         if mirror.is_whole or (request.ring and request.ring == self._held_ring):
             return self._page(mirror, request)
         if request.ring:
-            raise calls.Misdirected(f"Node {self._node_id} does not hold this part of the ring.")
+            raise calls.Misdirected(f"Node {self._node_id} does not hold this part of the topics.")
         return self._gather(request, asked)
 
     async def _list_later(
@@ -329,7 +329,7 @@ class MetadataService(WatchGroup):
             return await self._list_store(request, failure)
         if self._held_ring != ring.fingerprint:
             # The held part has changed since the members were called.
-            moved = calls.Misdirected(f"Node {self._node_id} now holds another part of the ring.")
+            moved = calls.Misdirected(f"Node {self._node_id} now holds other topics.")
             return await self._list_store(request, moved)
         return merge_pages([self._page(topics, part), *pages], entry_count=topics.entry_count)
 
@@ -415,7 +415,7 @@ class MetadataService(WatchGroup):
 
     def _fell_back(self, what: str, error: errors.PenstockError) -> None:
         self.fallback_count += 1
-        log.debug("member failed, reading the store", extra={"call": what, "reason": str(error)})
+        log.debug("peer failed, reading the store", extra={"call": what, "reason": str(error)})
 
 
 def _limits(request: calls.ListPage) -> dict[str, int]:

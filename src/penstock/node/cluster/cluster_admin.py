@@ -189,7 +189,7 @@ class ClusterAdmin:
         return port.Drain(node, node in cluster.draining, len(rows), leaders, stuck)
 
     def _stuck(self, cluster: ClusterState, node: int) -> int:
-        """Return the number of partitions that have too few other nodes to move to."""
+        """Return how many of the node's partitions have too few other nodes to move to."""
         going = cluster.draining | {node}
         open_nodes = {host.node for host in cluster.hosts if host.is_open} - going
         count = 0

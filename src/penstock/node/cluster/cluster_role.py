@@ -294,8 +294,8 @@ class ClusterRole:
         await self.peers.close()
 
     def route(self, broker: Broker, callees: Callees) -> Callable[[BrokerPort], Router]:
-        """Make the broker forward calls to leaders on other nodes. Returns a function that wraps
-        another object with a broker's methods in the same way."""
+        """Make the broker forward calls to leaders on other nodes. Returns a function that puts
+        such a router in front of another broker object."""
 
         def epoch_of(topic: Topic, partition: int) -> int:
             led = self.routes.leader(topic, partition)

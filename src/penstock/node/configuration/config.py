@@ -86,7 +86,7 @@ class NodeConfig(Section):
     )
     account: str = option(
         names.ACCOUNT_DEFAULT,
-        "AWS account id of requests whose key has none.",
+        "AWS account id of requests whose access key belongs to no account.",
         check=lambda text: None if names.is_account(text) else "expected twelve digits",
     )
     region: str = option(
@@ -241,7 +241,7 @@ class TlsConfig(Section):
         "File with the private key of the certificate, PEM; empty: the certificate file."
     )
     client_ca_file: str = path_option(
-        "File with the CA that must have signed client certificates; empty: not required."
+        "File with the CA that signs client certificates; empty: clients need no certificate."
     )
 
 

@@ -185,9 +185,9 @@ class MasterKeyRing:
 
     def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
         if len(wrapped) < _WRAPPED_BYTES_MIN:
-            raise _damaged(context, "it is too short")
+            raise _damaged(context, "the ciphertext is too short")
         if wrapped[0] != VERSION:
-            raise _damaged(context, f"it has format version {wrapped[0]}, expected {VERSION}")
+            raise _damaged(context, f"format version {wrapped[0]} is not supported, only {VERSION}")
         head = wrapped[:_HEAD_BYTES]
         cipher = self._ciphers.get(head[1:])
         if cipher is None:
@@ -197,7 +197,7 @@ class MasterKeyRing:
             return cipher.decrypt(nonce, wrapped[_HEAD_BYTES + _NONCE_BYTES :], head + context)
         except InvalidTag:
             raise _damaged(
-                context, "it is damaged, or was copied from another metadata entry"
+                context, "the ciphertext is damaged, or was copied from another metadata entry"
             ) from None
 
     def derive(self, purpose: bytes) -> bytes:
@@ -341,7 +341,7 @@ def _from_kms(path: Path, kms: CommandKms, entropy: Callable[[int], bytes]) -> l
     except msgspec.MsgspecError as error:
         raise KeyRingUnusable(f"{path} is damaged: {error}") from error
     if not 1 <= len(known) <= OLD_MASTERS_MAX:
-        raise KeyRingUnusable(f"{path} contains {len(known)} master keys: none, or too many")
+        raise KeyRingUnusable(f"the number of master keys in {path} is invalid: {len(known)}")
     masters = [kms.unwrap(wrapped, context=_KMS_CONTEXT) for wrapped in known]
     if any(len(master) != MASTER_BYTES for master in masters):
         raise KeyRingUnusable("the key management service returned a key of the wrong length")

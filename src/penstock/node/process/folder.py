@@ -107,7 +107,7 @@ class DataFolder:
         except OSError as error:
             os.close(self._lock)
             raise FolderUnusable(
-                "another penstock process has locked it",
+                "another penstock process has locked the folder",
                 "stop that process, or choose another folder: --data DIR",
                 what=f"the data folder {path} is in use",
                 code=CONFLICT,
