@@ -315,7 +315,6 @@ def _counted(setting: Setting, text: str, kind: units.Kind, origin: Origin) -> i
 
 
 def _expected(exc: msgspec.ValidationError) -> str:
-    """Return what msgspec's error text expects, without the type of the given value."""
     text = _line(exc).partition(", got")[0].replace("`", "")
     return text[:1].lower() + text[1:]
 
