@@ -1,4 +1,4 @@
-"""``python -m penstock`` is the ``penstock`` command."""
+"""Makes ``python -m penstock`` run the ``penstock`` command."""
 
 from penstock.cli.main import main
 

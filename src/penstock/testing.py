@@ -1,8 +1,8 @@
 """A pytest plugin that runs a Penstock server for the tests.
 
-The package registers the plugin (entry point ``pytest11``), so tests only name its fixtures. Only
-the standard library is imported before a fixture is used, because every pytest run of an
-environment with Penstock loads this module."""
+The package registers the plugin (entry point ``pytest11``), so tests can use its fixtures without
+an import. Until a fixture is used, only the standard library and pytest are imported, because every
+run of pytest loads this module if Penstock is installed."""
 
 import os
 import queue
@@ -56,7 +56,7 @@ class PenstockServer:
         self.kafka_bootstrap = found["kafka"]
 
     def _wait_ready(self) -> dict[str, str]:
-        """Return the addresses in the first line of output, which begins with ``ready``."""
+        """Wait for the first line of output, ``ready ...``, and return the addresses in it."""
         assert self._process.stdout is not None
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         reader = threading.Thread(target=_read, args=(self._process.stdout, lines), daemon=True)
@@ -90,7 +90,7 @@ class PenstockServer:
 
 
 def _read(pipe: IO[str], lines: "queue.SimpleQueue[str]") -> None:
-    """Put all lines into the queue, so that the server never blocks on a full pipe."""
+    """Put all lines of output into ``lines``, so that the server never blocks on a full pipe."""
     with pipe:
         for line in pipe:
             lines.put(line)
@@ -109,10 +109,10 @@ def penstock_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pensto
 
 @pytest.fixture
 def penstock(penstock_server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -> PenstockServer:
-    """The server, emptied of the queues and topics of earlier tests.
+    """The server, without the queues and topics of earlier tests.
 
-    During the test ``boto3.client("sqs")`` without arguments uses this server: the endpoint, the
-    region and credentials are set as environment variables."""
+    During the test ``boto3.client("sqs")`` without further arguments uses this server, because the
+    endpoint, the region and credentials are set as environment variables."""
     penstock_server.reset()
     monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", penstock_server.url)
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
@@ -125,7 +125,7 @@ def penstock(penstock_server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="session")
 def _sqs_client(penstock_server: PenstockServer) -> Any:
-    """A boto3 client that all tests share, because creating one takes longer than a test."""
+    """A boto3 client that all tests share, because creating a client is slow."""
     try:
         import boto3
     except ModuleNotFoundError:
@@ -136,7 +136,7 @@ def _sqs_client(penstock_server: PenstockServer) -> Any:
 
 @pytest.fixture
 def sqs(penstock: PenstockServer, _sqs_client: Any) -> Any:  # noqa: ARG001 - empties the server
-    """A boto3 SQS client of an empty server."""
+    """A boto3 SQS client that is connected to an empty server."""
     return _sqs_client
 
 

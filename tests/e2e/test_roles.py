@@ -486,7 +486,7 @@ def test_a_folder_with_a_catalog_of_its_own_is_not_attached(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("--role", "broker"), "expected frontend,broker,metadata together"),
+        (("--role", "broker"), "expected 'frontend,broker,metadata'"),
         (("--role", "frontend,broker"), "the metadata needs an address"),
         (("--metadata", "127.0.0.1:1"), "the roles must be frontend,broker"),
         (("--internal", "127.0.0.1:0"), "for a metadata node"),

@@ -1,8 +1,8 @@
-"""Copies of one prefix of the store in memory, updated by a watch.
+"""In-memory copies of the store's entries with one key prefix, updated by a watch.
 
 A reader never waits: reading is a dict lookup. A writer writes to the store first and then passes
 the result to ``Cache.apply``, so that it sees its own change when its call returns. When the watch
-reports the same change later, ``apply`` ignores it: a value is replaced only by a newer one."""
+reports the same change later, ``apply`` ignores it, because the version in memory is not older."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 async def abandon(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel tasks and wait for their end. Results and errors are ignored."""
+    """Cancel tasks and wait until they have ended. Their results and errors are ignored."""
     running = [task for task in tasks if task is not None]
     for task in running:
         task.cancel()
@@ -37,9 +37,9 @@ async def abandon(*tasks: asyncio.Task[Any] | None) -> None:
 
 
 class PrefixWatch(ABC):
-    """Keeps a copy of one prefix up to date: reads all entries, applies the changes that the watch
-    reports, and reads all entries again if the watch has missed changes. ``Cache`` keeps decoded
-    values for this node, ``serving/mirror.py`` raw values for other nodes."""
+    """Keeps a copy of all entries with one prefix: reads them, applies the changes that the watch
+    reports, and reads all entries again if the watch has missed changes. The subclass ``Cache``
+    keeps decoded values for this node; ``serving/mirror.py`` keeps raw values for other nodes."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self.prefix = prefix
@@ -52,14 +52,14 @@ class PrefixWatch(ABC):
 
     @abstractmethod
     async def _fill(self) -> None:
-        """Read all entries and set ``revision``."""
+        """Read all entries from the store into the copy, and set ``revision``."""
 
     @abstractmethod
     def _take(self, changes: Sequence[Change]) -> None:
-        """Apply changes and set ``revision``."""
+        """Apply changes to the copy, and set ``revision``."""
 
     async def start(self) -> None:
-        """Load all entries into memory and begin to watch. Raises the errors of the store."""
+        """Load all entries into memory and begin to watch."""
         assert self._watching is None, "start was called twice"
         await self._fill()
         self._watching = asyncio.create_task(self._follow(), name=f"watch {self.prefix}")
@@ -99,7 +99,7 @@ class PrefixWatch(ABC):
 
 
 class WatchGroup:
-    """Several watched prefixes, started in order and stopped in reverse."""
+    """Several watched prefixes, started in the given order and stopped in the reverse order."""
 
     def __init__(self, *watches: PrefixWatch) -> None:
         self._watches = watches
@@ -122,7 +122,7 @@ class WatchGroup:
 
 
 def put_in(groups: dict[G, dict[K, T]], group: G, key: K, value: T | None) -> None:
-    """Set a value in a dict of dicts, or delete it if it is None; an empty group is deleted."""
+    """Set ``groups[group][key]``, or delete it if the value is None. An empty group is deleted."""
     if value is not None:
         groups.setdefault(group, {})[key] = value
         return
@@ -169,7 +169,7 @@ class Cache(PrefixWatch, Generic[T]):
         return len(self._values)
 
     def apply(self, key: str, value: T | None, *, version: int) -> None:
-        """Set a value in memory, or delete it if it is None, unless memory is newer."""
+        """Set a value in memory, or delete it if it is None, unless memory has a newer version."""
         if version <= self._versions.get(key, 0):
             return
         before = self._values.get(key)
@@ -183,7 +183,7 @@ class Cache(PrefixWatch, Generic[T]):
             self._on_change(key, before, value)
 
     async def write(self, key: str, value: T | None, *, if_version: int | None = None) -> None:
-        """Put a value in the store and then in memory; the value None deletes the entry."""
+        """Write a value to the store and then to memory. The value None deletes the entry."""
         if value is None:
             version = await self._store.delete(key, if_version=if_version)
         else:
@@ -191,7 +191,7 @@ class Cache(PrefixWatch, Generic[T]):
         self.apply(key, value, version=version)
 
     async def refresh(self, key: str) -> tuple[T | None, int]:
-        """Read one value from the store. Returns the value and its version, or (None, 0)."""
+        """Read a value from the store into memory. Returns value and version, or (None, 0)."""
         entry = await self._store.get(key)
         if entry is None:
             return None, 0
@@ -199,9 +199,9 @@ class Cache(PrefixWatch, Generic[T]):
         return self.get(key), self.version(key)
 
     async def update(self, key: str, change: Callable[[T | None], T | None], *, what: str) -> None:
-        """Replace a value by ``change(newest value)``; None means no value. After a conflict
-        ``change`` is called again, after an unknown outcome only if the store does not have its
-        result. Raises the errors of ``change``, and Throttled after too many conflicts."""
+        """Replace a value by ``change(value)``. ``change`` gets None if the entry does not exist,
+        and returns None to delete it. After a conflict with another node, ``change`` is called
+        again with the new value; after too many conflicts Throttled is raised."""
         before, version = self.get(key), self.version(key)
         for _ in range(TRIES_MAX):
             after = change(before)
@@ -259,8 +259,8 @@ class Cache(PrefixWatch, Generic[T]):
 async def write_all(
     store: Store, compare: Sequence[tuple[str, int]], writes: Sequence[tuple[Cache[Any], str, Any]]
 ) -> None:
-    """Write entries, each given by its cache, key and value, in one transaction, and then to
-    memory; the value None deletes an entry."""
+    """Write values to the store in one transaction, and then to their caches. ``compare`` has the
+    expected versions of keys. In ``writes``, the value None deletes an entry."""
     version = await store.txn(
         compare=compare,
         puts=[(key, cache._encode(value)) for cache, key, value in writes if value is not None],

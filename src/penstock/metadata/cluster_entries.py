@@ -1,14 +1,14 @@
 """Keys and values of a cluster's entries in the store: nodes, partition rows, the manager, the
-feature level, and requests of operators.
+feature level, and operators' requests.
 
     /nodes/<id>                    a live node; removed when its lease ends. The create revision of
                                    the entry is the node's incarnation
-    /partitions/<topic id>/<n>     a partition's row (``replication/row.py``)
-    /manager                       the present manager; removed when its lease ends
+    /partitions/<topic id>/<n>     a partition's row: leader, replicas and so on (``PartitionRow``)
+    /manager                       the node that is manager now; removed when its lease ends
     /frontends/<random id>         a live frontend; the value is the name of its node
     /level                         the feature level in force (``membership/cluster_view.py``)
     /wishes/drains/<id>            request to move all replicas away from this node
-    /wishes/places/<topic id>/<n>  placement request: the replicas that a partition shall have
+    /wishes/places/<topic id>/<n>  request to move a partition: the replicas that it should have
 """
 
 from collections.abc import Callable, Iterable
@@ -110,7 +110,7 @@ def node_of(key: str) -> int:
     try:
         return int(key.rpartition("/")[2])
     except ValueError:
-        raise Damaged(key, 0, "this is not the key of a node") from None
+        raise Damaged(key, 0, "the key does not end with a node id") from None
 
 
 def partition_of(key: str) -> PartitionKey:
@@ -118,7 +118,7 @@ def partition_of(key: str) -> PartitionKey:
     try:
         return PartitionKey(rest.rpartition("/")[2], int(index))
     except ValueError:
-        raise Damaged(key, 0, "this is not the key of a partition") from None
+        raise Damaged(key, 0, "the key does not end with a topic id and a partition") from None
 
 
 encode_entry = msgspec.json.Encoder(order="deterministic").encode

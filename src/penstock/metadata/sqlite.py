@@ -1,15 +1,15 @@
 """The metadata store of a single machine, in SQLite.
 
 Calls of SQLite block, so one worker thread owns the connection and runs all calls in order. A
-commit is synced before the caller gets the reply (WAL, synchronous=FULL). ``node`` ensures that
-only one process uses a data folder.
+commit is synced before the caller gets the reply (WAL, synchronous=FULL). The package ``node``
+ensures that only one process uses a data folder.
 
-A watch remembers its next revision and reads the table of changes from there after each commit; a
-watch that is too slow gets Compacted. Leases are in a separate table, their end times in memory;
-one task ends the leases that are not kept alive.
+A watch remembers its next revision, and after each commit reads the table of changes from this
+revision on. A watch that is too slow raises Compacted. Leases are in a separate table; their end
+times are in memory. One task ends the leases that are not kept alive.
 
-To change the schema, raise SCHEMA_VERSION, add the step from the version before to MIGRATIONS, and
-add a test that opens a database of that version. A database of a newer version is refused."""
+To change the schema, increment SCHEMA_VERSION, add the step from the previous version to
+MIGRATIONS, and add a test that opens a database of that version. Newer versions are rejected."""
 
 import asyncio
 import logging
@@ -117,8 +117,8 @@ class _Database:
             raise StoreUnusable(f"{self._path}: the database belongs to another program")
         if version > SCHEMA_VERSION:
             raise StoreUnusable(
-                f"{self._path}: schema {version} is from a newer version; this one reads up to"
-                f" {SCHEMA_VERSION}"
+                f"{self._path} has schema {version} of a newer version of Penstock; this version"
+                f" can read up to schema {SCHEMA_VERSION}"
             )
         if version == 0 and table_count:
             raise StoreUnusable(f"{self._path}: the database has tables but no schema version")
@@ -136,7 +136,7 @@ class _Database:
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {step + 1}")
         if connection.execute("SELECT revision FROM head").fetchone() is None:
-            raise StoreUnusable(f"{self._path} is damaged: the revision is missing")
+            raise StoreUnusable(f"{self._path} is damaged: the table head is empty")
 
     def guarded(self, work: Callable[..., T], *args: Any) -> T:
         if self._failure is not None:
@@ -178,8 +178,8 @@ class _Database:
             revision, _ = self._head()
         if revision < min_revision:
             raise StoreUnusable(
-                f"{self._path}: revision {revision} is older than {min_revision}, which was seen"
-                " before: the file is an older copy"
+                f"{self._path} is at revision {revision}, but {min_revision} was seen before: the"
+                " file was replaced by an older copy"
             )
         return [Entry(key.decode(), value, v, c) for key, value, v, c in rows], revision
 
@@ -216,14 +216,14 @@ class _Database:
         with _transaction(self._connection):
             (count,) = self._connection.execute("SELECT count(*) FROM lease").fetchone()
             if count >= LEASES_MAX:
-                raise Throttled(f"{LEASES_MAX} metadata leases exist, which is the limit; retry.")
+                raise Throttled(f"The limit of {LEASES_MAX} metadata leases is reached; retry.")
             added = self._connection.execute("INSERT INTO lease (ttl_ms) VALUES (?)", (ttl_ms,))
             assert added.lastrowid, "SQLite row ids start at 1"
             return added.lastrowid
 
     def end_lease(self, lease: int) -> None:
-        """Delete a lease and its entries. If there are many, they are deleted at several revisions,
-        because a watch reads all changes of a revision at once."""
+        """Delete a lease and its entries. Many entries are deleted at several revisions, because a
+        watch must be able to read all changes of a revision at once."""
         with _transaction(self._connection):
             keys = self._connection.execute(
                 "SELECT key FROM entry WHERE lease = ? AND lease <> 0 ORDER BY key", (lease,)
@@ -238,7 +238,7 @@ class _Database:
                 self._advance(revision, compacted)
 
     def read_changes(self, prefix: str, from_revision: int) -> tuple[Sequence[Change], int]:
-        """Return changes under the prefix from a revision on, and the next revision to read."""
+        """Return the changes of keys with a prefix from a revision on, and the next revision."""
         with _transaction(self._connection, "BEGIN"):
             head, compacted = self._head()
             if from_revision <= compacted:
@@ -269,7 +269,7 @@ class _Database:
         return revision, compacted
 
     def _revisions(self, key: str) -> tuple[int, int]:
-        """Return the version and the create revision of an entry, or (0, 0) if it is absent."""
+        """Return an entry's version and create revision, or (0, 0) if the key does not exist."""
         row = self._connection.execute(
             "SELECT version, create_revision FROM entry WHERE key = ?", (key.encode(),)
         ).fetchone()
@@ -302,7 +302,7 @@ def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE")
 
 
 class LeaseTimes(dict[int, tuple[int, int]]):
-    """The end times and TTLs of leases. After a restart every lease lasts its full time again."""
+    """The end times and TTLs of leases. After a restart every lease lasts its full TTL again."""
 
     def begin(self, lease: int, *, ttl_ms: int, now_ms: int) -> None:
         self[lease] = (now_ms + ttl_ms, ttl_ms)
@@ -430,7 +430,7 @@ class SqliteStore(Store):
         return int(self._loop.time() * 1_000)
 
     async def close(self) -> None:
-        """Finish the calls that are waiting, then close. Later calls are refused."""
+        """Finish the calls that are waiting, then close. Later calls are rejected."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -444,7 +444,7 @@ class SqliteStore(Store):
         if self._is_closed:
             raise StoreUnusable("The metadata store is closed.")
         if self._call_count == CALLS_MAX:
-            raise Throttled(f"{CALLS_MAX} metadata calls are already waiting; retry.")
+            raise Throttled(f"The limit of {CALLS_MAX} metadata calls at a time is reached; retry.")
         self._call_count += 1
         try:
             guarded = self._database.guarded

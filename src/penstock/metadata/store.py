@@ -1,14 +1,15 @@
 """The interface of the key-value stores that contain all metadata.
 
 The interface follows etcd, where a cluster keeps its metadata; a single machine uses SQLite
-(``sqlite.py``). Every change raises one store-wide revision. An entry's version is the revision of
-its last change, so a version is never reused. No store is called on the path of a message.
+(``sqlite.py``). Every change increments one revision number of the whole store. An entry's version
+is the revision of its last change, so a version is never reused. Sending and receiving messages
+does not call the store.
 
 An entry may have a lease, which its holder keeps alive. When the lease ends, its entries are
-deleted, and watches report these deletes: so a cluster notices that a node is gone.
+deleted, and watches report these deletes. This is how a cluster detects that a node is dead.
 
 A change whose reply was lost may have happened. Then ``txn`` raises OutcomeUnknown and does not
-retry: only the caller knows whether a retry is safe. After any other error of ``txn``, except
+retry, because only the caller knows whether a retry is safe. After any other error except
 StoreUnusable, nothing was changed."""
 
 from base64 import urlsafe_b64encode
@@ -54,7 +55,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Txn(msgspec.Struct, frozen=True, array_like=True):
-    """A transaction, as passed to a store and as sent to other nodes. See ``Store.txn``."""
+    """A transaction, as passed to a store and sent to other nodes. See ``Store.txn``."""
 
     compare: Sequence[tuple[str, int]]
     puts: Sequence[tuple[str, bytes]] = ()
@@ -64,8 +65,8 @@ class Txn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Compacted(PenstockError):
-    """Raised by a watch from a revision that the store no longer keeps. The watcher must list all
-    entries again and watch from the revision of the list."""
+    """Raised if a watch starts at a revision that the store no longer keeps. The watcher must list
+    all entries again and watch from the revision of the list."""
 
     def __init__(self, oldest_revision: int) -> None:
         super().__init__(f"History before revision {oldest_revision} was compacted.")
@@ -73,13 +74,13 @@ class Compacted(PenstockError):
 
 
 class StoreUnreachable(Unreachable):
-    """Raised if the store does not reply. Clients see ``public``, without the address."""
+    """Raised if the store does not reply. ``public`` is the text for clients."""
 
     public = "The metadata store is not reachable; retry."
 
 
 class StoreOutcomeUnknown(OutcomeUnknown):
-    public = "The metadata store is not reachable and the outcome is unknown; retry."
+    public = "Outcome unknown: the metadata store is not reachable. Check before you retry."
 
 
 class StoreUnusable(PenstockError):
@@ -100,20 +101,20 @@ class Store(Protocol):
     async def get(self, key: str) -> Entry | None: ...
 
     async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:
-        """Return all entries under a prefix in key order, and the revision at which they were read.
+        """Return all entries with a prefix in key order, and the revision at which they were read.
         This revision is at least ``min_revision``, and not older than any revision that this store
         has returned before. SQLite and etcd include every acknowledged change. Raises StoreUnusable
-        if the store is below ``min_revision``, because it was restored from an older state."""
+        if ``min_revision`` does not exist, because the store was restored from an older state."""
         ...
 
     async def put(self, key: str, value: bytes, *, if_version: int | None = None) -> int:
-        """Write a value durably and return the new revision. Raises VersionConflict if
-        ``if_version`` is given and the entry has another version (0: the key is absent)."""
+        """Write a value durably and return the new revision. Raises VersionConflict if the entry
+        does not have ``if_version``; 0 means that the key must not exist, None allows any."""
         compare = () if if_version is None else ((key, if_version),)
         return await self.txn(compare=compare, puts=((key, value),))
 
     async def delete(self, key: str, *, if_version: int | None = None) -> int:
-        """Delete a key. Returns the new revision, or the present one if the key was absent."""
+        """Delete a key. Returns the new revision, or the current one if the key did not exist."""
         compare = () if if_version is None else ((key, if_version),)
         return await self.txn(compare=compare, deletes=(key,))
 
@@ -126,40 +127,39 @@ class Store(Protocol):
         deletes: Sequence[str] = (),
         lease: int = 0,
     ) -> int:
-        """Make all changes at one new revision, or none, and return the revision. Raises
+        """Make all changes at one new revision, and return the revision. Makes no change and raises
         VersionConflict unless every key in ``compare`` has the given version and every key in
-        ``compare_created`` the given create revision (0: the key is absent). A key is changed at
-        most once. All entries that are put get ``lease`` (raises LeaseGone if it has ended), or
-        none if it is 0, even if they had one before. Raises OutcomeUnknown if the reply was lost;
-        the transaction is not retried then."""
+        ``compare_created`` the given create revision; 0 means that the key must not exist. No key
+        may be changed twice. All entries that are put get ``lease`` (LeaseGone is raised if it has
+        ended), or lose their lease if it is 0. Raises OutcomeUnknown if the reply was lost."""
         return await self.commit(Txn(compare, puts, deletes, compare_created, lease))
 
     async def commit(self, txn: Txn) -> int: ...
 
     def watch(self, prefix: str, *, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
-        """Yield changes under a prefix from a revision on, oldest first; the changes of one
-        revision are never split. Raises Compacted if the revision is no longer kept. Ends when the
-        store closes."""
+        """Yield the changes of keys with a prefix from a revision on, oldest first, until the store
+        closes. All changes of a revision are yielded together. Raises Compacted if the store no
+        longer keeps the revision."""
         ...
 
     async def grant(self, ttl_ms: int) -> int:
-        """Create a lease that lasts at least this long. Its id is never 0 and never reused."""
+        """Create a lease that lasts at least ``ttl_ms``. Returns its id: not 0 and never reused."""
         ...
 
     async def keep_alive(self, lease: int) -> int:
         """Renew a lease and return its remaining time in ms. The caller must count this time from
-        before the call, because the reply may be delayed. Raises LeaseGone."""
+        the start of the call, because the reply may be delayed."""
         ...
 
     async def revoke(self, lease: int) -> None:
-        """End a lease and delete its entries. Does nothing if it has already ended."""
+        """End a lease and delete its entries. Does nothing if the lease has already ended."""
         ...
 
     async def close(self) -> None: ...
 
 
 def check_changes(txn: Txn) -> None:
-    """Raise InvalidRequest if a transaction exceeds the limits that all stores have."""
+    """Raise InvalidRequest if a transaction exceeds the limits of keys, sizes or changes."""
     keys = [*(key for key, _ in txn.puts), *txn.deletes]
     assert len(keys) == len(set(keys)), "a transaction changes each key at most once"
     compared = [key for key, _ in (*txn.compare, *txn.compare_created)]
@@ -185,8 +185,8 @@ def check_ttl(ttl_ms: int) -> None:
 
 
 def find_conflict(txn: Txn, revisions: Callable[[str], tuple[int, int]]) -> VersionConflict | None:
-    """Return an error if a comparison fails. ``revisions`` returns the version and the create
-    revision of an entry, or (0, 0) if it is absent."""
+    """Return an error if a comparison of the transaction fails, or None. ``revisions`` returns the
+    version and the create revision of an entry, or (0, 0) if the key does not exist."""
     compared = ((0, "at version", txn.compare), (1, "of create revision", txn.compare_created))
     for which, what, keys in compared:
         for key, expected in keys:
@@ -196,8 +196,8 @@ def find_conflict(txn: Txn, revisions: Callable[[str], tuple[int, int]]) -> Vers
 
 
 def prefix_range(prefix: str) -> tuple[bytes, bytes]:
-    """Return the half-open range of encoded keys that start with ``prefix``. The byte 0xFF never
-    occurs in UTF-8, so it sorts after every key, and a prefix's last byte can be incremented."""
+    """Return the start and the (exclusive) end of the encoded keys that begin with ``prefix``. In
+    UTF-8 no byte is 0xFF, so it sorts after every key, and the last byte can be incremented."""
     start = prefix.encode()
     if not start:
         return b"", b"\xff"
@@ -205,7 +205,7 @@ def prefix_range(prefix: str) -> tuple[bytes, bytes]:
 
 
 async def store_id(store: Store, entropy: Callable[[int], bytes]) -> str:
-    """Return the random id of a store, by which nodes recognize it."""
+    """Return the random id of a store, which is created by the first call."""
     entry = await store.get(ID_KEY)
     if entry is None:
         drawn = urlsafe_b64encode(entropy(ID_BYTES))

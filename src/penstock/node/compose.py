@@ -1,9 +1,9 @@
-"""The construction of a node: its parts are connected here, in the order of their dependencies.
+"""Constructs a node: creates its parts and connects them, in the order of their dependencies.
 
-The roles decide which parts there are: the metadata service only (``metadata/metadata_node.py``),
-or frontend and broker, with the metadata in this process or elsewhere
-(``metadata/metadata_link.py``). No other module knows that the frontend calls the broker directly,
-or where the metadata is."""
+The roles of a node decide which parts it has: either the metadata service only
+(``metadata/metadata_node.py``), or frontend and broker, with the metadata in this process or
+elsewhere (``metadata/metadata_link.py``). No other module knows where the metadata is, or that the
+frontend calls the broker directly."""
 
 import asyncio
 import logging
@@ -180,7 +180,7 @@ class Node:
         )
 
     async def _sweep_tombs(self) -> None:
-        """Periodically remove tombstones without files, and data keys that no message needs."""
+        """Periodically remove old tombstones, and data keys that no message needs."""
         topics = self._setup.folder.path / "topics"
         # Longer in a cluster: a node that was down needs the tombstone to remove its files.
         kept_ms = TOMBSTONE_MS if self._cluster is None else CLUSTER_TOMBSTONE_MS

@@ -1,7 +1,6 @@
-"""The life of a node: load the configuration, start, print ``ready``, serve until a signal, drain.
-
-The exit code is 0 after a drain and 1 after a forced stop; a failed start raises a SetupError with
-its own exit code."""
+"""Runs a node: loads the configuration, starts the node, prints ``ready``, waits for a signal, and
+drains the node. The exit code is 0 after a drain and 1 after a forced stop; if the start fails, a
+SetupError with another exit code is raised."""
 
 import asyncio
 import gc
@@ -46,8 +45,8 @@ GC_THRESHOLDS = (10_000, 5, 200)
 
 
 class ServiceManager:
-    """The socket by which systemd is notified that the server is ready or stops (``Type=notify``,
-    see sd_notify(3)), if systemd started this process."""
+    """Notifies systemd, if it started this process, that the server is ready or is stopping
+    (``Type=notify``, see sd_notify(3))."""
 
     def __init__(self, env: MutableMapping[str, str]) -> None:
         # Removed from ``env``, because processes that this one starts must not use it.
@@ -63,13 +62,13 @@ class ServiceManager:
                 door.connect(self._address)
                 door.sendall(state.encode())
         except OSError as error:
-            log_.warning("service manager not notified", extra={"reason": str(error)})
+            log_.warning("notifying systemd failed", extra={"reason": str(error)})
 
 
 def serve(
     flags: dict[str, object], *, config_file: str | None, print_config: bool, hints: bool
 ) -> int:
-    """Run a server and return its exit code. Raises SetupError."""
+    """Run a server until it is stopped, and return its exit code."""
     files = node_config.config_files(Path(config_file) if config_file else None)
     loaded = node_config.load(flags, os.environ, files)
     if print_config:

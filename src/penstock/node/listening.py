@@ -29,7 +29,7 @@ LISTENING: Final = "0A"  # the state of a socket in /proc/net/tcp
 
 @contextlib.contextmanager
 def binding(what: str, flag: str, host: str, port: int) -> Iterator[None]:
-    """Convert an OSError to a SetupError that names the listener and its flag."""
+    """Convert an OSError in the ``with`` block to a SetupError that names the listener's flag."""
     try:
         yield
     except OSError as error:
@@ -49,7 +49,7 @@ def _node_end(setup: NodeSetup, **more: Any) -> NodeEnd:
 def make_client(
     setup: NodeSetup, host: str, port: int, name: str | None, **more: Any
 ) -> InternalClient:
-    """Return a connection to another node, which is opened by the first call."""
+    """Return a client for calls to another node. The first call opens the connection."""
     nodes = setup.certificates.nodes
     tls = None if nodes is None else nodes.calling
     return InternalClient(host, port, _node_end(setup, **more), node_id=name, tls=tls)

@@ -1,13 +1,13 @@
-"""Restoring a backup into a data folder that a server can then be started on.
+"""Restores a backup into an empty data folder. Then a server can be started with this folder.
 
-    a single node      its logs, and a metadata store beside them
-    a new cluster      the logs of one node; in the cluster's etcd the definitions, and a row per
-                       partition that names this node as the only replica
+    a single node      the folder gets all logs and a metadata store
+    a new cluster      the folder of one node gets all logs; the cluster's etcd gets the metadata,
+                       where this node is the only replica of each partition
 
-The other nodes then get their copies like any new replica, so a backup of any deployment can be
-restored into any other. Leases are as in the logs; leaders and placement are not restored. Topics,
-receipts, producers and groups keep their ids. The store is written last: until then no server uses
-the restored logs, and any error removes everything that the restore has written."""
+The other nodes of a cluster then copy the partitions like any new replica, so a backup of a single
+node can be restored into a cluster and vice versa. Leases are restored, because they are in the
+logs; leaders and placement are not. Topics, receipts, producers and groups keep their ids. The
+store is written last, so no server uses a partial restore. An error removes what was written."""
 
 import asyncio
 import contextlib
@@ -115,7 +115,7 @@ def _restore_logs(
 
 
 def _restore_log(backup: Path, part: PartitionPart, topics: Path, now_ms: int) -> Iterator[int]:
-    """Write the log of one partition. Yields the number of bytes of each append."""
+    """Write the log of one partition. After each append, yields the number of appended bytes."""
     folder = topics / part.topic_id / str(part.partition)
     log = Log.open(folder, LogConfig(tail_bytes_max=0), now_ms=now_ms)
     try:
@@ -128,7 +128,7 @@ def _restore_log(backup: Path, part: PartitionPart, topics: Path, now_ms: int) -
                 except Damaged as error:
                     raise BackupUnusable(f"{file.path}: {error}") from error
                 if not appended or appended[-1].next_offset != log.end_offset:
-                    raise BackupUnusable(f"{file.path}: a batch does not continue the log")
+                    raise BackupUnusable(f"{file.path}: batches are missing or out of order")
                 yield len(data)
             job = log.begin_sync()
             if job is not None:
@@ -162,9 +162,9 @@ async def _store_of(config: Config, data: Path) -> AsyncIterator[Store]:
 
 
 async def _check_fresh(config: Config, data: Path) -> None:
-    """Raise Conflict if the store is not empty. Called before anything is written."""
+    """Raise Conflict if the store is not empty. Must be called before anything is written."""
     if config.cluster.node and not config.cluster.etcd:
-        raise Conflict("a cluster is restored into its etcd: set --etcd as well as --node")
+        raise Conflict("a cluster is restored into its etcd; with --node, set --etcd too")
     async with _store_of(config, data) as store:
         for prefix in _EMPTY:
             entries, _ = await store.list(prefix)
@@ -176,7 +176,7 @@ async def _check_fresh(config: Config, data: Path) -> None:
 
 
 async def _fill(config: Config, data: Path, backup: Path, manifest: Manifest) -> None:
-    """Write all entries to the store; after an error, remove those that were written."""
+    """Write all entries to the store. After an error, the entries already written are deleted."""
     put: list[str] = []
     async with _store_of(config, data) as store:
         try:
@@ -197,7 +197,7 @@ async def _fill(config: Config, data: Path, backup: Path, manifest: Manifest) ->
 
 
 def _entries(backup: Path, manifest: Manifest, node: int) -> Iterator[tuple[str, bytes]]:
-    """Yield the entries to restore. Partition rows are first: without them, a topic is new."""
+    """Yield the entries to restore, partition rows first: a topic without them would be new."""
     if node:
         for part in manifest.partitions:
             key = cluster.PartitionKey(part.topic_id, part.partition)

@@ -1,6 +1,6 @@
-"""Plans the processes of ``penstock serve --workers``: whether they can use a data folder, the
-settings of each process, and the delay before a restart. A worker is an ordinary cluster node with
-one replica of everything.
+"""Plans the processes of ``penstock serve --workers``: checks the data folder, and determines the
+settings of each process and the delay before a restart. Each worker is a node of a cluster on this
+machine, in which every partition has one replica.
 
     DATA/workers.json     number of workers
     DATA/master.key       the shared master key, unless one is configured
@@ -72,13 +72,13 @@ def read_marker(folder: Path) -> int:
     except msgspec.MsgspecError as error:
         raise FolderUnusable(f"{file} is damaged: {error}") from error
     if not 1 <= count <= WORKERS_MAX:
-        raise FolderUnusable(f"{file} is damaged: it names {count} workers")
+        raise FolderUnusable(f"{file} is damaged: the number of workers is {count}")
     return count
 
 
 def check_folder(folder: Path, count: int) -> int:
-    """Return the number of workers that used the folder before. Raises FolderUnusable if ``count``
-    workers cannot use it."""
+    """Return the number of workers that used the folder before, or 0 if it is new. Raises
+    FolderUnusable if ``count`` workers cannot use it."""
     before = read_marker(folder)
     if not before:
         used = (METADATA_NAME, TOPICS_FOLDER, IDENTITY_NAME)
@@ -110,7 +110,7 @@ def write_marker(folder: Path, count: int) -> None:
 
 
 def kafka_addresses(config: Config, host: str, port: int) -> Sequence[tuple[str, int]]:
-    """Return the Kafka address of each worker. Ports are successive; 0 means any free port."""
+    """Return the Kafka address of each worker: consecutive ports, or 0 for any free port."""
     return [(host, port + at if port else 0) for at in range(config.node.workers)]
 
 
@@ -168,7 +168,7 @@ def shared_settings(*, is_auth_on: bool) -> dict[str, str]:
 
 
 def partition_settings(loaded: Loaded[Config]) -> dict[str, str]:
-    """Return the partition count of new queues, at least one per worker, unless configured."""
+    """Return a default partition count of at least one per worker, unless one is configured."""
     if loaded.origins[PARTITIONS] != DEFAULT:
         return {}
     config = loaded.config
@@ -194,7 +194,7 @@ def arguments(settings: Mapping[str, str], config_file: str | None) -> list[str]
 def environment(
     settings: Mapping[str, str], flags: Mapping[str, object], env: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the caller's environment, overridden by the given flags and the settings."""
+    """Return ``env`` with variables for ``flags`` and ``settings``; ``settings`` override flags."""
     given = {
         _variable(key): str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in flags.items()
@@ -209,7 +209,7 @@ def _variable(key: str) -> str:
 
 
 def next_pause_ms(before_ms: int, served_ms: int) -> int:
-    """Return the delay before a restart, which doubles until the process serves for a while."""
+    """Return the delay before a restart: doubled each time, reset after a minute of service."""
     if not before_ms or served_ms >= STEADY_MS:
         return PAUSE_MS_MIN
     return min(2 * before_ms, PAUSE_MS_MAX)

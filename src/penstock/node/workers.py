@@ -1,12 +1,13 @@
 """``penstock serve --workers N``: a supervisor process that starts worker processes.
 
-A Python process uses one core. So N workers share one address: each is an ordinary node of a
-cluster on this machine, and one more process keeps the metadata instead of an etcd. All listen for
-SQS on the same port, and the kernel distributes connections among them; each worker routes requests
-to the leader of a partition. For Kafka, whose clients find leaders, each worker has its own port.
+A Python process uses one core. To use more cores, N workers share one address. Each worker is a
+node of a cluster on this machine; one more process keeps the metadata, so no etcd is needed. All
+workers listen for SQS on the same port, and the kernel distributes connections among them; a worker
+forwards a request to the leader of the partition. For Kafka each worker has its own port, because
+Kafka clients connect to leaders themselves.
 
-The supervisor reserves ports, starts the processes, is ready when all are, restarts processes that
-end, and passes signals on. If it is killed, the kernel kills the workers too."""
+The supervisor reserves the ports, starts the processes, restarts processes that end, and passes
+signals on. It is ready when all processes are. If it is killed, the kernel kills the workers."""
 
 import asyncio
 import contextlib
@@ -45,7 +46,7 @@ log_ = logging.getLogger(__name__)
 
 
 class NotStarted(SetupError):
-    """Raised if a process ended before it was ready. Its own error is in the output."""
+    """Raised if a process ended before it was ready. The process has printed its own error."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -89,7 +90,7 @@ async def make_supervisor(
 
 
 async def _share_master(config: Config, folder: Path) -> dict[str, str]:
-    """Create the shared master key if it is missing, and return its settings for workers."""
+    """Create the shared master key if it is missing, and return the key settings of workers."""
     keys = config.keys
     await start_key_ring(keys, folder, env=os.environ)
     made = folder / MASTER_NAME
@@ -109,7 +110,7 @@ async def _share_master(config: Config, folder: Path) -> dict[str, str]:
 
 
 def _hold_addresses(config: Config, held: contextlib.ExitStack) -> Addresses:
-    """Reserve ports by sockets that never listen, so that no other process gets the port of a
+    """Reserve ports with sockets that do not listen, so that no other process gets the port of a
     worker that restarts. Raises SetupError if a configured port is in use."""
     host, port = parse_listen(config.http.listen)
     with binding("SQS", "--http", host, port):
@@ -165,8 +166,8 @@ def _hold_admin(config: Config, http: NodeAddress, held: contextlib.ExitStack) -
 def _hold(
     held: contextlib.ExitStack, host: str, port: int, *, is_shared: bool = False
 ) -> NodeAddress:
-    """Reserve a port. If ``is_shared``, several processes will listen on it; a socket without
-    SO_REUSEPORT is bound first, to detect that another program uses the port."""
+    """Reserve a port with a socket that does not listen. For a port that workers share, a socket
+    without SO_REUSEPORT is bound first, which fails if another program uses the port."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -278,7 +279,7 @@ class Child:
         self.has_ended.set()
 
     async def ready(self) -> None:
-        """Wait until the process is ready. Raises NotStarted if it ends before."""
+        """Wait until the process is ready. Raises NotStarted if it ends before it is ready."""
         await self._is_settled.wait()
         if not self.ready_line:
             raise NotStarted(f"{self.name} ended with {self.how} before it was ready")
@@ -286,7 +287,7 @@ class Child:
 
 @dataclass(eq=False)
 class Supervisor:
-    """The processes of one server, which are started and stopped like a node."""
+    """Starts and stops the processes of a server. Has the same methods as a node."""
 
     children: Sequence[Child]  # the metadata and then the workers
     stop_seconds_max: float
@@ -338,7 +339,7 @@ class Supervisor:
         await asyncio.gather(*(child.ready() for child in children))
 
     async def _keep(self, child: Child) -> None:
-        """Restart the process whenever it ends. Its partitions are unavailable meanwhile."""
+        """Restart a process whenever it ends. Until then its partitions are unavailable."""
         pause_ms = 0
         while True:
             await child.has_ended.wait()
@@ -352,12 +353,12 @@ class Supervisor:
                 child.start()
                 await child.ready()
             except (NotStarted, OSError) as error:
-                log_.warning("worker process not restarted yet", extra={"reason": str(error)})
+                log_.warning("restarting a worker process failed", extra={"reason": str(error)})
             else:
                 log_.info("worker process restarted", extra={"worker": child.name})
 
     def freeze(self) -> None:
-        """Do nothing, because this process has few objects."""
+        """Do nothing: this process has too few objects for ``gc.freeze`` to save time."""
 
     def reread(self) -> None:
         for child in self.children:

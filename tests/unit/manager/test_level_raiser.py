@@ -50,7 +50,7 @@ async def test_nothing_is_raised_that_one_does_not_speak(cluster: Cluster) -> No
         await asked(2, is_dry_run=False, nodes=cluster.view.nodes, away=())
     latest = await asked(None, is_dry_run=False, nodes=cluster.view.nodes, away=())
     assert (latest.level, latest.to, latest.is_done) == (1, 1, True)
-    with pytest.raises(InvalidRequest, match="never lowered"):
+    with pytest.raises(InvalidRequest, match="cannot be lowered"):
         await asked(0, is_dry_run=False, nodes=cluster.view.nodes, away=())
 
 

@@ -163,7 +163,7 @@ def test_the_metadata_service_takes_rules_at_their_own_place_only() -> None:
     ):
         with pytest.raises(InvalidRequest):
             check_txn(Txn(compare=[(at, 0)], puts=[(at, wrong)]))
-    with pytest.raises(InvalidRequest, match="must compare the version"):
+    with pytest.raises(InvalidRequest, match="must be conditional"):
         check_txn(Txn(compare=(), puts=[(key, value)]))
     with pytest.raises(InvalidRequest, match="entries of one kind"):
         check_txn(Txn(compare=[(key, 0), ("/users/000000000000/ann", 0)], puts=[(key, value)]))

@@ -142,5 +142,5 @@ def test_the_metadata_service_takes_tokens_at_their_own_place_only() -> None:
     ):
         with pytest.raises(InvalidRequest):
             check_txn(Txn(compare=[(at, 0)], puts=[(at, wrong)]))
-    with pytest.raises(InvalidRequest, match="must compare the version"):
+    with pytest.raises(InvalidRequest, match="must be conditional"):
         check_txn(Txn(compare=(), puts=[(key, encode(made))]))

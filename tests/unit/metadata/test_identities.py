@@ -51,7 +51,7 @@ async def test_a_tenant_is_there_at_once_and_its_account_is_taken(
 
 async def test_a_name_belongs_to_one_tenant(here: StoredIdentities) -> None:
     await here.create_tenant(make_tenant(name="acme"))
-    with pytest.raises(Conflict, match=f"{ACCOUNT} has the name acme"):
+    with pytest.raises(Conflict, match=f"{ACCOUNT} already has the name acme"):
         await here.create_tenant(make_tenant(OTHER, name="acme"))
     await here.create_tenant(make_tenant(OTHER))
     with pytest.raises(Conflict, match="acme"):

@@ -191,9 +191,9 @@ def test_other_nodes_cannot_write_what_nobody_can_read(key: str, value: bytes) -
 def test_other_nodes_write_by_version_only() -> None:
     key, value = config_key(ORDERS), b'{"a":"1"}'
     assert check_txn(Txn(compare=((key, 0),), puts=((key, value),))) == [key]
-    with pytest.raises(InvalidRequest, match="must compare the version"):
+    with pytest.raises(InvalidRequest, match="must be conditional"):
         check_txn(Txn((), puts=((key, value),)))
-    with pytest.raises(InvalidRequest, match="must compare the version"):
+    with pytest.raises(InvalidRequest, match="must be conditional"):
         check_txn(Txn((), deletes=(key,)))
     with pytest.raises(InvalidRequest, match="lease"):
         check_txn(Txn(compare=((key, 0),), puts=((key, value),), lease=7))

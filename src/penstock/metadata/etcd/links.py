@@ -1,11 +1,11 @@
-"""Connections to an etcd cluster, and the meaning of its errors: whether another member may
-succeed, and whether a requested change may have happened.
+"""Connections to an etcd cluster. Errors of etcd are classified: whether another member may reply
+differently, and whether a requested change may have happened.
 
-``Links`` has one connection at a time. A member is usable when it has replied to a read, for which
-it needs a leader, and the leader a majority; an open connection proves little, because the kernel
-accepts connections for a stopped process. A caller that finds a member unusable reports it
-(``failed``); then another member is tried, those that failed longest ago first. All callers wait
-for the same connection attempt.
+``Links`` has one connection at a time. A new connection is used after the member has replied to a
+read, which proves that etcd has a leader and a majority. That the connection is open proves little,
+because the kernel accepts connections for a stopped process. A caller whose request fails reports
+the member (``failed``). Then the other members are tried, beginning with the one whose last failure
+is the longest ago. All callers wait for the same connection attempt.
 
 Calls, watches and keep-alives use separate connections: a burst of watched changes must not delay
 the keep-alive that keeps the node in the cluster."""
@@ -64,7 +64,7 @@ class HistoryGone(Compacted):
 
 
 class AnswerTooLarge(StoreUnreachable):
-    """Raised if a reply is larger than ANSWER_BYTES_MAX; a smaller request may succeed."""
+    """Raised if a reply is larger than ANSWER_BYTES_MAX. A request for less may succeed."""
 
 
 _FINAL: Final[Mapping[str, Callable[[str], PenstockError]]] = {
@@ -92,8 +92,8 @@ _REFUSALS: Final = frozenset(
 
 
 def failure_of(error: aio.AioRpcError, endpoint: str) -> Failed:
-    """Classify an error of the gRPC library. etcd identifies its errors by their texts, because
-    gRPC uses the same codes for lost connections."""
+    """Classify an error of the gRPC library. Errors of etcd are recognized by their texts, because
+    the library uses the same status codes for lost connections."""
     details = one_line(error.details() or error.code().name)
     text = f"etcd at {endpoint}: {details}"
     if details.startswith(_OWN):
@@ -172,7 +172,7 @@ class Link:
 
     @asynccontextmanager
     async def failing(self) -> AsyncIterator[None]:
-        """Convert errors of the gRPC library to Failed."""
+        """Convert errors of the gRPC library in the ``with`` block to the exception Failed."""
         try:
             yield
         except aio.AioRpcError as error:
@@ -195,7 +195,7 @@ class Link:
 
 
 def open_link(endpoint: str, config: EtcdConfig) -> Link:
-    """Return a connection to a member of etcd, which is opened by the first call."""
+    """Return a connection to an etcd member. The first call opens the connection."""
     options: list[tuple[str, Any]] = [
         ("grpc.use_local_subchannel_pool", 1),  # without it, all channels share a connection
         ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
@@ -247,7 +247,7 @@ class Links:
         self._probe = encode_range(f"{config.namespace}/".encode(), is_keys_only=True)
 
     async def ready(self, until: float) -> Link:
-        """Return a connection to a member that replies. Raises Unreachable if none does in time."""
+        """Return a connection to a member that replies. Raises StoreUnreachable after ``until``."""
         link = self._link
         if link is not None and link.is_connected:
             return link
@@ -266,7 +266,7 @@ class Links:
         return connecting.result()
 
     def failed(self, link: Link, error: PenstockError) -> None:
-        """Stop using a connection. Calls in progress on it may still finish."""
+        """Stop using a connection that has failed. Calls in progress on it may still finish."""
         if link is not self._link:
             return
         self._link = None

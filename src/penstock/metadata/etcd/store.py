@@ -1,13 +1,12 @@
 """The metadata store of a cluster, in an etcd of one or several members.
 
-All keys are below the namespace of this cluster, because other programs may use the same etcd.
-Their changes increase the revision too. Reads are linearizable. A call is tried on one member after
-the other until its timeout, but a transaction that was sent is not retried: if its reply is lost,
-OutcomeUnknown is raised. A transaction is sent only to a member that has shown that it has a
-leader, so that most failures have a known outcome.
+All keys begin with the namespace of this cluster, because other programs may use the same etcd.
+Changes by these programs increase the revision too. Reads are linearizable. A call is tried on one
+member after another until its timeout, but a transaction that was sent is not retried: if its reply
+is lost, OutcomeUnknown is raised. A transaction is sent only to a member that is known to have a
+leader, so that few transactions have an unknown outcome.
 
-``links.py`` contains connections, ``watch.py`` watches and keep-alives, ``wire.py`` the encoding.
-"""
+``links.py`` has the connections, ``watch.py`` watches and keep-alives, ``wire.py`` the encoding."""
 
 import asyncio
 import random
@@ -74,7 +73,7 @@ class EtcdStore(Store):
     async def open(
         cls, config: EtcdConfig, *, chance: Callable[[], float] = random.random
     ) -> "EtcdStore":
-        """Return a connected store. Raises Unreachable if no member replies in time."""
+        """Return a connected store. Raises StoreUnreachable if no member replies in time."""
         _check_config(config)
         store = cls(config, chance=chance)
         try:
@@ -114,7 +113,8 @@ class EtcdStore(Store):
         raise Throttled("etcd compacts its history faster than the entries can be listed; retry.")
 
     async def _list(self, start: bytes, end: bytes) -> tuple[Sequence[wire.Stored], int]:
-        """Return all entries at one revision. Raises HistoryGone if etcd compacts it meanwhile."""
+        """Return all entries of a key range, and their revision. Raises HistoryGone if etcd
+        compacts this revision before all pages are read."""
         found: list[wire.Stored] = []
         revision, limit = 0, PAGE_ENTRIES_MIN
         while True:
@@ -190,11 +190,11 @@ class EtcdStore(Store):
 
     async def _call(self, method: Method, request: bytes, *, is_repeatable: bool = True) -> bytes:
         """Send a request and return the reply. If the reply is lost, a repeatable request is sent
-        to the next member until the timeout, and any other request raises OutcomeUnknown."""
+        to another member, until the timeout; for any other request OutcomeUnknown is raised."""
         if self._is_closed:
             raise StoreUnusable("The metadata store is closed.")
         if self._call_count == CALLS_MAX:
-            raise Throttled(f"{CALLS_MAX} metadata calls are already waiting; retry.")
+            raise Throttled(f"The limit of {CALLS_MAX} metadata calls at a time is reached; retry.")
         self._call_count += 1
         began = self._loop.time()
         until = began + self.call_seconds
@@ -250,9 +250,9 @@ def _check_config(config: EtcdConfig) -> None:
             raise StoreUnusable(f"The etcd endpoint {endpoint} must be HOST:PORT.")
     if _NAMESPACE.match(config.namespace) is None:
         raise StoreUnusable(
-            f"The etcd namespace {config.namespace} must be 1 to 4 names, such as /a/b."
+            f"The etcd namespace {config.namespace} must consist of 1 to 4 names, such as /a/b."
         )
     if (config.cert_path is None) != (config.key_path is None):
         raise StoreUnusable("An etcd client certificate and its key must be set together.")
     if config.cert_path is not None and config.ca_path is None:
-        raise StoreUnusable("An etcd client certificate is set, but not the CA file of etcd.")
+        raise StoreUnusable("An etcd client certificate is set, but the CA file of etcd is not.")

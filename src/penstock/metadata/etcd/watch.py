@@ -1,15 +1,15 @@
-"""Watches of etcd keys that miss no change, and keep-alives of leases, even if members fail.
+"""Watches that miss no change of etcd keys, and keep-alives of leases, even if members fail.
 
-Each watch has a separate stream and remembers its next revision; when the stream or the member is
-lost, the watch restarts there, on any member that replies. Three properties of etcd matter:
+Each watch has a separate stream and remembers its next revision. If the stream or the member is
+lost, the watch continues from this revision, on any member that replies. Details of etcd matter:
 
-- A watch that starts exactly where history was compacted silently misses a delete of that revision.
-  So a watch starts one revision early and skips older changes: then etcd reports the compaction.
-- A member that stops, or is cut off from the others, just becomes silent. So after a short silence
-  a progress notification is requested. Its revision is ignored, because etcd before 3.4.25 and
-  3.5.8 may send one that is ahead of changes not sent yet.
-- A large reply comes in fragments, which may split a revision: the last revision of a fragment is
-  kept back until the rest has arrived."""
+- A watch that starts exactly at the compacted revision silently misses a delete of that revision.
+  So a watch starts one revision earlier, where etcd reports the compaction, and skips old changes.
+- A member that stops, or loses its connections to other members, just sends nothing. So after a
+  short silence the watch requests a progress notification. The revision in the notification is
+  ignored, because in etcd before 3.4.25 and 3.5.8 it may be ahead of changes not sent yet.
+- A large reply comes in fragments, which may split the changes of one revision. So the changes of
+  the last revision in a fragment are kept back until the next fragment has arrived."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -57,7 +57,7 @@ class _Watch:
         return wire.encode_watch(self.start, self.end, from_revision=max(1, self.from_revision - 1))
 
     def take(self, answer: WatchAnswer) -> Sequence[Event]:
-        """Return, in order, the changes of all revisions that are complete after this reply."""
+        """Return the changes of all revisions that are complete after this reply, in order."""
         events = self._kept_back + [
             event for event in answer.events if event[1].version >= self.from_revision
         ]
@@ -95,9 +95,9 @@ class Watches:
     async def follow(
         self, start: bytes, end: bytes, *, from_revision: int
     ) -> AsyncGenerator[Sequence[Event], None]:
-        """Yield changes like ``store.Store.watch``. Raises StoreUnusable if etcd denies access."""
+        """Yield changes as ``Store.watch`` does. Raises StoreUnusable if etcd denies access."""
         if len(self._watches) >= WATCHES_MAX:
-            raise Throttled("Too many etcd watches are open.")
+            raise Throttled("Too many etcd watches are open; retry later.")
         watch = _Watch(start, end, from_revision, self._loop.time())
         self._watches.add(watch)
         retry_seconds = RETRY_SECONDS_MIN
@@ -153,8 +153,8 @@ class Watches:
             await abandon(read)
 
     async def _is_heard(self, link: Link, stream: Any, read: asyncio.Task[Any]) -> bool:
-        """Return True after a reply, False if the member stays silent. Progress is requested
-        repeatedly, because some versions of etcd do not reply while a watch catches up."""
+        """Return whether the member sends anything before a timeout. Progress is requested more
+        than once, because some versions of etcd do not reply while a watch catches up."""
         pulse = self._config.pulse_ms / 1_000
         until = self._loop.time() + pulse + self._config.pulse_answer_ms / 1_000
         while True:
@@ -196,8 +196,8 @@ def _end_of(answer: WatchAnswer, link: Link) -> PenstockError | Failed:
 class KeepAlives:
     """Keeps leases alive. A keep-alive is first sent to the member that replied last. If there is
     no reply for a while, it is also sent to the next member, and so on in a cycle; the first reply
-    counts. Members are asked more than once because they forward requests to their leader: if the
-    leader has died, only a later request reaches the new one."""
+    counts. A member may get the same request more than once: it forwards requests to the leader,
+    and if the leader has died, only a later request reaches the new leader."""
 
     def __init__(self, config: EtcdConfig, *, chance: Callable[[], float]) -> None:
         self._config = config
@@ -255,7 +255,8 @@ class KeepAlives:
         )
 
     async def _answer(self, task: asyncio.Task[bytes], endpoint: str) -> bytes | PenstockError:
-        """Return a member's reply or error. Raises errors that every member would return."""
+        """Return a member's reply, or an error after which other members should be tried. Raises
+        errors that every member would return."""
         try:
             return task.result()
         except Failed as failed:

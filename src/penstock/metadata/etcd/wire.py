@@ -1,14 +1,14 @@
-"""Encoding and decoding of the few messages of etcd's API that the store needs. Pure.
+"""Encoding and decoding of the few messages of etcd's API that the store needs, without I/O.
 
-Written by hand, because a dozen messages do not justify a compiler and a run-time library with
-their versions: ``docs/adr/0023-etcd-client.md``. The messages are protocol buffers: fields come in
-any order, unknown fields are skipped, and fields with their default value are not sent. Field
-numbers are those of etcd 3 (``rpc.proto``, ``kv.proto``). Keys and values are bytes here.
+The code is written by hand, because a dozen messages do not justify a dependency on the compiler
+and the library of protocol buffers (``docs/adr/0023-etcd-client.md``). In protocol buffers, fields
+come in any order, unknown fields are skipped, and fields with their default value are not sent.
+Field numbers are those of etcd 3 (``rpc.proto``, ``kv.proto``). Keys and values are bytes here.
 
     field    = tag, value         tag = number << 3 | kind, a varint
     kind 0   = varint             seven bits per byte, lowest first; ten bytes if negative
     kind 2   = length, bytes      strings, bytes, messages
-    kinds 1 and 5, eight and four bytes, are skipped: no field that is read here has them"""
+    kinds 1 and 5, of eight and four bytes, are skipped: no field that is read here has them"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, ParamSpec, TypeVar
@@ -25,7 +25,7 @@ _SHIFT_MAX: Final = 63  # a varint has at most ten bytes
 
 
 class Stored(NamedTuple):
-    """An entry of etcd, or for a delete only its key and the revision of the delete."""
+    """An etcd entry. If it was deleted, only ``key`` and ``version`` are set."""
 
     key: bytes
     value: bytes
@@ -82,7 +82,7 @@ def _bytes(number: int, value: bytes) -> bytes:
 def encode_range(
     start: bytes, end: bytes = b"", *, limit: int = 0, revision: int = 0, is_keys_only: bool = False
 ) -> bytes:
-    """Encode a linearizable read of one key, or of the keys from ``start`` to before ``end``."""
+    """Encode a linearizable read of ``start``, or of all keys from ``start`` to before ``end``."""
     until = _bytes(2, end) if end else b""
     options = _int(3, limit) + _int(4, revision) + _int(8, is_keys_only)
     return _bytes(1, start) + until + options
@@ -90,7 +90,7 @@ def encode_range(
 
 def encode_txn(txn: Txn, name: Callable[[str], bytes]) -> bytes:
     """Encode a transaction. ``name`` converts a key to its full name in etcd. If a comparison
-    fails, the reply contains all compared entries, so that the failed one can be found."""
+    fails, the reply contains all compared entries, which show the comparison that failed."""
     parts: list[bytes] = []
     for target, union, keys in ((2, 6, txn.compare), (1, 5, txn.compare_created)):  # MOD, CREATE
         for key, revision in keys:
@@ -116,12 +116,12 @@ PROGRESS: Final = _bytes(3, b"")  # requests a progress notification from the st
 
 
 def encode_lease(number: int) -> bytes:
-    """Encode a lease request: the id to keep alive or revoke, or the seconds to grant."""
+    """Encode the TTL in seconds to grant a lease, or the id of a lease to keep alive or revoke."""
     return _int(1, number)
 
 
 def _read(decode: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a decoder: it raises StoreUnusable for bytes that are not a valid message."""
+    """Make a decoder raise StoreUnusable for bytes that are not a valid message."""
 
     def reading(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -161,7 +161,7 @@ def _end(data: bytes, at: int, length: int) -> int:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (field number, integer or 0, bytes or b"") of every field."""
+    """Yield (field number, integer, bytes) for each field. Only one of integer and bytes is set."""
     at, end = 0, len(data)
     while at < end:
         tag, at = _varint(data, at)
@@ -180,7 +180,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _parsed(data: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
-    """Return the last integer value and all bytes values of each field, by field number."""
+    """Return two dicts by field number: the last integer, and the list of bytes, of each field."""
     numbers: dict[int, int] = {}
     parts: dict[int, list[bytes]] = {}
     for field, number, content in fields(data):
@@ -198,7 +198,7 @@ def _revision(parts: Mapping[int, Sequence[bytes]]) -> int:
 
 
 def _stored(data: bytes) -> Stored:
-    """Decode an entry, without ``fields`` for speed: catalogs have tens of thousands of entries."""
+    """Decode an entry. ``fields`` is not used, because it is too slow for large catalogs."""
     key = value = b""
     version = created = 0
     at, end = 0, len(data)
@@ -267,5 +267,5 @@ def decode_grant(data: bytes) -> int:
 
 @_read
 def decode_keep_alive(data: bytes) -> int:
-    """Return for how many seconds the lease lasts from now; 0 if it has ended."""
+    """Return the remaining seconds of the lease, or 0 if it has ended."""
     return _parsed(data)[0].get(3, 0)

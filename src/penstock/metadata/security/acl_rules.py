@@ -1,12 +1,12 @@
-"""Kafka's access rules (ACLs) and delegation tokens in the metadata store, one entry each. Every
-node has all of them in memory, updated by a watch.
+"""Kafka's access rules (ACLs) and delegation tokens in the metadata store, each in its own entry.
+Every node has all entries in memory, updated by a watch.
 
     /acls/{account}/{SHA-256 of the value}    the rule as JSON
     /tokens/{token id}                        the token as JSON, without its secret
 
-The entry of a rule is never changed, and its key follows from its value: adding a rule that exists
-changes nothing, and changes of different rules never conflict. The secret of a token, its HMAC, is
-computed from the token id and a key that all nodes share."""
+The entry of a rule is never changed, and its key is the hash of the rule. So adding a rule that
+exists changes nothing, and changes of different rules never conflict. The secret of a token, its
+HMAC, is computed from the token id and a key that all nodes share."""
 
 import hashlib
 import hmac
@@ -49,7 +49,8 @@ def decode_acl(value: bytes) -> Acl:
     rule = _decode_acl(value)
     if max(map(len, (rule.principal, rule.host, rule.resource_name))) > limits.ACL_TEXT_CHARS_MAX:
         raise ValueError(
-            f"a text in an access rule has more than {limits.ACL_TEXT_CHARS_MAX} characters"
+            "the principal, host or resource name of an access rule has more than"
+            f" {limits.ACL_TEXT_CHARS_MAX} characters"
         )
     return rule
 
@@ -64,7 +65,7 @@ class AclRules(Cache[Acl]):
         return self._indexes.get(account)
 
     async def add(self, account: str, rules: Collection[Acl]) -> None:
-        """Add rules that do not exist. Raises QuotaExceeded, and adds none, if not all fit."""
+        """Add the rules that do not exist yet. Raises QuotaExceeded if not all of them fit."""
         known = self.of(account) or ()
         unique = list(dict.fromkeys(rules))
         self._check_room(account, sum(rule not in known for rule in unique))
@@ -93,9 +94,8 @@ class AclRules(Cache[Acl]):
             )
 
     async def _write_all(self, account: str, rules: Sequence[Acl], *, is_put: bool) -> None:
-        """Put or delete rules in one transaction. It compares the versions of all entries, because
-        memory may be behind, and is repeated after a conflict or an unknown outcome, which is
-        harmless."""
+        """Put or delete rules in one transaction, if their versions in memory are not outdated.
+        After a conflict or an unknown outcome, the versions are read and the write is repeated."""
         entries = {acl_key(account, rule): rule for rule in rules}
         versions = {key: self.version(key) for key in entries}
         for _ in range(TRIES_MAX):
@@ -137,7 +137,7 @@ def decode_token(value: bytes) -> DelegationToken:
     token = _decode_token(value)
     names = (token.owner, token.requester, *token.renewers)
     if not is_account(token.account) or _ID.match(token.token_id) is None:
-        raise ValueError("a delegation token needs an account and an id of 22 characters")
+        raise ValueError("a delegation token must have an account and an id of 22 characters")
     if (
         len(token.renewers) > limits.TOKEN_RENEWERS_MAX
         or max(map(len, names)) > limits.ACL_TEXT_CHARS_MAX
@@ -167,7 +167,7 @@ class DelegationTokens(Cache[DelegationToken]):
         return hmac.digest(self._secret, token_id.encode(), "sha512")
 
     async def create(self, token: DelegationToken) -> None:
-        """Store a new token. Raises QuotaExceeded if the tenant or the server has too many."""
+        """Store a new token. Raises QuotaExceeded if there are already too many tokens."""
         self._check_room(token.account)
         key = token_key(token.token_id)
         try:
@@ -178,8 +178,8 @@ class DelegationTokens(Cache[DelegationToken]):
                 raise
 
     async def change(self, token_id: str, change: Change) -> DelegationToken | None:
-        """Replace a token by ``change(token)``, or delete it if that is None. Returns the new or
-        deleted token, or None if there is no such token."""
+        """Replace a token by ``change(token)``, or delete it if the result is None. Returns the new
+        or deleted token, or None if the token does not exist."""
         found: DelegationToken | None = None
 
         def step(before: DelegationToken | None) -> DelegationToken | None:
@@ -206,13 +206,13 @@ class DelegationTokens(Cache[DelegationToken]):
         used, most = len(self.of(account)), limits.TOKENS_MAX
         if used >= limits.TOKENS_PER_TENANT_MAX:
             raise QuotaExceeded(
-                f"This tenant has {used:,} of {limits.TOKENS_PER_TENANT_MAX:,} delegation tokens:"
-                " expire some, or wait until they have expired."
+                f"This tenant has {used:,} of {limits.TOKENS_PER_TENANT_MAX:,} delegation tokens;"
+                " expire some of them, or wait until some have expired."
             )
         if len(self) >= most:
             raise QuotaExceeded(
-                f"All tenants together have {most:,} of {most:,} delegation tokens:"
-                " expire some, or wait until they have expired."
+                f"All tenants together have {most:,} of {most:,} delegation tokens;"
+                " expire some of them, or wait until some have expired."
             )
 
     def _on_token_change(

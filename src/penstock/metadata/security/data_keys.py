@@ -2,17 +2,17 @@
 
     /datakeys/{topic_id}/{key id}   the key, encrypted ("wrapped") by the key ring
 
-A topic has one key that encrypts, and older keys that still decrypt. A new key takes over after a
-day, after 2^31 messages (nonces are random; with more messages two might be equal), or when the
-queue names another KMS key. Messages per key are counted in blocks of 2^24, which a node reserves
-in the store before it uses a key, so that the count survives restarts and covers all nodes.
+A topic has one key that encrypts new messages, and older keys that are kept to decrypt older ones.
+A new key is created after a day, after 2^31 messages (nonces are random; with more messages two
+might be equal), or when the queue names another KMS key. Before a node uses a key, it reserves a
+block of 2^24 messages in the store, so that the count per key survives restarts and covers all
+nodes. A key is removed when no message encrypted with it can exist: when the topic's retention and
+28 days have passed since the end of its last block. In these 28 days a message may go to a
+dead-letter queue, be moved back and fail again. Keys of a deleted topic are kept for 28 days too.
 
-A key is removed when no message encrypted with it can exist: after its last block, the topic's
-retention and 28 more days, because a message lives on in a dead-letter queue and may be moved back
-and fail again. The keys of a deleted topic are kept for 28 days too.
-
-Reads are served from memory: a frontend calls ``take`` and ``find`` for each message, and waits for
-the store (``reserve``, ``learn``) only if there is no key yet, or if another node just made it."""
+For each message, a frontend calls ``take`` or ``find``, which read memory. Only if these find no
+key, for example because another node has just created it, the frontend calls ``reserve`` or
+``learn``, which call the store."""
 
 import asyncio
 import logging
@@ -71,7 +71,7 @@ decode_data_key = msgspec.json.Decoder(DataKeyEntry).decode
 
 
 class DataKey:
-    """A decrypted data key. ``place`` is its topic id followed by its key id."""
+    """A decrypted data key. ``place``, its address, is the topic id followed by the key id."""
 
     __slots__ = ("decrypt", "encrypt", "owner", "place")
 
@@ -88,7 +88,7 @@ class DataKey:
 
 @dataclass(slots=True)
 class _Block:
-    """A number of messages that this node may encrypt with a key."""
+    """A block of messages that this node has reserved, and may encrypt with one key."""
 
     key: DataKey
     label: str
@@ -141,7 +141,7 @@ class DataKeys:
         self._swept_at_ms = 0
 
     async def start(self) -> None:
-        """Load all keys. If a key cannot be decrypted, its messages are not delivered."""
+        """Load all keys. Messages whose key cannot be decrypted are not delivered."""
         await self._entries.start()
         for at, entry in self._all():
             self._secret(at, entry)
@@ -166,13 +166,13 @@ class DataKeys:
         return topic_id in self._by_topic
 
     def find(self, place: bytes) -> DataKey | None:
-        """Return a key from memory. ``place`` is its topic id followed by its key id."""
+        """Return a key from memory. ``place`` is the topic id followed by the key id."""
         return self._ready.get(place) or self._unwrapped(
             place[:TOPIC_ID_BYTES].hex(), place[TOPIC_ID_BYTES:].hex()
         )
 
     async def learn(self, place: bytes) -> DataKey | None:
-        """Return a key from the store, because another node may have created it just now."""
+        """Return a key from the store, where another node may just have created it."""
         topic_id, key_id = place[:TOPIC_ID_BYTES].hex(), place[TOPIC_ID_BYTES:].hex()
         await self._entries.refresh(data_key_key(topic_id, key_id))
         return self.find(place)
@@ -203,7 +203,7 @@ class DataKeys:
         return key
 
     def take(self, topic: Topic, count: int) -> DataKey | None:
-        """Return the key for the next ``count`` messages, or None if too few are reserved."""
+        """Return the key for the next ``count`` messages, or None if ``reserve`` is needed."""
         block = self._blocks.get(topic.topic_id)
         if block is None or block.left < count:
             return None
@@ -218,7 +218,7 @@ class DataKeys:
         return block.key
 
     async def reserve(self, topic: Topic, count: int) -> DataKey:
-        """Return the key for the next ``count`` messages, after reserving a block of messages."""
+        """Reserve a block of messages, and return the key for the next ``count`` messages."""
         assert count <= BLOCK_USES
         for _ in range(TRIES_MAX):
             key = self.take(topic, count)
@@ -229,7 +229,7 @@ class DataKeys:
         raise Throttled(f"The data key of {topic.name} cannot be renewed fast enough; retry.")
 
     async def rotate(self, topic: Topic) -> None:
-        """Create a new key for later messages. Earlier messages are not changed."""
+        """Create a new key for later messages. Earlier messages stay encrypted as they are."""
         if len(self._by_topic.get(topic.topic_id, ())) >= KEYS_PER_TOPIC_MAX:
             raise Overloaded(f"{topic.name} has the maximum of {KEYS_PER_TOPIC_MAX} data keys.")
         label = _label_of(topic)
@@ -310,7 +310,7 @@ class DataKeys:
         self._blocks[topic.topic_id] = _Block(key, label, until_ms, until_ms - RENEW_BEFORE_MS)
 
     async def sweep(self) -> int:
-        """Remove keys that no message needs, at most once an hour, and return their number."""
+        """Remove the keys that no message needs, at most once an hour. Returns their number."""
         now_ms = self._clock.wall_ms()
         if 0 <= now_ms - self._swept_at_ms < SWEEP_INTERVAL_MS:
             return 0
@@ -330,7 +330,7 @@ class DataKeys:
         return gone
 
     def _aged(self, topic_id: str, entry: DataKeyEntry, now_ms: int) -> DataKeyEntry | None:
-        """Return the updated entry of a key, or None if the key should be removed."""
+        """Return a key's entry with ``orphaned_at_ms`` updated, or None to remove the key."""
         topic = self._catalog.find_id(topic_id)
         if topic is None:
             # The key is removed by a later sweep: the topic may only be missing in memory.
@@ -356,7 +356,7 @@ class DataKeys:
         return sum(entry is None for _, entry in changes)
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
-        """Encrypt every data key with the present master key. Messages are not changed."""
+        """Encrypt every data key with the current master key. Messages are not changed."""
 
         def change(at: str, entry: DataKeyEntry) -> DataKeyEntry:
             return msgspec.structs.replace(entry, wrapped=rewrap(entry.wrapped, at.encode()))
@@ -368,7 +368,7 @@ class DataKeys:
             yield from entries.items()
 
     async def _put(self, at: str, entry: DataKeyEntry) -> bool:
-        """Store an entry. Returns False after a conflict; memory then has the newest entry."""
+        """Store an entry. Returns False, and updates memory, if another node has changed it."""
         try:
             await self._entries.write(at, entry, if_version=self._entries.version(at))
             return True

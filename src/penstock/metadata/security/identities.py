@@ -1,10 +1,9 @@
-"""Tenants, users, keys and policies: the ``model.ports.Identities`` of this node, and the calls
-that change them.
+"""Changes of tenants, users, keys and policies. Implements ``model.ports.Identities``.
 
 A change is written to the store first, by compare-and-swap, and retried after a conflict; it is in
 memory when the call returns. Entries, limits and reads are in ``identity_entries.py``. Before
-deleting a tenant, the caller must check that it has no queues; the admin API decides who may make
-these calls."""
+deleting a tenant, the caller must check that it has no queues. The admin API checks who may call
+these functions."""
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
@@ -48,8 +47,8 @@ class Resealed(msgspec.Struct, frozen=True):
 
 
 async def reseal(cache: Cache[T], keys: Iterable[str], change: Callable[[str, T], T]) -> Resealed:
-    """Replace entries by ``change(key, entry)``, which wraps their secrets again and raises Damaged
-    if a secret is unreadable."""
+    """Replace each entry by ``change(key, entry)``, which encrypts its secret with the current
+    master key, or raises Damaged if the secret cannot be decrypted."""
     count = unreadable = 0
     for key in keys:
 
@@ -66,8 +65,9 @@ async def reseal(cache: Cache[T], keys: Iterable[str], change: Callable[[str, T]
 
 
 def _repeated(what: str) -> Callable[[Step[P, R]], Change[P, R]]:
-    """Repeat a change after a conflict. The argument ``is_behind``, which callers do not give, is
-    True then: memory may be out of date, so the store is read. ``what`` names arguments."""
+    """Make a method retry after a conflict. The method gets ``is_behind``, an argument that callers
+    do not pass: True in a retry, when it must read the store, because memory may be out of date.
+    ``what`` is a format string of its arguments, for the error after too many conflicts."""
 
     def decorate(step: Step[P, R]) -> Change[P, R]:
         async def repeat(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -142,13 +142,13 @@ class StoredIdentities(entries.IdentityMemory):
         # because tenants are identified by their account; names are for people.
         for other in self._tenants.values():
             if other.tenant.name == tenant.name and other.tenant.account != tenant.account:
-                raise Conflict(f"The tenant {other.tenant.account} has the name {tenant.name}.")
+                raise Conflict(f"Tenant {other.tenant.account} already has the name {tenant.name}.")
 
     @_repeated("The user {user.name}")
     async def create_user(
         self, is_behind: bool, user: User, scram: ScramCredential | None = None
     ) -> User:
-        """Create a user and its password, if one is given, in one transaction."""
+        """Create a user, and its password if ``scram`` is given, in one transaction."""
         entries.check_user_name(user.name)
         _check_policies(user, before={})
         at, tenant_at = entries.user_key(user.account, user.name), entries.tenant_key(user.account)
@@ -287,7 +287,7 @@ class StoredIdentities(entries.IdentityMemory):
             self._used[key.key_id] = now_ms - now_ms % MINUTE_MS
 
     async def flush(self) -> int:
-        """Store when keys were last used, and return the number of stored keys."""
+        """Store the times of the last use of keys. Returns the number of keys changed."""
         used, self._used = self._used, {}
         ids, count = list(used), 0
         try:
@@ -347,7 +347,7 @@ class StoredIdentities(entries.IdentityMemory):
         await self._acls.remove(account, rules)
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
-        """Encrypt every secret with the present master key, so that old keys can be removed."""
+        """Encrypt every secret with the current master key. Old master keys can then be removed."""
 
         def change(at: str, key: AccessKey) -> AccessKey:
             sealed = rewrap(key.sealed_secret, at.encode())
@@ -368,7 +368,7 @@ class StoredIdentities(entries.IdentityMemory):
     async def _change(
         self, is_behind: bool, cache: Cache[T], at: str, what: str, change: Callable[[T], T]
     ) -> T:
-        """Apply a function to the newest value of an existing entry and store the result."""
+        """Replace an existing entry by ``change(entry)`` and return the new entry."""
         entry, version = await _newest(cache, at, is_behind, f"There is no {what}.")
         after = change(entry)
         if after != entry:
@@ -397,7 +397,7 @@ def _check_policies(user: User, *, before: Mapping[str, str]) -> None:
 
 
 async def _newest(cache: Cache[T], at: str, is_behind: bool, missing: str) -> tuple[T, int]:
-    """Return the newest value and its version, from memory or, if it may be behind, the store."""
+    """Return a value and its version, from memory or, if ``is_behind``, from the store."""
     value, version = (None, 0) if is_behind else (cache.get(at), cache.version(at))
     if value is None:
         value, version = await cache.refresh(at)

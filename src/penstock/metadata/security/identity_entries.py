@@ -3,18 +3,18 @@ this node. ``identities.py`` contains the changes.
 
     /tenants/{account}                     the tenant, and its number of users
     /users/{account}/{name}                the user, with its key ids and mechanisms
-    /keys/{key_id}                         the key, its secret sealed
-    /scram/{account}/{user}/{mechanism}    the data to verify a password, sealed
+    /keys/{key_id}                         the key, with its secret encrypted
+    /scram/{account}/{user}/{mechanism}    the data to verify a password, encrypted
 
-Adding a user also changes the number in the tenant's entry, adding a key also changes the ids in
-the user's entry. So two nodes at once cannot exceed a limit, and nothing can be added to an entry
-that is being deleted. A key that its user's entry does not name is invalid, even before a watch
-reports its deletion.
+Adding a user also changes the number in the tenant's entry; adding a key also changes the ids in
+the user's entry. So two nodes cannot exceed a limit at the same time, and nothing can be added to
+an entry that is being deleted. A key is invalid as soon as its user's entry does not name it, even
+before a watch reports that the key is deleted.
 
-Values are JSON. Secrets are sealed (encrypted) with the key of their entry as context, so they
-cannot be opened in another entry. In memory they stay sealed and are opened for each use. A watch
-per kind reports changes of other nodes and raises ``epoch``, which invalidates authorization
-decisions cached elsewhere."""
+Values are JSON. A secret is encrypted with the metadata key of its entry as context, so that it
+cannot be copied to another entry. In memory secrets stay encrypted; they are decrypted for each
+use. Watches report changes by other nodes. Each change increments ``epoch``, which invalidates
+authorization decisions cached elsewhere."""
 
 import base64
 import math
@@ -147,7 +147,7 @@ def _check_limits(limits: Limits) -> None:
             if not (math.isfinite(value) and value >= 0):
                 raise InvalidRequest(f"The rate {name} must be 0 (no limit) or more.")
         if rate.burst and not rate.per_s:
-            raise InvalidRequest(f"The rate {name} has a burst but no value per second.")
+            raise InvalidRequest(f"The rate {name} has a burst but no rate per second.")
 
 
 def check_user_name(name: str) -> None:
@@ -161,7 +161,7 @@ def check_user_name(name: str) -> None:
 
 
 def check_policies(user: User) -> None:
-    """Check names, number and sizes of a user's policies, but not their content."""
+    """Check the names, number and sizes of a user's policies, but not their content."""
     if len(user.policies) > POLICIES_PER_USER_MAX:
         raise InvalidRequest(f"A user can have at most {POLICIES_PER_USER_MAX} policies.")
     total_bytes = 0
@@ -181,7 +181,7 @@ def check_policies(user: User) -> None:
 
 def check_key(key_id: str, secret: str) -> None:
     if _KEY_ID.match(key_id) is None:
-        raise InvalidRequest("A key id must be 16 to 128 letters, digits and _")
+        raise InvalidRequest("A key id must be 16 to 128 letters, digits and underscores.")
     if _SECRET.match(secret) is None:
         raise InvalidRequest("A secret must be 16 to 128 printable ASCII characters, no spaces.")
 
@@ -193,8 +193,8 @@ def check_scram(credential: ScramCredential) -> None:
         raise InvalidRequest(f"The mechanism must be {known}.")
     if not SCRAM_ITERATIONS_MIN <= credential.iterations <= SCRAM_ITERATIONS_MAX:
         raise InvalidRequest(
-            f"iterations is {credential.iterations}; {SCRAM_ITERATIONS_MIN} to"
-            f" {SCRAM_ITERATIONS_MAX} are allowed."
+            f"The number of iterations is {credential.iterations}; it must be"
+            f" {SCRAM_ITERATIONS_MIN} to {SCRAM_ITERATIONS_MAX}."
         )
     if len(credential.salt) > SALT_BYTES_MAX:
         raise InvalidRequest(
@@ -315,7 +315,7 @@ class IdentityMemory(WatchGroup):
                 del by_account[credential.account]
 
     def _look_at_key(self, key_id: str) -> None:
-        """Update the valid keys: a key is valid while the entry of its user names it."""
+        """Add a key to the valid keys if the entry of its user names it, or else remove it."""
         key = self._keys.get(key_key(key_id))
         entry = None if key is None else self._users.get(user_key(key.account, key.user))
         if key is not None and entry is not None and key_id in entry.key_ids:
@@ -327,7 +327,7 @@ class IdentityMemory(WatchGroup):
 def convert_scram(
     credential: ScramCredential, at: str, convert: Callable[..., bytes]
 ) -> ScramCredential:
-    """Return the credential with both keys replaced by ``convert(key, context=...)``."""
+    """Return the credential with each of its two keys replaced by ``convert(key, context=...)``."""
     return msgspec.structs.replace(
         credential,
         stored_key=convert(credential.stored_key, context=f"{at}#stored".encode()),

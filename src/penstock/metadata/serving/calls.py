@@ -1,8 +1,8 @@
-"""The internal calls of the metadata service, which match the operations of a store.
+"""The calls by which other nodes use the metadata service. They match the operations of a store.
 
-Other nodes change entries by compare-and-swap. A watch is a long poll: a watcher requests changes
-from where the last reply ended, so a slow watcher uses no memory of the service. The holder of a
-lease may keep it alive through any node."""
+Other nodes change entries by compare-and-swap. A watch is a long poll: the watcher requests the
+changes from the end of the last reply on, so a slow watcher uses no memory of the service. The
+holder of a lease may keep it alive through any metadata node."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,7 +15,7 @@ from penstock.wire.internal.calls import Call, Nothing
 
 
 class Misdirected(Overloaded):
-    """Raised if a forwarded request reaches a node that does not hold the entry either, because the
+    """Raised if a request was forwarded to a node that does not hold the entry either, because the
     two nodes know different members. The request is not forwarded again."""
 
 

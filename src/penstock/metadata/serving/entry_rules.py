@@ -1,14 +1,14 @@
-"""Checks of the entries that other nodes write into the metadata, before the store is called.
+"""Checks of the entries that other nodes write, before the store is called.
 
 A faulty, old or compromised node must not be able to write entries that other nodes cannot read,
-nor change entries that it has not read: every value must match its key, and every changed key must
-be compared, by its version or its create revision. For passwords and deleted access keys, it is
-enough to compare the entry of the user. A topic can only be deleted together with writing its
-tombstone; without one its data would never be removed.
+or change entries that it has not read. So every value must match its key, and every change must be
+conditional on the version or the create revision of the entry. For passwords and deletes of access
+keys, a condition on the user's entry is enough. A transaction that deletes a topic must also write
+its tombstone; without a tombstone the topic's data would never be removed.
 
-Requests and tasks of operators may overwrite any value, and any node may remove the entry of a
-node. Entries that show that a process is alive must have a lease; entries that must survive, such
-as partition rows, must not."""
+Entries for requests and tasks of operators may be changed without a condition, and any node may
+delete the entry of a node. Entries that show that a process is alive must have a lease; entries
+that must survive, such as partition rows, must not have a lease."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +80,7 @@ _decode_move = msgspec.json.Decoder(MoveTask).decode
 
 
 def topic_id_of(value: bytes) -> str:
-    """Return the topic id in a stored topic, or an empty text if it is unreadable."""
+    """Return the topic id in a stored topic, or an empty text if the value is unreadable."""
     try:
         return _decode_id(value).topic_id
     except (msgspec.DecodeError, ValueError):
@@ -104,7 +104,7 @@ def _topic_key(key: str, value: bytes) -> str:
 def _tomb_key(key: str, value: bytes) -> str:
     topic = _topic(key, value)
     if topic.deleted_at_ms is None:
-        raise InvalidRequest(f"{key}: a tombstone needs the time of the deletion.")
+        raise InvalidRequest(f"{key}: the tombstone has no time of deletion.")
     return tomb_key(topic.topic_id)
 
 
@@ -152,13 +152,13 @@ def _producer_ids_key(key: str, value: bytes) -> str:
 
 def _check_node(key: str, *nodes: int) -> None:
     if not all(1 <= node <= cluster.NODE_ID_MAX for node in nodes):
-        raise InvalidRequest(f"{key}: node numbers are 1 to {cluster.NODE_ID_MAX}.")
+        raise InvalidRequest(f"{key}: node numbers must be 1 to {cluster.NODE_ID_MAX}.")
 
 
 def _check_replicas(key: str, replicas: Sequence[int]) -> None:
     _check_node(key, *replicas)
     if not 1 <= len(replicas) <= cluster.NODES_MAX or len(set(replicas)) != len(replicas):
-        raise InvalidRequest(f"{key}: replicas must be at least one node, each at most once.")
+        raise InvalidRequest(f"{key}: replicas must name at least one node, and no node twice.")
 
 
 def _node_entry_key(key: str, value: bytes) -> str:
@@ -166,7 +166,7 @@ def _node_entry_key(key: str, value: bytes) -> str:
     _check_node(key, entry.node)
     texts = (entry.name, entry.internal, entry.http, entry.kafka, entry.rack)
     if max(map(len, (*texts, entry.folder_id, entry.version))) > NODE_TEXT_CHARS_MAX:
-        raise InvalidRequest(f"{key}: a text may have at most {NODE_TEXT_CHARS_MAX} characters.")
+        raise InvalidRequest(f"{key}: a field has more than {NODE_TEXT_CHARS_MAX} characters.")
     return cluster.node_key(entry.node)
 
 
@@ -195,7 +195,7 @@ def _manager_key(key: str, value: bytes) -> str:
 def _level_key(key: str, value: bytes) -> str:
     entry = cluster.decode_level(key, value)
     if entry.level < LEVEL_FIRST or (entry.wanted and entry.wanted <= entry.level):
-        raise InvalidRequest(f"{key}: levels begin at {LEVEL_FIRST} and are never lowered.")
+        raise InvalidRequest(f"{key}: the level must be at least {LEVEL_FIRST} and can only rise.")
     return cluster.LEVEL_KEY
 
 
@@ -287,32 +287,32 @@ def prefix_of(key: str) -> str:
 
 
 def check_txn(txn: Txn) -> Sequence[str]:
-    """Check a transaction and return the keys that it may create. Raises InvalidRequest."""
+    """Check a transaction, and return the keys that it may create."""
     keys = [*(key for key, _ in txn.puts), *txn.deletes]
     seen = [key for key, _ in (*txn.compare, *txn.compare_created)]
     if len(keys) > CHANGES_PER_TXN_MAX or len(seen) > CHANGES_PER_TXN_MAX:
-        raise InvalidRequest(f"A transaction must have at most {CHANGES_PER_TXN_MAX} keys.")
+        raise InvalidRequest(f"A transaction can name at most {CHANGES_PER_TXN_MAX} keys.")
     if len(set(keys)) != len(keys):
         raise InvalidRequest("The transaction changes a key more than once.")
     families = {RULES[prefix_of(key)].family for key in (*keys, *seen)}
     if len(families) > 1:
-        raise InvalidRequest("A transaction must only change entries of one kind.")
+        raise InvalidRequest("A transaction can only change entries of one kind.")
     compared = {**dict(txn.compare_created), **dict(txn.compare)}
     tombs = _check_puts(txn.puts, compared, is_leased=txn.lease != 0)
     for key in txn.deletes:
         prefix = prefix_of(key)
         rule = RULES[prefix]
         if prefix == TOPICS_PREFIX and (key not in compared or key not in tombs):
-            raise InvalidRequest(f"{key}: a delete must compare the version and put the tombstone.")
+            raise InvalidRequest(f"{key}: a delete must check the version and put a tombstone.")
         if not (rule.is_deleted_blindly or _is_compared(key, rule, compared)):
-            raise InvalidRequest(f"{key}: a delete must compare the version of the entry.")
+            raise InvalidRequest(f"{key}: a delete must be conditional on the entry's version.")
     return [key for key, _ in txn.puts if not compared.get(key)]
 
 
 def _check_puts(
     puts: Sequence[tuple[str, bytes]], compared: Mapping[str, int], *, is_leased: bool
 ) -> set[str]:
-    """Check the puts, and return the keys of topics whose tombstones they contain."""
+    """Check the puts, and return the keys of the topics for which they contain a tombstone."""
     tombs: set[str] = set()
     for key, value in puts:
         prefix = prefix_of(key)
@@ -330,7 +330,7 @@ def _check_puts(
             tomb = _decode(value)
             tombs.add(topic_key(tomb.account, tomb.region, tomb.name))
         elif not (rule.is_put_blindly or _is_compared(key, rule, compared)):
-            raise InvalidRequest(f"{key}: a change must compare the version of the entry.")
+            raise InvalidRequest(f"{key}: a change must be conditional on the entry's version.")
     return tombs
 
 

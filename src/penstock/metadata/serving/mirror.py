@@ -1,11 +1,11 @@
-"""A mirror of one prefix of the store, which a metadata node keeps for other nodes, and the hash
-ring by which large prefixes are divided among metadata nodes.
+"""Mirrors of the store, which a metadata node keeps for other nodes, and the hash ring by which
+large prefixes are divided among metadata nodes.
 
-A mirror has the values of all keys or of this node's part of the keys, and the latest changes of
-all keys, so that any node can serve any watch. A request for older changes gets Compacted and must
-list all entries again. Values are not decoded, which saves two thirds of the memory. ``revision``
-is the revision of the last change that the watch reported; ``known_revision``, the revision of the
-values, may be newer after a read of the store."""
+A mirror has the values of all keys with one prefix, or of this node's part of these keys, and the
+latest changes of all keys, so that any node can serve any watch. A watch from an older revision
+raises Compacted; the watcher must then list all entries again. Values are not decoded, which saves
+two thirds of the memory. ``revision`` is the revision of the last change that the watch reported.
+After a read of the store the values may be newer; ``known_revision`` is their revision."""
 
 import asyncio
 import struct
@@ -39,8 +39,8 @@ class Ring:
 
     Keys and members have places (positions) on a circle of 2^64. A key belongs to the next member
     clockwise, so few keys move when a member joins or leaves. A member has 128 virtual nodes of
-    eight places each, so that the parts are of similar size. Two nodes that know different members
-    notice it by the ``fingerprint``."""
+    eight places each, so that all members have about the same number of keys. Two nodes that know
+    different members detect this by comparing ``fingerprint``."""
 
     __slots__ = ("_owners", "_places", "fingerprint", "members")
 
@@ -77,7 +77,7 @@ Keeps = Callable[[int], bool]  # returns whether this node holds keys at a place
 
 
 class _Held:
-    """Entries by key, sorted by key, and by label, a second name that their values contain."""
+    """Entries that can be found by key, in key order, or by a label that their value contains."""
 
     def __init__(self, label: Callable[[bytes], str] | None) -> None:
         self.entries: dict[str, Entry] = {}
@@ -152,7 +152,7 @@ class Mirror(PrefixWatch):
 
     @property
     def entry_count(self) -> int:
-        """The number of all entries of the prefix, including those that only other nodes hold."""
+        """The number of all entries with the prefix, including those that only other nodes hold."""
         return len(self._held.entries) if self._keeps is None else len(self._places)
 
     @property
@@ -160,7 +160,7 @@ class Mirror(PrefixWatch):
         return len(self._held.entries)
 
     def holds(self, key: str) -> bool:
-        """Return whether this node holds a key if it exists."""
+        """Return whether a key is in the part that this node holds, even if it does not exist."""
         return self._keeps is None or self._keeps(place_of(key))
 
     def get(self, key: str) -> Entry | None:
@@ -173,7 +173,7 @@ class Mirror(PrefixWatch):
     def page(
         self, prefix: str, *, after: str, count_max: int, bytes_max: int
     ) -> tuple[Sequence[Entry], bool]:
-        """Return a page of the held entries after a key, and whether it is the last page."""
+        """Return a page of the entries after the key ``after``, and whether it is the last page."""
         keys, entries = self._held.keys, self._held.entries
         at = bisect_left(keys, prefix)
         if after:
@@ -182,7 +182,7 @@ class Mirror(PrefixWatch):
         return take_page(found, prefix, count_max=count_max, bytes_max=bytes_max)
 
     def changes(self, from_revision: int) -> tuple[Sequence[Change], int]:
-        """Return the changes that fit one reply, and the next revision to request."""
+        """Return the changes from a revision on that fit a reply, and the next revision to read."""
         if from_revision < self._history_start:
             raise Compacted(self._history_start)
         history = self._history
@@ -199,7 +199,7 @@ class Mirror(PrefixWatch):
         return history[start:], max(from_revision, self.revision + 1)
 
     async def wait(self, from_revision: int, *, seconds: float) -> None:
-        """Wait until the watch has reported a revision, or until the timeout."""
+        """Wait until the watch has reported ``from_revision``, or until the timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.revision < from_revision and not self._is_stopped:
@@ -208,13 +208,13 @@ class Mirror(PrefixWatch):
                     await self._moved.wait()
 
     async def hold(self, keeps: Keeps | None) -> None:
-        """Load another part of the keys, or all keys if ``keeps`` is None."""
+        """Load the entries whose keys ``keeps`` accepts, or all entries if ``keeps`` is None."""
         async with self._loading:
             await self._load(keeps, is_at_hand=self._keeps is None)
 
     async def catch_up(self, revision: int, *, seconds: float) -> None:
-        """Wait until this mirror has a revision that another node has seen. If the watch does not
-        report it in time, perhaps because nothing has changed, read the store."""
+        """Wait until this mirror has a revision that another node has seen. If the watch reports no
+        change of that revision in time, read all entries from the store."""
         await self.wait(revision, seconds=seconds)
         async with self._loading:
             if self.known_revision < revision:
@@ -289,7 +289,7 @@ class Mirror(PrefixWatch):
         self._held.put(Entry(key, change.value, change.version, created))
 
     def _trim(self) -> None:
-        """Drop old changes. The history may exceed its limits by a quarter, so this is rare."""
+        """Drop the oldest changes if the history exceeds a limit by more than a quarter."""
         history = self._history
         many = self._history_changes_max * 5 // 4
         if len(history) <= many and self._history_bytes <= HISTORY_BYTES_MAX * 5 // 4:
@@ -311,7 +311,7 @@ class Mirror(PrefixWatch):
 def take_page(
     entries: Iterable[Entry], prefix: str, *, count_max: int, bytes_max: int
 ) -> tuple[list[Entry], bool]:
-    """Return the first entries with a prefix that fit a page, and whether these are all."""
+    """Return the first entries with a prefix that fit a page, and whether it is the last page."""
     page: list[Entry] = []
     size = 0
     for entry in entries:
@@ -329,8 +329,8 @@ def _version(change: Change) -> int:
 
 
 def merge_pages(pages: Sequence[Listed], *, entry_count: int) -> Listed:
-    """Merge the pages that several nodes returned for the same request. The result ends where the
-    first incomplete page ends; later entries are left for the next request."""
+    """Merge the pages that several nodes returned for the same request. If a page is incomplete,
+    entries after its last key are left for the next request."""
     open_ends = [page.entries[-1].key for page in pages if not page.is_end]
     end = min(open_ends, default=None)
     newest: dict[str, Entry] = {}

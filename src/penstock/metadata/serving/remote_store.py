@@ -1,11 +1,11 @@
-"""The store and the catalog of a node without a store, which call the metadata service.
+"""A store and a catalog that call the metadata service, for nodes that have no store themselves.
 
-After an outage of the service the watch continues where it was; all entries are listed again only
-if the service no longer has the changes. If the outage lasts, most calls are refused at once, so
-that callers need not wait for a timeout.
+After an outage of the service, a watch continues from the last revision that it has received; all
+entries are listed again only if the service no longer has the changes since then. If an outage
+lasts, most calls are rejected at once, so that callers do not wait for a timeout.
 
-The watch may report a change before the reply to a get that does not include it. Such a get is
-repeated; otherwise the catalog would keep a deleted entry forever."""
+A get may return a value that is older than a change that the watch has already reported. Then the
+get is repeated; otherwise the catalog would keep a deleted entry forever."""
 
 import asyncio
 import logging
@@ -80,12 +80,12 @@ class RemoteStore(store.Store):
         self._on_back: list[Callable[[], None]] = []
 
     def on_back(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` when the service, or its store, is reachable again."""
+        """Call ``listener`` whenever the service, or its store, is reachable again."""
         self._on_back.append(listener)
 
     @property
     def staleness_ms(self) -> int:
-        """The longest time for which memory may have missed changes."""
+        """The longest time for which a watch has had no reply."""
         now_ms = self._clock.mono_ms()
         return max((now_ms - heard for heard in self._heard_at_ms.values()), default=0)
 
@@ -142,7 +142,7 @@ class RemoteStore(store.Store):
         return found, revision
 
     def doubt(self, key: str) -> None:
-        """Make the next get of this key read the store itself."""
+        """Make the next ``get`` of a key read the store, not the memory of a metadata node."""
         if len(self._doubted) < DOUBTED_MAX:
             self._doubted.add(key)
 
@@ -169,7 +169,7 @@ class RemoteStore(store.Store):
         return (await self._call(calls.KEEP_ALIVE, calls.OfLease(lease))).left_ms
 
     async def revoke(self, lease: int) -> None:
-        """Revoke a lease. Its entries may be listed until the watch has reported their deletion."""
+        """Revoke a lease. Its entries may be listed until the watch has reported the deletes."""
         self._check_there()
         await self._call(calls.REVOKE, calls.OfLease(lease))
 
@@ -238,8 +238,8 @@ class RemoteCatalog:
     """The catalog of topics on a node without a store. Implements ``model.ports.Catalog``.
 
     Topics are looked up in memory, even if the service is not reachable. If a topic is missing in
-    memory and the service has not replied recently, the topic may exist. Then a look-up raises
-    Throttled and calls the service, so that the client's next attempt finds the result."""
+    memory and the service has not replied recently, the topic may exist nevertheless. Then a
+    look-up calls the service and raises Throttled; when the client retries, the reply is there."""
 
     def __init__(
         self,
@@ -322,7 +322,7 @@ class RemoteCatalog:
         return await self.stored.delete(account, region, name, now_ms=now_ms)
 
     def _doubt_missing(self, account: str, region: str, name: str) -> None:
-        """If a topic is not in memory, make the next get of its key read the store."""
+        """If a topic is not in memory, make the next ``get`` of its key read the store."""
         if self._find(account, region, name) is None:
             self.store.doubt(topic_key(account, region, name))
 
@@ -331,7 +331,7 @@ class RemoteCatalog:
         return self.store.staleness_ms <= self._config.stale_ms_max
 
     def _check_absent(self, account: str, region: str, name: str) -> None:
-        """Raise Throttled and look the topic up, unless it is known not to exist."""
+        """Begin to look a topic up, and raise Throttled, unless it is known not to exist."""
         if "/" in name or "/" in account or "/" in region:
             return  # not a valid name
         key = topic_key(account, region, name)

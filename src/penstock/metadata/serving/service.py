@@ -3,13 +3,12 @@ their changes on to the store.
 
 Every metadata node holds all entries in memory, except if there are very many topics. Then a node
 holds its part of the topics (by a hash ring), and a limited number of other topics that were
-requested. A request for a topic of another node is forwarded once to its owner. If the owner is not
-reachable, or two nodes know different members, the node that got the request reads the store.
+requested. A request for a topic of another node is forwarded once, to the topic's owner. If the
+owner is not reachable, or the two nodes know different members, the first node reads the store.
 
-Any metadata node writes directly to the store, by compare-and-swap, after checking ``entry_rules``.
-Any of them serves watches, because each receives every change. The store may itself be another
-metadata node (``remote_store``); every reply to a watch states for how long the store has not
-replied."""
+Every metadata node can write to the store, by compare-and-swap, after checking ``entry_rules``, and
+can serve watches, because it receives every change. The store may itself be another metadata node
+(``remote_store``). Every reply to a watch states for how long the store has not replied."""
 
 import asyncio
 import logging
@@ -112,7 +111,7 @@ class MetadataService(WatchGroup):
         self._keeper = asyncio.create_task(self._keep(), name="metadata ring")
 
     async def stop(self) -> None:
-        """Reply to waiting watches, so that the listener can stop, and refuse later requests."""
+        """Reply to waiting watches, so that the listener can stop, and reject later requests."""
         self._is_stopped = True
         keeper, self._keeper = self._keeper, None
         await abandon(keeper)
@@ -130,7 +129,7 @@ class MetadataService(WatchGroup):
 
     @property
     def is_settled(self) -> bool:
-        """Whether this node holds the topics that it should: all, or its part of the ring."""
+        """Whether this node holds the topics that it should hold: all, or its part of the ring."""
         topics, most = self.topics, self._config.whole_entries_max
         if topics.is_whole:
             return topics.entry_count <= most
@@ -138,7 +137,6 @@ class MetadataService(WatchGroup):
         return is_part and topics.entry_count > most * WHOLE_AGAIN
 
     def members_changed(self) -> None:
-        """Update the ring if the members have changed."""
         members = tuple(sorted(self._members())) or (self._node_id,)
         if members != self.ring.members:
             self.ring = Ring(members)
@@ -208,7 +206,7 @@ class MetadataService(WatchGroup):
         if owner == self._node_id:
             return self._read_store(request)  # this node has just become its owner
         if request.is_forwarded:
-            raise calls.Misdirected(f"Node {self._node_id} does not hold {key}.")
+            raise calls.Misdirected(f"Metadata node {self._node_id} does not hold {key}.")
         return self._ask_owner(owner, request, asked)
 
     async def _read_store(self, request: calls.Get) -> calls.Got:
@@ -242,11 +240,11 @@ class MetadataService(WatchGroup):
         if entry is not None or topics.is_whole or request.ring == self._held_ring:
             return calls.Got(entry, topics.known_revision)
         if request.ring:
-            raise calls.Misdirected(f"Node {self._node_id} does not hold this part of the ring.")
+            raise calls.Misdirected(f"Node {self._node_id} does not hold this part of the topics.")
         return self._ask_all(request, asked)
 
     async def _ask_all(self, request: calls.FindId, asked: CallerInfo) -> calls.Got:
-        """Ask all members, because the id of a topic does not determine which of them holds it."""
+        """Ask all members for a topic, because its id does not determine which member holds it."""
         self.members_changed()
         revision = self.topics.known_revision
         forwarded = calls.FindId(request.topic_id, ring=self.ring.fingerprint)
@@ -262,11 +260,11 @@ class MetadataService(WatchGroup):
     async def _of_others(
         self, call: Call[Q, R], request: Q, asked: CallerInfo
     ) -> tuple[Sequence[R], errors.PenstockError | None]:
-        """Return the replies of all other members, and an error if one did not reply."""
+        """Call all other members. Returns their replies, and an error if a call failed."""
         self.forwarded_count += 1
         if self._held_ring != self.ring.fingerprint:
             return (), calls.Misdirected(
-                f"Node {self._node_id} is loading another part of the ring."
+                f"Node {self._node_id} is loading another part of the topics."
             )
         timeout_ms = min(asked.timeout_ms, self._config.forward_ms_max)
         others = [one for one in self.ring.members if one != self._node_id]
@@ -297,7 +295,7 @@ class MetadataService(WatchGroup):
         if mirror.is_whole or (request.ring and request.ring == self._held_ring):
             return self._page(mirror, request)
         if request.ring:
-            raise calls.Misdirected(f"Node {self._node_id} does not hold this part of the ring.")
+            raise calls.Misdirected(f"Node {self._node_id} does not hold this part of the topics.")
         return self._gather(request, asked)
 
     async def _list_later(
@@ -308,7 +306,7 @@ class MetadataService(WatchGroup):
         return listed if isinstance(listed, calls.Listed) else await listed
 
     async def _list_as_of_now(self, mirror: Mirror, request: calls.ListPage) -> calls.Listed:
-        """Return a page of entries that is as new as the store, because a node must not act on
+        """Return a page of entries after catching up with the store, because a node must not act on
         partition rows that are older than its registration."""
         _, revision = await self._store.list(MANAGER_KEY)  # at most one entry; the revision matters
         await mirror.catch_up(max(revision, request.min_revision), seconds=0)
@@ -331,15 +329,15 @@ class MetadataService(WatchGroup):
             return await self._list_store(request, failure)
         if self._held_ring != ring.fingerprint:
             # The held part has changed since the members were called.
-            moved = calls.Misdirected(f"Node {self._node_id} now holds another part of the ring.")
+            moved = calls.Misdirected(f"Node {self._node_id} now holds other topics.")
             return await self._list_store(request, moved)
         return merge_pages([self._page(topics, part), *pages], entry_count=topics.entry_count)
 
     async def _list_store(
         self, request: calls.ListPage, error: errors.PenstockError
     ) -> calls.Listed:
-        """Return a page of the topics of one account from the store. Raises Overloaded if all
-        topics are requested, because every page would read all topics from the store."""
+        """Return a page of one account's topics from the store. Raises Overloaded if all topics are
+        requested, because each page would have to read all of them from the store."""
         if request.prefix == TOPICS_PREFIX:
             raise errors.Overloaded("Not every metadata node replied; retry.") from error
         self._fell_back("list", error)
@@ -417,7 +415,7 @@ class MetadataService(WatchGroup):
 
     def _fell_back(self, what: str, error: errors.PenstockError) -> None:
         self.fallback_count += 1
-        log.debug("metadata read from the store", extra={"call": what, "reason": str(error)})
+        log.debug("peer failed, reading the store", extra={"call": what, "reason": str(error)})
 
 
 def _limits(request: calls.ListPage) -> dict[str, int]:

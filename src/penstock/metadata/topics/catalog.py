@@ -1,15 +1,14 @@
-"""The catalog of topics by name, id and ARN, all in memory; the tasks that move dead letters back;
-and the ids of producers. Keys in the store:
+"""The catalog of topics by name, id and ARN, all in memory; the tasks that move dead letters back
+to their source queues; and the ids of producers. Keys in the store:
 
     /topics/{account}/{region}/{name}   the topic as JSON
-    /tombs/{topic_id}                   a tombstone: a deleted topic, whose data may be removed
-    /moves/{task_id}                    a move task; the newest hundred of each dead-letter queue
+    /tombs/{topic_id}                   the tombstone of a deleted topic, whose data may be removed
+    /moves/{task_id}                    a task that moves dead letters, running or ended
 
 A delete removes the topic and writes the tombstone in one transaction. A broker removes data only
-because of a tombstone, never because a topic is missing: a catalog that lags or was restored from a
-backup must not cause data loss. ``sweep`` removes a tombstone when the data is gone and the
-tombstone is old enough. For some time after a delete the name is guarded: it cannot be used for a
-new topic."""
+if there is a tombstone, not if a topic is missing, because a catalog that lags or was restored from
+a backup must not cause data loss. ``sweep`` removes a tombstone when the data is gone and the
+tombstone is old enough. For some time after a delete, the name cannot be used for a new topic."""
 
 import asyncio
 import logging
@@ -133,7 +132,7 @@ class StoredCatalog(WatchGroup):
         return 0 <= now_ms - tomb.deleted_at_ms < self._recreate_guard_ms
 
     def tombstone(self, topic_id: str) -> Topic | None:
-        """Return the deleted topic with this id, whose data may be removed, or None."""
+        """Return a deleted topic, whose data may be removed, or None if there is no tombstone."""
         return self._tombs.get(tomb_key(topic_id))
 
     def tombstones(self) -> Sequence[Topic]:
@@ -143,7 +142,7 @@ class StoredCatalog(WatchGroup):
         self._listeners.append(listener)
 
     def on_tombstone(self, listener: Callable[[Topic], None]) -> None:
-        """Call ``listener`` once for each deleted topic, whose data may be removed from then on."""
+        """Call ``listener`` with each deleted topic, as soon as its data may be removed."""
         self._tomb_listeners.append(listener)
 
     async def create(self, topic: Topic) -> Topic:
@@ -152,7 +151,7 @@ class StoredCatalog(WatchGroup):
         for _ in range(TRIES_MAX):
             if len(self._topics) >= self._topics_max:
                 raise errors.QuotaExceeded(
-                    f"The limit of {self._topics_max} queues is reached. Delete some."
+                    f"The limit of {self._topics_max} queues is reached. Delete some queues."
                 )
             self._check_room(_logs_of(topic))
             try:
@@ -201,8 +200,9 @@ class StoredCatalog(WatchGroup):
     async def sweep(
         self, *, now_ms: int, is_gone: Callable[[str], bool], kept_ms: int = TOMBSTONE_MS
     ) -> int:
-        """Remove tombstones that are too old or too many, and return their number. ``is_gone``
-        returns whether the data of a topic is gone; if not, its tombstone is kept."""
+        """Remove tombstones older than ``kept_ms``, and the oldest ones if there are too many, and
+        return their number. Tombstones of topics for which ``is_gone(topic_id)`` returns False
+        are kept, because their data is not removed yet."""
         tombs = sorted(self._tombs.values(), key=lambda tomb: tomb.deleted_at_ms or 0)
         surplus = len(tombs) - TOMBSTONES_MAX
         keys = [
@@ -293,7 +293,7 @@ async def make_internal_topic(
     clock: Clock,
     entropy: Callable[[int], bytes],
 ) -> Topic:
-    """Create a topic that the nodes use themselves, or return the existing one."""
+    """Create an internal topic, which only nodes use, or return the existing one."""
     account, region = namespace
     now_ms = clock.wall_ms()
     topic = Topic(
@@ -342,7 +342,7 @@ class MoveTasks:
         return [task for task in self._tasks.values() if task.status in UNFINISHED]
 
     async def put(self, task: MoveTask) -> None:
-        """Store a task, and delete the oldest ended tasks of its queue if there are too many."""
+        """Store a task, and delete the oldest ended tasks if its queue has too many tasks."""
         await self._tasks.write(move_key(task.task_id), task)
         for old in self.list(task.source_arn)[self._per_source_max :]:
             if old.status not in UNFINISHED:
@@ -359,7 +359,7 @@ class MoveTasks:
 
 
 class StoredProducerIds:
-    """Unique producer ids, which are reserved in the store in blocks."""
+    """Returns unique producer ids from blocks of ids that are reserved in the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,11 +1,11 @@
 """Configs of named resources (groups, brokers, client metrics) and client quotas, in the metadata
 store and in the memory of every node.
 
-    /configs/{account}/{kind}/{name}    a JSON object of texts, never empty
+    /configs/{account}/{kind}/{name}    a JSON object whose values are strings; never empty
 
 The name is percent-encoded, so any text is a valid name; the empty name is for the default of all
-resources of a kind. A change is a compare-and-swap of one entry. The node that made it sees it when
-the call returns, other nodes when the watch reports it.
+resources of a kind. A change is a compare-and-swap of one entry. The node that makes a change sees
+it when the call returns; other nodes see it when the watch reports it.
 
 A new kind in ``KINDS`` needs a new feature level (``model/levels.py``), because the metadata
 service and other nodes reject kinds that they do not know."""
@@ -52,8 +52,8 @@ def config_key(resource: Resource) -> str:
     key = f"{CONFIGS_PREFIX}{account}/{kind}/{quote(name, safe='')}"
     if len(key) > KEY_BYTES_MAX:
         raise InvalidRequest(
-            f"The name of a {kind} with configs must have at most {KEY_BYTES_MAX} bytes,"
-            f" percent-encoded and with its prefix, not {len(key)}."
+            f"The name of this {kind} is too long: its metadata key, which contains the name"
+            f" percent-encoded, can have at most {KEY_BYTES_MAX} bytes, not {len(key)}."
         )
     return key
 
@@ -99,7 +99,7 @@ class ResourceConfigs(WatchGroup):
         self._listeners: dict[str, list[Listener]] = {}  # by kind
 
     def get(self, resource: Resource) -> Configs:
-        """Return the configs of a resource, even if the resource itself does not exist."""
+        """Return the configs of a resource, even if the resource does not exist."""
         if not self._cache:
             return NO_CONFIGS
         try:
@@ -114,11 +114,11 @@ class ResourceConfigs(WatchGroup):
         return [account for account, one in self._by_kind if one == kind]
 
     def on_change(self, kind: str, listener: Listener) -> None:
-        """Call ``listener`` after each change of a resource of this kind, made by any node."""
+        """Call ``listener`` after any node has changed the configs of a resource of this kind."""
         self._listeners.setdefault(kind, []).append(listener)
 
     async def change(self, resource: Resource, changes: Mapping[str, str | None]) -> None:
-        """Set configs of a resource; the value None removes a config."""
+        """Set configs of a resource. The value None removes a config."""
         await self._update(resource, lambda before: {**before, **changes})
 
     async def add_missing(self, resource: Resource, configs: Configs) -> None:
@@ -134,8 +134,8 @@ class ResourceConfigs(WatchGroup):
             # Counted in memory: nodes that add at the same time may exceed the limit.
             if after and before is None and len(self._cache) >= RESOURCE_CONFIGS_MAX:
                 raise QuotaExceeded(
-                    f"{RESOURCE_CONFIGS_MAX:,} of {RESOURCE_CONFIGS_MAX:,} resources have configs:"
-                    f" delete some before setting those of {resource.kind} {resource.name}."
+                    f"{RESOURCE_CONFIGS_MAX:,} of {RESOURCE_CONFIGS_MAX:,} resources have configs;"
+                    f" delete some configs before adding any for {resource.kind} {resource.name}."
                 )
             return after or None
 
@@ -155,11 +155,11 @@ _NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class DynamicConfigs:
-    """Configs of brokers, client metrics and client quotas, changed while nodes run.
+    """Configs of brokers, client metrics and client quotas, which can be changed while nodes run.
 
-    Broker configs are stored for all brokers (with an empty name) and for one broker (its number is
-    the name). A node applies its own value, or else the value for all brokers. ``defaults``
-    contains the values for topics that set none."""
+    Broker configs are stored for all brokers (with an empty name) and for single brokers (with the
+    broker's number as name). A node applies its own value, or else the value for all brokers.
+    ``defaults`` contains the values that apply to topics that do not set a config themselves."""
 
     def __init__(
         self,
@@ -193,20 +193,20 @@ class DynamicConfigs:
         return self.stored.get(Resource(self.account, kind, name))
 
     async def change(self, kind: str, name: str, changes: Mapping[str, str | None]) -> None:
-        """Change configs whose values the caller has checked."""
+        """Set configs; the value None removes a config. The caller must check the values."""
         await self.stored.change(Resource(self.account, kind, name), changes)
 
     def value(self, name: str) -> str | None:
-        """Return the dynamic value that this node applies, or None if there is none."""
+        """Return the stored value of a broker config that applies to this node, or None."""
         value = self.own.get(name)
         return self.of_all.get(name) if value is None else value
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` after each change of a config that this node applies."""
+        """Call ``listener`` after each change of a broker config that applies to this node."""
         self._listeners.append(listener)
 
     def retention_ms_max(self, topic: Topic) -> int | None:
-        """Return the longest retention of a topic on any node, or None if it is unlimited."""
+        """Return a topic's retention on the node where it is longest, or None if unlimited."""
         longest_ms = 0
         for defaults in self._everywhere:
             retention_ms = settings_of(topic, defaults).retention_ms
@@ -233,6 +233,6 @@ class DynamicConfigs:
             listener()
 
     def _topic_configs(self, own: Configs) -> Configs:
-        """Return the topic defaults of a broker that has these configs."""
+        """Return the default topic configs of a broker whose own configs are ``own``."""
         names, merged = self._topic_names, {**self.of_all, **own}
         return {names[name]: text for name, text in merged.items() if name in names}

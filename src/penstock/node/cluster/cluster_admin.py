@@ -2,8 +2,8 @@
 
 Queries read the memory of this node, so they also work while the store is not reachable; a reply
 states if it may be out of date. They are computed in a thread, because a cluster may have very many
-partitions. Before the reply that a node may be stopped, the store is read. Changes are requests in
-the store, which the manager performs (``manager/operator_requests.py``)."""
+partitions. Only the reply that a node may safely be stopped is checked against the store. Changes
+are requests in the store, which the manager performs (``manager/operator_requests.py``)."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -142,7 +142,7 @@ class ClusterAdmin:
         cluster = await read_cluster_state(self._store)
         if node not in cluster.draining and node not in cluster.nodes:
             raise errors.NotFound(
-                f"There is no node {node}, and no node of that number is being drained."
+                f"Node {node} is not alive, and no node of this number is being drained."
             )
         await operator_requests.undrain(self._store, node)
         return await self._drain_of(node)
@@ -154,7 +154,7 @@ class ClusterAdmin:
         if stuck:
             raise errors.Conflict(
                 f"Node {node} cannot be emptied: {stuck} of its partitions have no other node to"
-                " move to. Add a node first, or lower replication.factor of their topics."
+                " move to. Add a node first, or lower the replication factor of their topics."
             )
         await operator_requests.drain(self._store, node)
         return await self._drain_of(node)
@@ -189,7 +189,7 @@ class ClusterAdmin:
         return port.Drain(node, node in cluster.draining, len(rows), leaders, stuck)
 
     def _stuck(self, cluster: ClusterState, node: int) -> int:
-        """Return how many partitions cannot leave the node, because there are too few others."""
+        """Return how many of the node's partitions have too few other nodes to move to."""
         going = cluster.draining | {node}
         open_nodes = {host.node for host in cluster.hosts if host.is_open} - going
         count = 0
@@ -203,7 +203,7 @@ class ClusterAdmin:
         return count
 
     def _heard(self) -> int:
-        """Return the managing node. Raises Overloaded if it is not known yet."""
+        """Return the manager's node id, or NO_NODE. Raises Overloaded if it is not known yet."""
         manager = self.manager()
         if manager is None:
             raise errors.Overloaded(
@@ -212,7 +212,7 @@ class ClusterAdmin:
         return manager
 
     async def _state(self) -> ClusterState:
-        """Return the cluster's state from memory, with new requests if the store is reachable."""
+        """Return the cluster's state: operators' requests from the store, the rest from memory."""
         try:
             self._requests = await read_requests(self._store)
             self._requests_trouble = None
@@ -274,7 +274,7 @@ class ClusterAdmin:
 
 
 def level_shown(level: ClusterLevel, nodes: Mapping[int, NodeEntry]) -> dict[str, int | None]:
-    """Return the level, the new one while it is being raised, and the highest of all nodes."""
+    """Return the feature levels: in force, requested, and the highest that all nodes support."""
     wanted, latest = level.entry.wanted or None, latest_of(level, nodes)
     return {"in_force": level.entry.level, "wanted": wanted, "latest": latest}
 
@@ -293,14 +293,14 @@ async def upgrade(
     nodes: Mapping[int, NodeEntry],
     away: Sequence[int],
 ) -> port.Upgrade:
-    """Request a feature level, and wait until the manager has raised it. Raises Conflict if a node
+    """Request a new feature level, and wait until the manager has set it. Raises Conflict if a node
     does not support it, or if ``away`` (dead nodes with partitions) is not empty."""
     await level.refresh()
     entry, version = level.entry, level.version
     wanted = latest_of(level, nodes) if to is None else to
     if wanted < entry.level:
         raise errors.InvalidRequest(
-            f"The cluster is at feature level {entry.level}; a level is never lowered."
+            f"The cluster is at feature level {entry.level}, which cannot be lowered."
         )
     obstacles = [] if wanted == entry.level else _obstacles(wanted, nodes, away)
     if is_dry_run or wanted == entry.level:
@@ -319,7 +319,8 @@ async def upgrade(
 
 
 async def _wait(level: ClusterLevel, wanted: int, requested_at: int) -> bool:
-    """Wait for the level, and return whether it is in force. Raises Conflict if it was refused."""
+    """Return True when the level is in force, or False after a timeout. Raises Conflict if the
+    manager rejects the level."""
     changed = asyncio.Event()
     end = level.on_change(changed.set)
     try:

@@ -1,5 +1,5 @@
-"""The role of a node in its cluster: its replicas, the routes and connections to other nodes, and
-its candidacy for manager. It is started after the broker and stopped before it."""
+"""The part of a node that makes it a member of a cluster: its replicas, the routes and connections
+to other nodes, and its candidacy for manager. It starts after the broker and stops before it."""
 
 import asyncio
 import contextlib
@@ -50,8 +50,8 @@ PARKED = "parked"
 
 
 class ClusterRoutes:
-    """The leaders of partitions, from the partition rows in memory and from hints of other nodes,
-    which may be newer. Implements ``calls.routing.Routes``."""
+    """The leaders of partitions, from the partition rows in memory and from replies of other nodes
+    (hints), which may be newer than the rows. Implements ``calls.routing.Routes``."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
@@ -111,8 +111,8 @@ class ClusterRoutes:
 
 
 class ClusterPeers:
-    """Connections to other nodes, one per node and purpose, opened by the first call. Calls that
-    wait for long use separate connections, so that they do not delay others."""
+    """Connections to other nodes, one per node and purpose, opened by the first call. Long polls
+    have separate connections, so that they do not delay other calls."""
 
     def __init__(self, view: ClusterView, setup: NodeSetup, levels: Levels) -> None:
         self._view = view
@@ -192,11 +192,11 @@ class ClusterRole:
         self.peers = ClusterPeers(self.view, setup, self.level.levels)
 
     def _manager(self) -> int | None:
-        """Return the managing node, NO_NODE if there is none, or None if it is not known yet."""
+        """Return the manager's node id, NO_NODE without a manager, or None if not known yet."""
         return None if self.manager is None else self.manager.manager
 
     async def start(self, broker: Broker, context: BrokerContext) -> None:
-        """Open the replicas of this node and register it."""
+        """Open the replicas of this node, and register this node in the cluster."""
         setup, config = self._setup, self._setup.config
         await self.level.start()
         await self.view.start()
@@ -250,14 +250,14 @@ class ClusterRole:
         setup.meter.register_collector(lambda: cluster_samples(self))
 
     def set_topics_in_sync_min(self, count: int | None) -> None:
-        """Set the default ``min.insync.replicas`` of topics; None: the configured value."""
+        """Set the default ``min.insync.replicas`` of topics. None means the configured value."""
         if count != self.policy.topics_in_sync_min:
             self.policy.topics_in_sync_min = count
             if self.manager is not None:
                 self.manager.policy_changed()
 
     async def announce(self, **changes: Any) -> None:
-        """Change the registration of this node, if the store is reachable."""
+        """Change fields of this node's registration. Ignores errors of the store."""
         with contextlib.suppress(PenstockError):
             await self.membership.change(**changes)
 
@@ -268,11 +268,12 @@ class ClusterRole:
         await self.replicators.leave()
 
     async def wait_for_last_writes(self) -> None:
-        """Report that this node has written its last records, and wait shortly for other nodes.
+        """Report that this node has written its last records, and wait a second for other nodes.
 
-        If all workers of a server are stopped at once, the slowest could not write its last counts
-        and audit records to leaders that have stopped. So each node removes its addresses from its
-        registration when it has nothing more to write, and leads until the others have done so."""
+        If all workers of a server are stopped at once, a slow worker must still be able to write
+        its last usage counts and audit records to partitions that other workers lead. So each node
+        removes its addresses from its registration when it has nothing more to write, and remains
+        leader until the other nodes have done the same."""
         changed = asyncio.Event()
         self.view.on_nodes(changed.set)
         await self.announce(http="", kafka="")
@@ -293,7 +294,8 @@ class ClusterRole:
         await self.peers.close()
 
     def route(self, broker: Broker, callees: Callees) -> Callable[[BrokerPort], Router]:
-        """Let the broker call other nodes. Returns a function that makes a router."""
+        """Make the broker forward calls to leaders on other nodes. Returns a function that puts
+        such a router in front of another broker object."""
 
         def epoch_of(topic: Topic, partition: int) -> int:
             led = self.routes.leader(topic, partition)
@@ -329,7 +331,7 @@ class ClusterRole:
         return make
 
     def _reset_breakers(self, callees: Callees) -> None:
-        """Close the circuit breakers of nodes that have registered again."""
+        """Close the circuit breakers for nodes that have restarted and registered again."""
         known = {node: made for node, made in self.view.incarnations.items() if node != self.node}
         for node, made in known.items():
             if self._seen_incarnations.get(node) not in (None, made):
@@ -338,7 +340,7 @@ class ClusterRole:
 
     @property
     def anywhere(self) -> Router:
-        """A router to the brokers of all nodes, for records that this node writes itself."""
+        """The router for records that this node itself writes to partitions of any node."""
         assert self._routers, "``route`` is called before the broker starts"
         return self._routers[0]
 

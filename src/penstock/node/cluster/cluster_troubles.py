@@ -1,9 +1,9 @@
-"""Problems of the cluster, as one node sees it: dead nodes, partitions that accept no messages, no
-manager, and clocks that differ; and metrics of the node's part in the cluster.
+"""Problems of the cluster that a node detects (dead nodes, partitions that accept no messages, a
+missing manager, clocks that differ), and the node's metrics about the cluster.
 
 Partitions are counted in a thread, only after a change. After each count there is a pause of fifty
-times its duration, so counting uses at most 2 % of a core. No metric is per partition, because a
-cluster has too many partitions."""
+times its duration, so counting uses at most 2 % of a core. There are no metrics of single
+partitions, because a cluster has too many partitions."""
 
 import asyncio
 from collections import Counter, deque
@@ -68,7 +68,7 @@ class ClusterTroubles:
         self._is_old = True
 
     def look(self) -> Iterable[Trouble]:
-        """Yield the problems found by the last count, and count again if rows have changed."""
+        """Yield the problems that the last count found. After a change, a new count is started."""
         loop = asyncio.get_running_loop()
         if self._is_old and self._job is None and loop.time() >= self._next_at:
             self._is_old = False
@@ -99,12 +99,12 @@ class ClusterTroubles:
 
 
 class ClockSkew:
-    """Compares the clocks of other nodes with this node's, without any calls.
+    """Compares the clocks of other nodes with the clock of this node, without any calls.
 
-    Every node writes to ``__telemetry`` periodically, with its own clock as timestamp. A batch that
-    has just arrived with a timestamp in the future proves that another clock is ahead by at least
-    that much; one in the past may have been delayed. So of two nodes the one whose clock is slow
-    detects it, if it has a replica of ``__telemetry``."""
+    Every node periodically writes to the topic ``__telemetry``, with timestamps of its own clock. A
+    batch that has just arrived with a timestamp in the future proves that another node's clock is
+    ahead by at least this difference. (A timestamp in the past proves nothing: the batch may have
+    been delayed.) So a node detects that its clock is behind, if it has a replica of the topic."""
 
     def __init__(self, *, write_ms: int) -> None:
         self._kept_ms = KEPT_WRITES * write_ms
@@ -112,8 +112,8 @@ class ClockSkew:
         self._seen: deque[tuple[int, int]] = deque(maxlen=SEEN_MIN)  # time and difference
 
     def look(self, newest_ms: int | None, *, wall_ms: int, mono_ms: int) -> int:
-        """Return by how many ms, at least, the clock of another node is ahead, or 0. ``newest_ms``
-        is the latest timestamp in this node's replica of ``__telemetry``, if it has one."""
+        """Return the number of ms by which another node's clock is ahead at least, or 0.
+        ``newest_ms`` is the latest timestamp in this node's replica of ``__telemetry``, if any."""
         before_ms, self._newest_ms = self._newest_ms, newest_ms
         if newest_ms is not None and before_ms is not None and newest_ms > before_ms:
             ahead_ms = newest_ms - wall_ms

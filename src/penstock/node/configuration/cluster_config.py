@@ -1,5 +1,5 @@
-"""Settings of a node that is one of several: addresses, its roles, connections between nodes, the
-cluster, and where the metadata is. ``config.py`` contains all other settings."""
+"""Settings for several nodes: addresses, roles, connections between nodes, the cluster, and where
+the metadata is. ``config.py`` contains all other settings."""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -23,7 +23,7 @@ class NodeAddress(NamedTuple):
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """Parse ``host:port`` or ``[IPv6 address]:port``. Raises ValueError with the reason."""
+    """Parse ``host:port`` or ``[IPv6 address]:port``."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise ValueError("expected host:port with a port from 0 to 65535")
@@ -37,7 +37,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def parse_node_addresses(text: str) -> Sequence[NodeAddress]:
-    """Parse ``host:port,name=host:port,...``; names are optional."""
+    """Parse addresses such as ``host:port,name=host:port``. Names are optional."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if len(parts) > ADDRESSES_MAX:
         raise ValueError(f"at most {ADDRESSES_MAX} nodes are allowed")
@@ -51,12 +51,12 @@ def parse_node_addresses(text: str) -> Sequence[NodeAddress]:
             raise ValueError(f"{part}: the name before = is empty")
         addresses.append(NodeAddress(host, port, name.strip()))
     if len({(one.host, one.port) for one in addresses}) != len(addresses):
-        raise ValueError("an address occurs twice")
+        raise ValueError("the same address is given twice")
     return addresses
 
 
 def check_of(parse: Callable[[str], object]) -> Callable[[str], str | None]:
-    """Return a function that returns the reason why ``parse`` rejects a text, or None."""
+    """Return a function that returns why ``parse`` rejects a text, or None if it accepts it."""
 
     def check(text: str) -> str | None:
         try:
@@ -87,7 +87,7 @@ def check_members(text: str) -> str | None:
 
 
 class Role(StrEnum):
-    """A role of a process. A process has all roles, only METADATA, or both others."""
+    """A role of a process. A process has all roles, only METADATA, or FRONTEND and BROKER."""
 
     FRONTEND = "frontend"
     BROKER = "broker"
@@ -107,7 +107,7 @@ def parse_roles(text: str) -> frozenset[Role]:
         raise ValueError(f"expected one or more of {', '.join(Role)}")
     roles = frozenset(Role(name) for name in names)
     if roles not in (EVERYTHING, SERVICE, ATTACHED):
-        raise ValueError("expected frontend,broker,metadata together, metadata, or frontend,broker")
+        raise ValueError("expected 'frontend,broker,metadata', 'frontend,broker' or 'metadata'")
     return roles
 
 

@@ -1,7 +1,6 @@
 """All settings of a node: a class per section, each setting with its default, its bounds and the
-sentence that ``penstock generate config`` prints above it. Parsed once at the start and passed on
-by section; nothing else reads the environment. ``settings.py`` determines the values.
-"""
+sentence that ``penstock generate config`` prints above it. The settings are parsed once, at the
+start; no other module reads the environment. ``settings.py`` reads files, environment and flags."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -87,7 +86,7 @@ class NodeConfig(Section):
     )
     account: str = option(
         names.ACCOUNT_DEFAULT,
-        "AWS account id of requests whose key has none.",
+        "AWS account id of requests whose access key belongs to no account.",
         check=lambda text: None if names.is_account(text) else "expected twelve digits",
     )
     region: str = option(
@@ -242,7 +241,7 @@ class TlsConfig(Section):
         "File with the private key of the certificate, PEM; empty: the certificate file."
     )
     client_ca_file: str = path_option(
-        "File with the CA that must have signed client certificates; empty: not required."
+        "File with the CA that signs client certificates; empty: clients need no certificate."
     )
 
 
@@ -392,7 +391,7 @@ class Config(Section):
 
 
 def config_files(explicit: Path | None, *, system: Path = SYSTEM_FILE) -> list[Path]:
-    """Return the system's configuration file, if it exists, and the given one."""
+    """Return the system's configuration file, if it exists, and ``explicit``, if it is given."""
     files = [system] if system.is_file() else []
     return [*files, explicit] if explicit is not None else files
 
@@ -400,7 +399,7 @@ def config_files(explicit: Path | None, *, system: Path = SYSTEM_FILE) -> list[P
 def load(
     flags: Mapping[str, object], env: Mapping[str, str], files: Sequence[Path] = ()
 ) -> Loaded[Config]:
-    """Load the configuration. ``flags`` have dotted keys, such as ``http.listen``."""
+    """Load the configuration. The keys of ``flags`` are dotted, such as ``http.listen``."""
     loaded = settings.load(Config, flags=flags, env=env, files=files)
     _check_together(loaded.config)
     return loaded

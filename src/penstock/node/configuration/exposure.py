@@ -1,6 +1,5 @@
-"""Protection of listeners that other machines can reach. On a loopback address, where only this
-machine can connect, no keys are needed. On any other address clients must authenticate over TLS,
-unless ``auth.insecure`` is set."""
+"""Checks that listeners which other machines can reach are protected: on any address that is not a
+loopback address, TLS and authentication are required, unless ``auth.insecure`` is set."""
 
 import ipaddress
 from collections.abc import Iterable

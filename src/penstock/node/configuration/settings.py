@@ -1,4 +1,4 @@
-"""Declares, loads and checks settings of any kind. ``config.py`` contains the settings of Penstock.
+"""Functions that declare, load and check settings; ``config.py`` contains the settings themselves.
 
 Later sources override earlier ones: the declared default, files in the given order, the environment
 (``PENSTOCK_SECTION__KEY``), flags. An unknown key is an error that suggests the nearest name,
@@ -30,7 +30,7 @@ CONFIG_BYTES_MAX = 1_048_576  # of a configuration or secret file
 
 
 class ConfigInvalid(SetupError):
-    """Raised with one line that contains the key, what is wrong, and the origin of the value."""
+    """Raised if a setting is wrong. The text has the key, the reason and the value's origin."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, what="the configuration is not valid", code=USAGE)
@@ -88,7 +88,7 @@ Given = dict[str, tuple[object, Origin]]  # by dotted key; later sources overwri
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Section:
-    """The base class of a configuration and of its sections: subclasses are frozen dataclasses."""
+    """The base class of a configuration and of its sections. Subclasses are frozen dataclasses."""
 
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
@@ -103,8 +103,8 @@ def option(
     between: tuple[int, int] | None = None,
     **bounds: Any,
 ) -> T:
-    """Declare a setting. ``check`` returns what is wrong with a value, or None; ``between`` are the
-    lowest and highest value; ``bounds`` are those of msgspec (``ge``, ``max_length`` and so on)."""
+    """Declare a setting. ``check`` returns what is wrong with a value, or None. ``between`` is the
+    lowest and the highest value. ``bounds`` are constraints of msgspec, such as ``max_length``."""
     if between is not None:
         bounds["ge"], bounds["le"] = between
     meta = msgspec.Meta(description=help_text, **bounds)
@@ -139,7 +139,7 @@ def load(
     env: Mapping[str, str],
     files: Sequence[Path],
 ) -> Loaded[C]:
-    """Load a configuration. ``flags`` have dotted keys; a flag that is None was not given."""
+    """Load a configuration. The keys of ``flags`` are dotted; the value None means not given."""
     settings = declared(config_type)
     given: Given = {}
     for path in files:
@@ -176,7 +176,7 @@ def describe(loaded: Loaded[Any]) -> list[Row]:
 
 
 def render_toml(config_type: type[Section]) -> str:
-    """Return a configuration file with every default value, commented out."""
+    """Return a configuration file that contains every setting with its default, commented out."""
     lines: list[str] = []
     section = ""
     for setting in declared(config_type).values():
@@ -228,7 +228,7 @@ def _from_env(settings: Mapping[str, Setting], env: Mapping[str, str]) -> Given:
 def _give(
     given: Given, settings: Mapping[str, Setting], key: str, value: object, origin: Origin
 ) -> None:
-    """Add a value to ``given``, which contains the values of one source."""
+    """Add a setting to ``given``. A key with ``_file`` names a file with the secret."""
     target = key
     if key not in settings:
         target = key.removesuffix(FILE_SUFFIX)
@@ -236,7 +236,7 @@ def _give(
             raise _unknown(settings, key, origin)
         value = _secret(key, value, origin)
     if target in given:
-        raise ConfigInvalid(f"{target} is set twice, directly and as a file ({origin})")
+        raise ConfigInvalid(f"{target} is set twice, by value and by its _file setting ({origin})")
     given[target] = (value, origin)
 
 
@@ -315,7 +315,6 @@ def _counted(setting: Setting, text: str, kind: units.Kind, origin: Origin) -> i
 
 
 def _expected(exc: msgspec.ValidationError) -> str:
-    """Return the text of msgspec's error without the type of the value."""
     text = _line(exc).partition(", got")[0].replace("`", "")
     return text[:1].lower() + text[1:]
 

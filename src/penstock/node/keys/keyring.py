@@ -1,21 +1,21 @@
-"""The key ring of a node: its master key, and the secrets that it wraps (encrypts).
+"""The key ring of a node: the master keys that wrap (encrypt) and unwrap (decrypt) secrets.
 
-A master key is 32 random bytes, from one of three sources: a file (created in the data folder at
-the first start unless configured), the environment, or a key management service that unwraps it. It
+A master key is 32 random bytes, from one of three sources: a file (if none is configured, it is
+created in the data folder), the environment, or a key management service (KMS) that unwraps it. It
 wraps secrets and data keys, never messages. Older master keys are kept for unwrapping until
-everything is wrapped by the present one. The layout of a wrapped secret:
+everything is wrapped by the current one. The layout of a wrapped secret:
 
     version 1 B │ master id 4 B │ nonce 12 B │ ciphertext and tag (AES-256-GCM)
 
 Nonces are random: one key can wrap 2^32 values before a collision becomes likely enough to matter.
 
-A key management service is called by a command that the operator configures. The command runs only
-at the start and at a rotation, gets one JSON object on stdin and writes one to stdout:
+The KMS is called by running a command that the operator configures. The command runs only at the
+start of a node, gets one JSON object on stdin, and writes one to stdout:
 
     {"operation": "wrap", "context": "<base64>", "plaintext": "<base64>"}    → {"ciphertext": ...}
     {"operation": "unwrap", "context": "<base64>", "ciphertext": "<base64>"} → {"plaintext": ...}
 
-``context`` is the same for both; the service should authenticate it if it can."""
+``context`` is the same for both. If possible, the KMS should authenticate it with the secret."""
 
 import asyncio
 import base64
@@ -50,7 +50,7 @@ class KmsFailed(PenstockError):
 
 
 class CommandKms:
-    """A key management service. Its calls block, and raise KmsFailed."""
+    """A key management service that is called by running a command. Calls block."""
 
     def __init__(self, command: str, *, seconds_max: float = COMMAND_SECONDS_MAX) -> None:
         try:
@@ -147,7 +147,7 @@ _KMS_CONTEXT = b"penstock master key"
 
 
 class KeyRingUnusable(SetupError):
-    """Raised if there is no usable master key. The text never contains a key."""
+    """Raised if there is no usable master key. The error text never contains a key."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, what="the master key cannot be used")
@@ -185,9 +185,9 @@ class MasterKeyRing:
 
     def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
         if len(wrapped) < _WRAPPED_BYTES_MIN:
-            raise _damaged(context, "the content is too short")
+            raise _damaged(context, "the ciphertext is too short")
         if wrapped[0] != VERSION:
-            raise _damaged(context, f"version {wrapped[0]} is not supported, only {VERSION}")
+            raise _damaged(context, f"format version {wrapped[0]} is not supported, only {VERSION}")
         head = wrapped[:_HEAD_BYTES]
         cipher = self._ciphers.get(head[1:])
         if cipher is None:
@@ -197,15 +197,15 @@ class MasterKeyRing:
             return cipher.decrypt(nonce, wrapped[_HEAD_BYTES + _NONCE_BYTES :], head + context)
         except InvalidTag:
             raise _damaged(
-                context, "the content is damaged, or was copied from another entry"
+                context, "the ciphertext is damaged, or was copied from another metadata entry"
             ) from None
 
     def derive(self, purpose: bytes) -> bytes:
-        """Return 32 bytes derived from the master key, the same after every start."""
+        """Return 32 bytes derived from the master key and ``purpose``; the same after a restart."""
         return hmac.digest(self._seed, purpose, "sha256")
 
     def rewrap(self, wrapped: bytes, context: bytes) -> bytes:
-        """Return a secret wrapped by the present master key; unchanged if it already is."""
+        """Return a secret wrapped by the current master key instead of an older master key."""
         secret = self.unwrap(wrapped, context=context)  # also verifies it
         if wrapped[1:_HEAD_BYTES] == self._id:
             return wrapped
@@ -228,7 +228,7 @@ def _damaged(context: bytes, reason: str) -> Damaged:
 async def start_key_ring(
     config: KeysConfig, folder: Path, *, env: Mapping[str, str]
 ) -> MasterKeyRing:
-    """Open the configured key ring, in a thread because a key management service may be slow."""
+    """Open the configured key ring. This runs in a thread, because the KMS may be slow."""
     return await asyncio.to_thread(
         open_key_ring,
         folder,
@@ -248,7 +248,7 @@ def open_key_ring(
     kms: CommandKms | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> MasterKeyRing:
-    """Read or create the master key. ``master_text`` is a key in base64."""
+    """Open the key ring. If no source is given, the master key is in a file in ``folder``."""
     given = [bool(master_file), bool(master_text), kms is not None]
     if sum(given) > 1:
         raise KeyRingUnusable(
@@ -275,7 +275,7 @@ def open_key_ring(
 
 
 def read_master(path: Path) -> bytes:
-    """Read a master key from a file. Raises KeyRingUnusable if other users can read the file."""
+    """Read a master key from a file, which other users must not be able to read."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -307,7 +307,7 @@ def _parse_master(content: bytes, where: str) -> bytes:
 
 
 def _write_new(path: Path, content: bytes) -> None:
-    """Write a file atomically and durably, readable by this user only."""
+    """Write a new file atomically and durably, readable by this user only."""
     new = path.with_name(path.name + ".new")
     try:
         new.unlink(missing_ok=True)  # left by an interrupted start
@@ -323,7 +323,7 @@ def _write_new(path: Path, content: bytes) -> None:
 
 
 class _KmsFile(msgspec.Struct, frozen=True):
-    """Master keys, wrapped by the key management service. Only the first one wraps new secrets."""
+    """Master keys, wrapped by the KMS. The first one is the current master key."""
 
     wrapped: list[bytes]
 
@@ -341,7 +341,7 @@ def _from_kms(path: Path, kms: CommandKms, entropy: Callable[[int], bytes]) -> l
     except msgspec.MsgspecError as error:
         raise KeyRingUnusable(f"{path} is damaged: {error}") from error
     if not 1 <= len(known) <= OLD_MASTERS_MAX:
-        raise KeyRingUnusable(f"{path} contains {len(known)} master keys")
+        raise KeyRingUnusable(f"the number of master keys in {path} is invalid: {len(known)}")
     masters = [kms.unwrap(wrapped, context=_KMS_CONTEXT) for wrapped in known]
     if any(len(master) != MASTER_BYTES for master in masters):
         raise KeyRingUnusable("the key management service returned a key of the wrong length")

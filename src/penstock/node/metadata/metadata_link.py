@@ -1,7 +1,7 @@
-"""Access of a node to the metadata: a store in this process, etcd, or calls to a metadata service.
+"""Access of a node to the metadata: SQLite in this process, etcd, or calls to a metadata service.
 
-Each provides a catalog for requests of clients, the topics for the broker, and a store for
-identities, data keys and producer ids. ``own_store``, the store of this node or of its cluster,
+Each kind of access provides a catalog for clients' requests, the topics for the broker, and a store
+for identities, data keys and producer ids. ``own_store``, the store of this node or of its cluster,
 contains the tasks that move dead letters."""
 
 import asyncio
@@ -44,8 +44,8 @@ CALL_MS = 2_000  # less than the timeout of a frontend for the metadata
 
 
 class ExpectedStore:
-    """The store to which a node belongs. The id of the first store that replied is kept in a file,
-    and metadata nodes with another store are rejected, because their address may be mistyped."""
+    """The id of the store to which a node belongs. A file keeps the id of the first store that
+    replied; metadata nodes with another store are rejected, as an address may be mistyped."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / FILE_NAME
@@ -65,9 +65,9 @@ class ExpectedStore:
             self.store_id = found
         elif found != self.store_id:
             raise HelloRefused(
-                f"Node {hello.node_id} uses another store ({found}) than the one this node belongs"
-                f" to ({self.store_id}). Only one of several metadata processes keeps the store;"
-                " start the others with --metadata and its address"
+                f"Node {hello.node_id} uses another store ({found}) than this node"
+                f" ({self.store_id}). Only one of several metadata nodes keeps the store; start the"
+                " others with --metadata and the address of that node"
             )
 
 
@@ -113,7 +113,7 @@ class GivenUp(PenstockError):
 
 
 class MetadataLink(ABC):
-    """Access to the metadata. Subclasses set the attributes in ``start`` or before."""
+    """Access to the metadata. The constructor or ``start`` of a subclass sets the attributes."""
 
     is_remote = True
     catalog: Catalog  # for requests of clients; raises Throttled if a missing topic may exist
@@ -128,10 +128,10 @@ class MetadataLink(ABC):
 
     @abstractmethod
     async def start(self, stop: asyncio.Event) -> None:
-        """Load topics into memory. Raises GivenUp if ``stop`` is set meanwhile."""
+        """Load all topics into memory. Raises GivenUp if ``stop`` is set before that is done."""
 
     def started(self) -> None:  # noqa: B027 - see EtcdMetadata
-        """Use the normal timeout of calls from now on, because the node is ready."""
+        """Switch from the long timeout during the start to the normal timeout of calls."""
 
     def _use(self, store: Store) -> None:
         self.store = self.own_store = store
@@ -222,7 +222,7 @@ async def open_etcd(config: Config) -> "EtcdStore":
 
 
 async def check_folder(folder: DataFolder) -> None:
-    """Raise SetupError if the folder has topics of a single node, which would be lost."""
+    """Raise SetupError if the folder has topics of a single node: a cluster would ignore them."""
     if folder.metadata_path.exists():
         store = await SqliteStore.open(folder.metadata_path)
         try:
@@ -237,7 +237,7 @@ async def _check_no_topics(store: Store, folder: DataFolder, do: str) -> None:
     topics, _ = await store.list(TOPICS_PREFIX)
     if topics:
         raise SetupError(
-            f"the data folder {folder.path} has a catalog of its own with {len(topics)} topics", do
+            f"the data folder {folder.path} has a catalog of its own, with {len(topics)} topics", do
         )
 
 
@@ -294,7 +294,7 @@ class RemoteMetadata(MetadataLink):
 async def start_when_there(
     start: Callable[[], Awaitable[None]], service: str, stop: asyncio.Event
 ) -> None:
-    """Call ``start`` until the metadata is reachable. Raises GivenUp if ``stop`` is set."""
+    """Call ``start`` repeatedly until it succeeds. Raises GivenUp if ``stop`` is set."""
     logged: set[str] = set()
     while True:
         try:

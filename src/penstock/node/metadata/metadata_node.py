@@ -2,8 +2,8 @@
 and an admin endpoint.
 
 One metadata node keeps the store, in SQLite in its data folder. Any number of others may be started
-with its address (``--metadata``): they hold a copy, serve reads and watches from it, and pass
-changes on. While the node with the store is not reachable, the others keep serving reads."""
+with the address of that node (``--metadata``). They hold a copy, serve reads and watches from the
+copy, and pass changes on to that node. While it is not reachable, they keep serving reads."""
 
 import asyncio
 import logging
@@ -36,8 +36,8 @@ Levels = Callable[[], Iterable[tuple[Family, Sample]]]
 
 
 def admin_handler(setup: NodeSetup, levels: Levels) -> tuple[Handle, bool]:
-    """Return a function that serves health, metrics, info and configuration of a metadata node over
-    HTTP, and whether it needs no authentication."""
+    """Return a function that handles HTTP requests for health, metrics, info and configuration of a
+    metadata node, and whether clients can use it without authentication."""
     info, health = setup.info(), setup.health
     config = [ConfigRow(row.key, row.value, row.origin) for row in describe(setup.loaded)]
     account, is_required = setup.config.node.account, setup.is_auth_on
@@ -160,7 +160,7 @@ class MetadataNode:
         return f"internal={self._bound} admin={self._admin_url}"
 
     def freeze(self) -> None:
-        """Do nothing, because this node has few long-lived objects."""
+        """Do nothing: this node has too few objects for ``gc.freeze`` to save time."""
 
     def reread(self) -> None:
         self._setup.certificates.renew()

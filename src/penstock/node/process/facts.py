@@ -1,4 +1,4 @@
-"""The records (facts) that a node writes to internal topics: usage, audit and telemetry."""
+"""Writes facts, which are usage, audit and telemetry records, to internal topics."""
 
 import asyncio
 import os
@@ -106,7 +106,7 @@ class Facts:
             self.audit.start(version=__version__)
 
     async def stop(self) -> None:
-        """Write the last records. Called after the last request and before the broker stops."""
+        """Write the last records. Call this after the last request, before the broker stops."""
         async with asyncio.TaskGroup() as stopping:
             stopping.create_task(self._stop_counting(), name="stop counting")
             if self.audit is not None:

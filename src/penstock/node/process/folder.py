@@ -1,8 +1,8 @@
 """The data folder, which one process at a time locks and other users of the machine cannot read.
 
-Commands that write a data folder or a backup call ``set_umask`` first: then each new folder has
-mode 0700 and each new file 0600, also those of SQLite, etcd and workers, which inherit it.
-``repair`` changes the modes of existing files."""
+Commands that write a data folder or a backup call ``set_umask`` first, so that each new folder has
+mode 0700 and each new file 0600, also those that SQLite, etcd and workers create. ``repair``
+changes the modes of existing files."""
 
 import fcntl
 import logging
@@ -32,8 +32,8 @@ def set_umask() -> None:
 
 
 def repair(folder: Path, *, but: str = "") -> None:
-    """Remove the rights of other users on a folder and its content, except files named ``but``. A
-    mode that cannot be changed is logged."""
+    """Remove the rights of other users on a folder and its content, except files whose name is
+    ``but``. If the mode of a file cannot be changed, a warning is logged."""
     if not folder.stat().st_mode & OTHERS:
         return  # the folder itself is changed last, so its content is private too
     failed: list[tuple[Path, str]] = []
@@ -107,7 +107,7 @@ class DataFolder:
         except OSError as error:
             os.close(self._lock)
             raise FolderUnusable(
-                "another penstock process has locked it",
+                "another penstock process has locked the folder",
                 "stop that process, or choose another folder: --data DIR",
                 what=f"the data folder {path} is in use",
                 code=CONFLICT,
@@ -120,8 +120,8 @@ class DataFolder:
         return self.path / METADATA_NAME
 
     def renew_anchor(self, clock: SystemClock) -> bool:
-        """Store the time. Returns False if the clock was set, or the machine restarted, since the
-        last call."""
+        """Store the current time. Returns False if the clock was set or the machine was restarted
+        since the last call."""
         now = clock.anchor()
         file = self.path / ANCHOR_NAME
         try:
@@ -133,7 +133,7 @@ class DataFolder:
         return is_trusted
 
     def identity(self, entropy: Callable[[int], bytes]) -> str:
-        """Return the random id of this folder, which is the Kafka cluster id of a single node."""
+        """Return the random id of this folder, which a single node uses as its Kafka cluster id."""
         file = self.path / IDENTITY_NAME
         try:
             return file.read_text("ascii").strip()

@@ -1,5 +1,5 @@
 """The basic parts of a node: configuration, clock, entropy, data folder, metrics, health,
-certificates and the secret of a worker. Created first; nothing here has to be started."""
+certificates and the secret of a worker. They are created first and need not be started."""
 
 import asyncio
 import logging
@@ -76,7 +76,7 @@ def receive_secret(env: Mapping[str, str]) -> bytes | None:
 
 class CertificateKeeper:
     """The certificates for clients and for other nodes. Changed files are loaded while the node
-    runs; if they are unusable, that is logged and the old certificate stays in use."""
+    runs. If a file is unusable, an error is logged and the old certificate stays in use."""
 
     def __init__(self, tls: TlsConfig, internal: InternalConfig) -> None:
         self._clients: Certificates | None = None
@@ -182,7 +182,7 @@ class NodeSetup:
     def start_jobs(
         self, report: Callable[[], None], **more: Coroutine[Any, Any, None]
     ) -> list["asyncio.Task[None]"]:
-        """Start the jobs of every node, and further ones by name. ``report`` reports problems."""
+        """Start the jobs of every node, which call ``report`` every second, and ``more`` jobs."""
         report()
         jobs = {
             "health watch": self._watch_health(report),
@@ -192,7 +192,7 @@ class NodeSetup:
         return [asyncio.create_task(job, name=name) for name, job in jobs.items()]
 
     async def _watch_health(self, report: Callable[[], None]) -> None:
-        """Measure the lag of the event loop and call ``report``, once a second."""
+        """Once a second, measure the lag of the event loop and call ``report``."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + LOOK_SECONDS

@@ -1,8 +1,8 @@
 """Memory and open files of a server process.
 
-An open partition uses four descriptors (batches, offsets, times, checksums), a connection one. The
-limit of open files is raised to the hard limit. A node does not start if its partitions need more
-files, and creates no partitions above the limit."""
+An open partition uses four file descriptors (batches, offsets, times, checksums), a connection one.
+The limit of open files is raised to the hard limit. A node whose partitions need more files does
+not start, and no partitions can be created that would need more files."""
 
 import asyncio
 import ctypes
@@ -38,8 +38,8 @@ log_ = logging.getLogger(__name__)
 
 def keep_freed_blocks() -> bool:
     """Make glibc reuse the memory of replies: blocks up to BLOCK_BYTES come from the heap, which
-    shrinks only if more than KEPT_BYTES are free. By default, new zeroed pages for each reply take
-    half of the CPU time of a fetch. Returns False if the C library is not glibc."""
+    shrinks only if more than KEPT_BYTES are free. By default, glibc gets new zeroed pages for each
+    reply, which takes half of the CPU time of a fetch. Returns whether it succeeded."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -50,10 +50,10 @@ def keep_freed_blocks() -> bool:
 class MemoryKeeper:
     """Frees memory after topics are deleted.
 
-    Objects of a topic refer to each other in cycles, so only Python's garbage collector frees them.
-    It counts objects, not bytes, and ignores objects from before the start (``gc.freeze``). So some
-    seconds after a deletion a collection runs. It may block the process for 100 ms, so it waits
-    until the node has little to do."""
+    Objects of a topic refer to each other in cycles, so only Python's garbage collector frees them,
+    but it runs rarely and ignores objects from before the start (``gc.freeze``). So a collection is
+    run some seconds after a topic is deleted, when the node has little to do, because a collection
+    may block the process for 100 ms."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class MemoryKeeper:
         self._timer = self._loop.call_later(seconds, self._look, time.monotonic(), self._cpu())
 
     def _look(self, since: float, cpu_then: float) -> None:
-        """Free memory if the node was quiet since the last check; otherwise check again later."""
+        """Free memory if the CPU was mostly idle since the last check, or else check later."""
         self._timer = None
         now, used = time.monotonic(), self._cpu() - cpu_then
         wait = self._not_before - now
@@ -124,14 +124,15 @@ def _trim_call() -> Callable[[int], int] | None:
 
 
 def raise_limit() -> int:
-    """Raise the limit of open files to the hard limit, and return it."""
+    """Raise the limit of open files to the hard limit if possible, and return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:
             log_.warning(
-                "limit of open files not raised", extra={"limit": soft, "reason": str(error)}
+                "raising the limit of open files failed",
+                extra={"limit": soft, "reason": str(error)},
             )
     return limit_now()
 

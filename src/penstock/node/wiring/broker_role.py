@@ -1,5 +1,5 @@
-"""The broker role of a node: partitions and the coordinators of groups and transactions, started in
-this order and stopped in reverse."""
+"""The broker role of a node: partitions, and the coordinators of groups and transactions. They are
+started in this order and stopped in the reverse order."""
 
 from collections.abc import Iterator
 from concurrent.futures import Executor
@@ -95,7 +95,7 @@ class BrokerRole:
         self.cutting = BackupPositions(self.broker.partitions, self._context.hold, setup.clock)
 
     async def start(self) -> None:
-        """Recover all logs, which may take long, and start the coordinators."""
+        """Recover all logs, which may take minutes, and start the coordinators."""
         setup, node, cluster = self._setup, self._setup.config.node, self._cluster
         await self._tasks.start()
         self.dynamic.on_change(self._configs_changed)
@@ -146,7 +146,7 @@ class BrokerRole:
         return LEVEL_MAX if self._cluster is None else self._cluster.level.in_force
 
     def _configs_changed(self) -> None:
-        """Apply changed broker configs; ``BrokerContext.defaults`` applies those for topics."""
+        """Apply changed broker configs, except those that are defaults of topic configs."""
         backoff_ms = self.dynamic.value(COMPACTION_BACKOFF)
         own_ms = self._setup.config.log.compaction_check_ms
         self.broker.partitions.compact_interval.change(int(backoff_ms or own_ms))
@@ -155,7 +155,7 @@ class BrokerRole:
             self._cluster.set_topics_in_sync_min(int(in_sync_min) if in_sync_min else None)
 
     def _led(self, partition: Partition, is_led: bool) -> None:
-        """Start or stop the coordinator of a partition of an internal topic."""
+        """Start or stop a coordinator, if the partition is the log of a coordinator."""
         topic, node = partition.topic, self._setup.config.node
         if (topic.account, topic.region) != (node.account, node.region):
             return
@@ -182,7 +182,7 @@ class BrokerRole:
         )
 
     def end_waits(self) -> None:
-        """Reply to waiting requests, so that listeners can stop."""
+        """Reply to all waiting requests, such as long polls, so that listeners can stop."""
         self.broker.partitions.end_waits()
         if self._cluster is not None:
             self._cluster.end_waits()

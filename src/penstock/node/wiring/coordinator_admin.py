@@ -1,9 +1,9 @@
-"""Shows operators the unreadable row in the log of a coordinator of groups or transactions, and
-skips it.
+"""Shows operators the unreadable row (record) in the log of a group or transaction coordinator, and
+skips this row.
 
 Any node can do this, because it reads the log from the leader of the partition. A skip is written
-to the topic's entry in the catalog, which all nodes watch: the coordinator then reads its log
-again, without the row, and so does every later leader."""
+to the topic's entry in the catalog, which all nodes watch. Then the coordinator, and every later
+leader of the partition, reads the log without the row."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,10 +77,10 @@ class CoordinatorAdmin:
     def _find(self, name: str, partition: int) -> Topic:
         topic = self._catalog.find(*self._namespace, name) if name in TOPICS else None
         if topic is None:
-            known = " and ".join(TOPICS)
-            raise NotFound(f"{name} is not a topic of coordinators; those are {known}.")
+            known = " or ".join(TOPICS)
+            raise NotFound(f"There is no coordinator topic {name}; expected {known}.")
         if partition >= topic.partition_count:
-            raise NotFound(f"{name} has partitions 0 to {topic.partition_count - 1}.")
+            raise NotFound(f"{name} only has partitions 0 to {topic.partition_count - 1}.")
         return topic
 
     async def _read(
@@ -120,7 +120,7 @@ class CoordinatorAdmin:
 
 
 def _with_skipped(new: SkippedRow, start_offset: int, now_ms: int, topic: Topic) -> Topic:
-    """Return the topic with a new skipped row, without skipped rows that have left the log."""
+    """Add ``new`` to the topic's skipped rows, and remove skipped rows no longer in the log."""
     kept = [
         one
         for one in topic.skipped_rows
@@ -128,7 +128,7 @@ def _with_skipped(new: SkippedRow, start_offset: int, now_ms: int, topic: Topic)
     ]
     if len(kept) >= SKIPPED_ROWS_MAX:
         raise QuotaExceeded(
-            f"{topic.name} has the maximum of {len(kept)} skipped rows: restore a backup."
+            f"{topic.name} has the maximum of {len(kept)} skipped rows; restore a backup."
         )
     return msgspec.structs.replace(topic, skipped_rows=(*kept, new), modified_at_ms=now_ms)
 

@@ -179,7 +179,7 @@ class ClusterChanges(KafkaCluster):
         return Quorum(leader, epoch & EPOCH_MAX, revision, sorted(self.nodes))
 
     async def stopped(self) -> Sequence[BrokerAt]:
-        """Return nodes that are not alive but have replicas or are being drained."""
+        """Return the nodes that are not alive, but have replicas or are being drained."""
         named = {node for view in self._view.rows.values() for node in view.row.replicas}
         named |= await read_draining(self._store)
         return [self._stopped_at(node) for node in sorted(named.difference(self.nodes))]

@@ -57,8 +57,8 @@ from penstock.node.wiring.security import NodeSecurity
 
 
 class FrontendCalls:
-    """The broker, its coordinators and the metadata, with bulkheads and quotas, as frontends call
-    them."""
+    """The objects that frontends call: the broker, its coordinators and the metadata, each behind
+    bulkheads and quotas."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class FrontendCalls:
         return GuardedCoordinators(transactions, self.callees.transactions(self._node))
 
     def share_among(self, frontend_count: int) -> None:
-        """Divide the limits and quotas of tenants by the number of live frontends."""
+        """Set this frontend's part of the tenants' limits and quotas to 1 / ``frontend_count``."""
         self.throttler.share_among(frontend_count)
         self.quotas.share_among(frontend_count)
 
@@ -165,7 +165,7 @@ class Listeners:
         self._admin, self.admin_url = await open_admin(setup, api.handle, is_open=api.is_open)
 
     def note_changes(self, facts: Facts) -> None:
-        """Accept changes by operators from now on, because they can be audited."""
+        """Give the audit log to the admin API, which rejects changes until it can audit them."""
         if facts.audit is not None:
             self._admin_api.note_in(facts.audit)
 
@@ -337,7 +337,7 @@ class Listeners:
 
     @property
     def kafka_advertised(self) -> str:
-        """The address that is reported to Kafka clients; empty if there is no Kafka listener."""
+        """The address that Kafka clients get, or an empty text if there is no Kafka listener."""
         if not self.kafka_address:
             return ""
         host, port = self._kafka_address
@@ -354,5 +354,5 @@ class Listeners:
         await asyncio.gather(*(one.drain(seconds_max=DRAIN_SECONDS_MAX) for one in listeners))
 
     async def stop_admin(self) -> None:
-        """Stop the admin listener, last, so that health checks show the progress of the stop."""
+        """Stop the admin listener. It is stopped last, so that health checks work until then."""
         await self._admin.drain(seconds_max=1.0)

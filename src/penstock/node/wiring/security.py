@@ -1,10 +1,9 @@
-"""The key ring, identities, data keys and delegation tokens of a node, started in this order, as
-each needs the one before.
+"""The key ring, identities, data keys and delegation tokens of a node, started in this order.
 
 If authentication is on and no operator has an active access key, the start creates a tenant, an
-operator called root and an access key, so that users and keys can be managed. Automated deployments
-provide the key (``PENSTOCK_ROOT_KEY_ID`` and the path of a file in ``PENSTOCK_ROOT_SECRET_FILE``);
-otherwise it is random, and the caller shows it once."""
+operator called root and an access key, so that users and keys can be managed. The environment may
+provide this key: ``PENSTOCK_ROOT_KEY_ID``, and ``PENSTOCK_ROOT_SECRET_FILE``, the path of a file
+with the secret. Otherwise the key is random, and is printed once."""
 
 import asyncio
 import logging
@@ -49,7 +48,7 @@ class BootstrapImpossible(SetupError):
 async def bootstrap(
     identities: StoredIdentities, *, account: str, env: Mapping[str, str], now_ms: int
 ) -> NewKey | None:
-    """Create an access key for an operator, unless an operator has an active one."""
+    """Create an access key for an operator, unless an operator already has an active key."""
     if find_operator_key(identities) is not None:
         return None
     key_id, secret = _given(env)
@@ -71,7 +70,7 @@ async def bootstrap(
 
 
 def _name(identities: StoredIdentities, account: str) -> str:
-    """Return root, or root-2 and so on if root is not an operator or has too many keys."""
+    """Return root, or root-2 and so on if the user root is not an operator or has too many keys."""
     for number in range(1, NAMES_MAX):
         name = ROOT if number == 1 else f"{ROOT}-{number}"
         user = identities.user(account, name)
@@ -142,7 +141,7 @@ class NodeSecurity:
         self.data_keys = DataKeys(store, self.ring, topics, clock=setup.clock, entropy=entropy)
         await self.data_keys.start()
         resealed = await self.data_keys.reseal(self.ring.rewrap)
-        _check_readable(resealed, "data keys in the store", "wrapped")
+        _check_readable(resealed, "data keys in the store", "encrypted")
         secret = self.ring.derive(b"kafka delegation tokens")
         self.tokens = DelegationTokens(store, secret)
         await self.tokens.start()
@@ -179,14 +178,14 @@ class NodeSecurity:
         return self._operator_key is not None
 
     async def flush(self) -> None:
-        """Periodically store when keys were last used, and delete expired delegation tokens."""
+        """Periodically store the last use of access keys, and delete expired delegation tokens."""
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             await self._store_uses()
             try:
                 await self.tokens.sweep(now_ms=self._setup.clock.wall_ms())
             except PenstockError as error:
-                log_.warning("expired delegation tokens not deleted", extra={"reason": str(error)})
+                log_.warning("deleting expired tokens failed", extra={"reason": str(error)})
 
     async def _store_uses(self) -> None:
         try:
@@ -195,13 +194,13 @@ class NodeSecurity:
             log_.warning("storing the last use of access keys failed", extra={"reason": str(error)})
 
     def _check_shared_master(self) -> None:
-        """Raise KeyRingUnusable if this node lacks the master key of the other nodes."""
+        """Raise KeyRingUnusable if this node shares the metadata, but has no master key yet."""
         keys, folder = self._setup.config.keys, self._setup.folder.path
         made = folder / (keyring.KMS_NAME if keys.kms_command else keyring.MASTER_NAME)
         is_given = keys.master_file or os.environ.get(keyring.MASTER_VARIABLE) or made.exists()
         if self._metadata.is_remote and not is_given:
             raise keyring.KeyRingUnusable(
-                "all nodes of one metadata service share a master key: set keys.master_file or"
+                "all nodes with the same metadata must share a master key: set keys.master_file or"
                 f" {keyring.MASTER_VARIABLE}, or copy {made.name} of another node into the data"
                 " folder"
             )
@@ -212,7 +211,7 @@ class NodeSecurity:
         self.identities = identities
         await identities.start()
         resealed = await identities.reseal(self.ring.rewrap)
-        _check_readable(resealed, "of the secrets in the store", "sealed")
+        _check_readable(resealed, "secrets in the store", "encrypted")
         account, now_ms = config.node.account, setup.clock.wall_ms()
         if identities.tenant(account) is None:
             # Users can be created before authentication is turned on.
@@ -227,6 +226,6 @@ class NodeSecurity:
 def _check_readable(resealed: Resealed, what: str, done: str) -> None:
     if resealed.unreadable:
         raise keyring.KeyRingUnusable(
-            f"the master key does not match {resealed.unreadable} {what}: set the key they were"
-            f" {done} with in keys.master_file or keys.old_master_files"
+            f"the master key cannot decrypt {resealed.unreadable} {what}: set the key with which"
+            f" they were {done}, in keys.master_file or keys.old_master_files"
         )

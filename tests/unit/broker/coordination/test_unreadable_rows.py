@@ -257,7 +257,7 @@ async def test_a_row_is_shown_by_its_offset(tmp_path: Path) -> None:
         assert skipped.row.key == "6b"
         with pytest.raises(NotFound, match="no row at offset 9999; its offsets go from 0 to"):
             await ask.show(TOPIC_NAME, PARTITION, 9_999)
-        with pytest.raises(NotFound, match="not a topic of coordinators; those are __groups and"):
+        with pytest.raises(NotFound, match="no coordinator topic __audit; expected __groups or"):
             await ask.show("__audit", 0, None)
         with pytest.raises(NotFound, match="has partitions 0 to 3"):
             await ask.skip(TOPIC_NAME, PARTITION_COUNT, 0)

@@ -173,7 +173,7 @@ class TestUpgrade:
         assert told["level"] == {"in_force": 2, "wanted": None, "latest": 2}
         assert told["remarks"] == []
         lowered = cli("cluster", "upgrade", "--to", "1")
-        assert (lowered.code, "never lowered" in lowered.err) == (1, True)
+        assert (lowered.code, "cannot be lowered" in lowered.err) == (1, True)
         for wrong in ("0", "-1", "newest", "9" * 9):
             assert cli("cluster", "upgrade", "--to", wrong).code == ExitCode.USAGE
 
