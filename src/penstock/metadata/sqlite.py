@@ -198,9 +198,9 @@ class _Database:
             revision += 1
             for key, value in txn.puts:
                 self._connection.execute(
-                    "INSERT INTO entry VALUES (?1, ?2, ?3, ?3, ?4)"
-                    " ON CONFLICT (key) DO UPDATE SET value = ?2, version = ?3, lease = ?4",
-                    (key.encode(), value, revision, txn.lease),
+                    "INSERT INTO entry VALUES (?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE"
+                    " SET value = excluded.value, version = excluded.version, lease = excluded.lease",
+                    (key.encode(), value, revision, revision, txn.lease),
                 )
                 change = (revision, key.encode(), value)
                 self._connection.execute("INSERT INTO change VALUES (?, ?, ?)", change)

@@ -7,7 +7,7 @@ import asyncio
 import ipaddress
 import ssl
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import cast
 
@@ -15,6 +15,15 @@ SWEEP_SECONDS = 0.5
 HANDSHAKE_SECONDS_MAX = 5.0
 BACKLOG = 4_096
 NO_LIMIT = 2**31 - 1
+
+
+def write_large(transport: asyncio.Transport, buffers: Iterable[bytes | memoryview]) -> None:
+    """Write buffers that are too large to be joined. ``writelines`` of asyncio itself in Python 3.12
+    and 3.13 would not call ``pause_writing`` for a peer that does not read, so it is not used."""
+    if type(transport).__module__ == "asyncio.selector_events":
+        transport.write(b"".join(buffers))
+    else:
+        transport.writelines(buffers)
 
 
 class Peer(asyncio.BaseProtocol):

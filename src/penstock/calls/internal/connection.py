@@ -26,6 +26,7 @@ import msgspec
 from penstock.model.levels import LEVEL_FIRST, Levels
 from penstock.model.limits import MIB
 from penstock.net.frames import Chunks, FrameReader, FrameRejected
+from penstock.net.listener import write_large
 from penstock.net.listener import Peer
 from penstock.net.tls import Certificates, CertificateUnusable, TlsFiles
 from penstock.wire.internal import frame as wire
@@ -301,7 +302,7 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         if size <= JOINED_BYTES_MAX:
             self._transport.write(b"".join(parts))
         else:
-            self._transport.writelines(parts)
+            write_large(self._transport, parts)
         self.flushed()
 
     def flushed(self) -> None: ...

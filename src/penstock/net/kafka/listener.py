@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 from penstock.model.file_slice import FileSlice, Piece, in_memory
 from penstock.net.frames import LENGTH_BYTES, Chunks, FrameReader, FrameRejected
 from penstock.net.kafka.slice_sender import SliceSender
-from penstock.net.listener import NO_LIMIT, Listener, Peer
+from penstock.net.listener import NO_LIMIT, Listener, Peer, write_large
 
 T = TypeVar("T")
 Buffer = bytes | memoryview
@@ -375,7 +375,7 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         if size <= JOINED_BYTES_MAX:
             transport.write(b"".join(buffers))
         else:
-            transport.writelines(buffers)
+            write_large(transport, buffers)
 
     def _write_slices(self, parts: list[Piece]) -> None:
         try:
