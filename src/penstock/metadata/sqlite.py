@@ -198,8 +198,9 @@ class _Database:
             revision += 1
             for key, value in txn.puts:
                 self._connection.execute(
-                    "INSERT INTO entry VALUES (?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE"
-                    " SET value = excluded.value, version = excluded.version, lease = excluded.lease",
+                    "INSERT INTO entry VALUES (?, ?, ?, ?, ?)"
+                    " ON CONFLICT (key) DO UPDATE SET value = excluded.value,"
+                    " version = excluded.version, lease = excluded.lease",
                     (key.encode(), value, revision, revision, txn.lease),
                 )
                 change = (revision, key.encode(), value)

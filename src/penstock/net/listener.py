@@ -18,8 +18,8 @@ NO_LIMIT = 2**31 - 1
 
 
 def write_large(transport: asyncio.Transport, buffers: Iterable[bytes | memoryview]) -> None:
-    """Write buffers that are too large to be joined. ``writelines`` of asyncio itself in Python 3.12
-    and 3.13 would not call ``pause_writing`` for a peer that does not read, so it is not used."""
+    """Write buffers that are too large to be joined. asyncio's own ``writelines`` is not used: in
+    Python 3.12 and 3.13 it does not call ``pause_writing`` if the peer does not read."""
     if type(transport).__module__ == "asyncio.selector_events":
         transport.write(b"".join(buffers))
     else:

@@ -301,5 +301,5 @@ def test_trouble_travels() -> None:
 def test_addresses() -> None:
     assert parse_addresses("a:1, [::1]:2") == [("a", 1), ("::1", 2)]
     for wrong in ("", "a", "a:1,", "a:x", "a:0", "a:65536"):
-        with pytest.raises(ValueError, match="not HOST:PORT"):
+        with pytest.raises(ValueError, match="not have the form HOST:PORT"):
             parse_addresses(wrong)

@@ -26,8 +26,7 @@ import msgspec
 from penstock.model.levels import LEVEL_FIRST, Levels
 from penstock.model.limits import MIB
 from penstock.net.frames import Chunks, FrameReader, FrameRejected
-from penstock.net.listener import write_large
-from penstock.net.listener import Peer
+from penstock.net.listener import Peer, write_large
 from penstock.net.tls import Certificates, CertificateUnusable, TlsFiles
 from penstock.wire.internal import frame as wire
 from penstock.wire.internal.faults import HelloRefused, MalformedFrame, encode_failure
