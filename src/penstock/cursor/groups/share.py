@@ -123,7 +123,7 @@ class ShareGroup(AssignedGroup[MemberValue, TargetValue, ShareSettings]):
         return frozenset(name for member in self._members.values() for name in member.topic_names)
 
     def begin(self, decision: Decision) -> None:
-        """Store a higher group epoch. From then on a new group exists, even without members."""
+        """Raise and store the group epoch. This creates a new group, even without members."""
         value = TargetValue(min(self.value.epoch + 1, GENERATION_MAX))
         self._put(decision, RowKind.SHARE, value)
 

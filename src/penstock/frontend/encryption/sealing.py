@@ -78,7 +78,7 @@ class Sealing:
         await self.keys.rotate(topic)
 
     def sealed(self, topic: Topic, message: Message) -> Message | None:
-        """Return the encrypted message, or None if its key is not loaded: then call ``seal``."""
+        """Return the encrypted message, or None if ``seal`` must be called to load the key."""
         key = self.keys.take(topic, 1)
         return None if key is None else seal_message(message, key, self.entropy(NONCE_BYTES))
 
