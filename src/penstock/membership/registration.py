@@ -118,7 +118,7 @@ class LeaseClock:
 
     @property
     def is_good(self) -> bool:
-        """Return whether the lease is valid, so no other node can have declared this node dead."""
+        """Return whether the lease is valid. While it is, no node can declare this node dead."""
         return self._clock_ms() < self.deadline_ms
 
     async def start(self) -> int:
@@ -304,7 +304,7 @@ class LiveFrontends(PrefixWatch):
         self._listeners.append(listener)
 
     async def start(self) -> None:
-        """Start to count and to send heartbeats. The count is known when this method returns."""
+        """Start to send heartbeats and to count live frontends. The count is known on return."""
         await super().start()
         await self._try_to_beat()
         self._task = asyncio.create_task(self._beat_forever(), name="frontend beat")
