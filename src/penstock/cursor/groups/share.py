@@ -73,7 +73,7 @@ class ShareHeartbeat(Heartbeat, frozen=True):
 
 def assign_simple(members: Sequence[MemberSpec], topics: Mapping[str, int]) -> Shares:
     """Assign each partition to one member, evenly. A member left without a partition shares the
-    one in its topics with the fewest readers. ``topics`` maps topic ids to partition counts."""
+    least read partition of its topics. ``topics`` maps topic ids to partition counts."""
     shares = assign_uniform(members, topics)
     readers: Counter[TopicPartition] = Counter(tp for share in shares.values() for tp in share)
     for member in sorted(members, key=lambda each: each.member_id):
@@ -123,7 +123,7 @@ class ShareGroup(AssignedGroup[MemberValue, TargetValue, ShareSettings]):
         return frozenset(name for member in self._members.values() for name in member.topic_names)
 
     def begin(self, decision: Decision) -> None:
-        """Raise and store the group epoch. This creates a new group, even without members."""
+        """Raise and store the group epoch. The first call also creates the group."""
         value = TargetValue(min(self.value.epoch + 1, GENERATION_MAX))
         self._put(decision, RowKind.SHARE, value)
 

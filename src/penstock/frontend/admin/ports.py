@@ -20,7 +20,7 @@ log_ = logging.getLogger(__name__)
 
 
 class PartitionState(StrEnum):
-    """A problem of a partition, or its move to other nodes. A healthy partition has no state."""
+    """A problem or a move of a partition. A healthy partition has none of these states."""
 
     UNDER_REPLICATED = "under_replicated"  # fewer live in-sync replicas than configured
     BELOW_MINIMUM = "below_minimum"  # too few in-sync replicas to accept messages
