@@ -256,7 +256,7 @@ class Membership(LeaseClock):
 
     def seen_gone(self, incarnation_now: int | None) -> None:
         """End the lease if ``incarnation_now``, read from this node's entry in the store, is not
-        the incarnation of this process: a pause of etcd may have ended the lease."""
+        the incarnation of this process: etcd may end a lease too early after a pause."""
         if self.incarnation and incarnation_now != self.incarnation:
             self.ended()
 

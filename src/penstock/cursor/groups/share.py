@@ -72,8 +72,8 @@ class ShareHeartbeat(Heartbeat, frozen=True):
 
 
 def assign_simple(members: Sequence[MemberSpec], topics: Mapping[str, int]) -> Shares:
-    """Assign each partition to one member, evenly. A member left without a partition shares the
-    least read partition of its topics. ``topics`` maps topic ids to partition counts."""
+    """Assign each partition to one member, evenly. A member left without one shares the partition
+    with the fewest readers in its topics. ``topics`` maps topic ids to partition counts."""
     shares = assign_uniform(members, topics)
     readers: Counter[TopicPartition] = Counter(tp for share in shares.values() for tp in share)
     for member in sorted(members, key=lambda each: each.member_id):

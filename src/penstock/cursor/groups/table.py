@@ -1,7 +1,7 @@
-"""The groups of one coordinator partition, rebuilt from its rows. Finds, creates and drops groups.
-A group without rows exists only while a client is joining.
+"""A table that finds, creates and drops the groups of one coordinator partition. It is rebuilt
+from the rows in the partition's log. A group without rows exists only while a client is joining.
 
-Below feature level 3, the configs of groups are rows in this log. From level 3 on, they are in the
+Below feature level 3, the configs of groups are rows in the log. From level 3 on, they are in the
 metadata store, and ``broker/coordination/group_coordinator.py`` moves the remaining rows there."""
 
 from collections.abc import Callable, Iterable, Mapping

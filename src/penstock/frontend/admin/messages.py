@@ -1,7 +1,7 @@
 """``/api/v1/queues/{name}/messages`` shows messages of a queue without receiving them.
 
 A reply has the next offset of each partition, which a client that follows the queue sends with its
-next request. With ``wait_ms``, a request waits until there are messages; the queue is then read at
+next request. With ``wait_ms``, a request waits until there are messages, and reads the queue at
 intervals. Encrypted messages are decrypted; if that fails, they are shown without their content."""
 
 import base64

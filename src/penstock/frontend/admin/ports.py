@@ -1,5 +1,5 @@
 """The health of this node, and interfaces through which the admin API uses the cluster, backups and
-the logs of coordinators. They are implemented in ``node.cluster``, ``backup`` and ``node``."""
+the logs of coordinators. ``node.cluster``, ``backup`` and ``node`` implement the interfaces."""
 
 import logging
 from collections import Counter
