@@ -255,7 +255,7 @@ class BackupAdmin:
 
     async def begin(self) -> StartedBackup:
         if not self.health.is_ready:
-            raise errors.Overloaded("The node is not ready, its metadata may be incomplete; retry.")
+            raise errors.Overloaded("The node is not ready: its metadata may be incomplete; retry.")
         self._forget_idle()
         if len(self._backups) >= BACKUPS_MAX:
             raise errors.Throttled(f"{BACKUPS_MAX} backups are in progress; wait until one ends.")

@@ -242,7 +242,7 @@ def partials_in(folder: Path) -> list[Path]:
 
 
 def blocks_of(root: Path, file: FileSum) -> Iterator[bytes]:
-    """Yield the content of a file in blocks, the last of them only if the checksum is right."""
+    """Yield the content of a file in blocks, but the last block only if the checksum matches."""
     fd = open_inside(root, file.path)
     summed = hashlib.sha256()
     left = file.size_bytes
@@ -317,7 +317,7 @@ def _definition(line: bytes, place: str) -> Line:
 
 
 def verify(root: Path, *, progress: Callable[[int], None] = lambda _bytes: None) -> list[Finding]:
-    """Return the problems of a backup. ``progress`` is called with the number of verified bytes."""
+    """Return the problems found in a backup. ``progress`` gets the number of verified bytes."""
     try:
         manifest = read_manifest(root)
     except BackupUnusable as error:

@@ -185,7 +185,8 @@ class _Writing:
             start = copied
 
     def _copy_from(self, cut: PartitionCut, start: int) -> PartitionPart | int:
-        """Copy a log. Returns its new start offset if the first records have been deleted."""
+        """Copy a log and return the description of the copy. If the server has deleted records
+        that were not copied yet, stop and return the log's new start offset."""
         topic_id, partition, end = cut.topic_id, cut.partition, cut.end_offset
         shutil.rmtree(self.root / TOPICS_NAME / topic_id / str(partition), ignore_errors=True)
         files: list[FileSum] = []

@@ -179,7 +179,7 @@ class ClusterLevel(PrefixWatch):
     """The feature level of a cluster (``model/levels.py``).
 
     An operator requests a level. From then on each node that registers must support it. When the
-    manager sees that all other nodes support it too, the manager raises the level. Because a
+    manager sees that all registered nodes support it, the manager raises the level. Because a
     registration fails if the level entry has changed, no node can register unnoticed in between. In
     an empty store the first node starts with the highest level it supports; a cluster without a
     level entry was created before feature levels existed."""
@@ -192,7 +192,7 @@ class ClusterLevel(PrefixWatch):
         self._on_change: list[Callable[[], None]] = []
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after each change of the level. Returns a function that removes it."""
+        """Call ``listener`` after each change of the level. Returns a function to remove it."""
         self._on_change.append(listener)
         return lambda: self._on_change.remove(listener)
 

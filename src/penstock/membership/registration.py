@@ -37,7 +37,7 @@ ENTER_TRIES_MAX = 5  # attempts to register while the feature level changes
 
 
 class StoreSetBack(PenstockError):
-    """Raised if the store is older than this node's last registration."""
+    """Raised if the metadata store was reset to a state before this node's last registration."""
 
 
 class RegisteredAt:
@@ -93,7 +93,7 @@ class LeaseClock:
     for the node first. The node's clock continues while the machine sleeps, as the store's does.
     Only a part of the granted time is used, because two clocks never run at exactly the same speed.
 
-    Code that only the holder may run checks ``is_good`` just before. A lease that has ended in
+    Check ``is_good`` just before any step that only the holder may take. A lease that has ended in
     the store is not renewed: ``on_gone`` is called, and the owner may start a new one. A store may
     also end a lease too early, for example if the etcd leader was paused for longer than the lease.
     If a watch shows that the entries are gone, the owner calls ``ended``."""
@@ -118,7 +118,7 @@ class LeaseClock:
 
     @property
     def is_good(self) -> bool:
-        """Return whether the lease is valid, so no other node can have declared this node dead."""
+        """Return whether the lease is valid. While it is, no node can declare this node dead."""
         return self._clock_ms() < self.deadline_ms
 
     async def start(self) -> int:
@@ -256,8 +256,7 @@ class Membership(LeaseClock):
 
     def seen_gone(self, incarnation_now: int | None) -> None:
         """End the lease if ``incarnation_now``, read from this node's entry in the store, is not
-        the incarnation of this process: an etcd whose leader was paused may have ended the
-        lease."""
+        the incarnation of this process: etcd may end a lease too early after a pause."""
         if self.incarnation and incarnation_now != self.incarnation:
             self.ended()
 
@@ -285,9 +284,9 @@ class LiveFrontends(PrefixWatch):
 
     Each frontend rewrites its entry in the store every BEAT_SECONDS (its heartbeat) and watches the
     entries of all frontends. A frontend counts as silent if none of its heartbeats was seen during
-    several heartbeats of this frontend. So no clocks are compared, and during an outage of the
-    store no frontend counts as silent, which would raise the limits of the others. A frontend has a
-    new id after each start; the entry of a killed frontend is removed after FORGOTTEN_BEATS."""
+    several heartbeats of this frontend. So no clocks are compared, and limits do not rise
+    during an outage of the store, because then no frontend counts as silent. A frontend has a new
+    id after each start. The entry of a killed frontend is removed after FORGOTTEN_BEATS."""
 
     def __init__(self, store: Store, *, node: str, entropy: Callable[[int], bytes]) -> None:
         super().__init__(store, cluster.FRONTENDS_PREFIX)
@@ -305,7 +304,7 @@ class LiveFrontends(PrefixWatch):
         self._listeners.append(listener)
 
     async def start(self) -> None:
-        """Start to count and to send heartbeats. The count is known when this method returns."""
+        """Start to send heartbeats and to count live frontends. The count is known on return."""
         await super().start()
         await self._try_to_beat()
         self._task = asyncio.create_task(self._beat_forever(), name="frontend beat")

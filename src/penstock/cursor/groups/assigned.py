@@ -54,7 +54,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
         return self.reply_type(code, message)
 
     def malformed(self, topics: Topics) -> Reply | None:
-        """Return an error reply if the request is invalid, whatever the state of the group."""
+        """Return an error reply if the request is invalid regardless of the group's state."""
         raise NotImplementedError
 
     def merged_into(self, old: MemberT, rebalance_ms_max: int, **fields: Any) -> MemberT:
@@ -288,7 +288,7 @@ class AssignedGroup(Generic[MemberT, ValueT, TimesT]):
         return current
 
     def _next(self, member_id: str, owned: Partitions | None) -> MemberAssignment:
-        """Return the member's next state. ``owned`` are the partitions that the member reports."""
+        """Return the member's next state, given the partitions that it reports as ``owned``."""
         current = self._currents.get(member_id, MemberAssignment())
         target, target_epoch = self._targets.get(member_id, frozenset()), self.target_epoch
         if current.state is MemberState.UNREVOKED:

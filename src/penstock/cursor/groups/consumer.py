@@ -199,8 +199,8 @@ class ConsumerGroup(AssignedGroup[MemberValue, records.ConsumerValue, ConsumerSe
     def due_patterns(
         self, request: ConsumerHeartbeat, topics: Topics, visibility: TopicVisibility | None
     ) -> DuePatterns:
-        """Return the topic patterns to match before this heartbeat is handled, and the member's own
-        pattern if its matches must be checked with ``visibility``, else an empty text."""
+        """Return two things: the topic patterns to match before this heartbeat is handled, and
+        the member's own pattern, or "" if the visibility of its matches need not be checked."""
         regex = request.topic_regex
         if regex is None:
             regex = self._members.get(request.member_id, NEW_MEMBER).topic_regex

@@ -110,7 +110,7 @@ class Groups(GroupTable):
         return None if group is None else group.members
 
     def pending_assignment(self, group_id: str) -> AssignmentInput | None:
-        """Return the input of an assignment that is too large for the event loop, or None."""
+        """Return the input of a large assignment that must be computed in a thread, or None."""
         members = self._members(group_id)
         return members.pending if isinstance(members, StreamsGroup) else None
 
@@ -267,7 +267,7 @@ class Groups(GroupTable):
             self._finish(group)
 
     def expire(self, decision: Decision, *, topic_ids: Callable[[str, str], str | None]) -> None:
-        """Drop old offsets and empty groups. ``topic_ids(group_id, name)`` returns a topic id."""
+        """Drop old offsets and empty groups. ``topic_ids(group_id, name)`` finds a topic's id."""
         self._fences.expire(decision)
         bound_ms = decision.wall_ms - self._settings.offsets_retention_ms
         for group in list(self._groups.values()):

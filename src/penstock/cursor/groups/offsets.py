@@ -175,7 +175,7 @@ class Offsets:
         return max((pending.producer_epoch for pending in commits.values()), default=-1)
 
     def fetch(self, given: Iterable[TopicPartition] | None, *, requires_stable: bool) -> FetchReply:
-        """Return the committed offsets of ``given`` partitions, or of all if ``given`` is None."""
+        """Return the committed offsets of all partitions, or only of the ``given`` ones."""
         if given is None:
             given = sorted(self._committed.keys() | (self._unstable if requires_stable else ()))
         found = []

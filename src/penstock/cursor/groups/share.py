@@ -72,7 +72,7 @@ class ShareHeartbeat(Heartbeat, frozen=True):
 
 
 def assign_simple(members: Sequence[MemberSpec], topics: Mapping[str, int]) -> Shares:
-    """Spread the partitions evenly, each to one member. A member without a partition gets the one
+    """Assign each partition to one member, evenly. A member left without one shares the partition
     with the fewest readers in its topics. ``topics`` maps topic ids to partition counts."""
     shares = assign_uniform(members, topics)
     readers: Counter[TopicPartition] = Counter(tp for share in shares.values() for tp in share)
@@ -123,7 +123,7 @@ class ShareGroup(AssignedGroup[MemberValue, TargetValue, ShareSettings]):
         return frozenset(name for member in self._members.values() for name in member.topic_names)
 
     def begin(self, decision: Decision) -> None:
-        """Store a higher group epoch. From then on a new group exists, even without members."""
+        """Raise and store the group epoch. The first call also creates the group."""
         value = TargetValue(min(self.value.epoch + 1, GENERATION_MAX))
         self._put(decision, RowKind.SHARE, value)
 

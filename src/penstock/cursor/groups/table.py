@@ -1,7 +1,7 @@
-"""The groups of one coordinator partition, rebuilt from its rows. Finds, creates and drops groups.
-A group without rows exists only while a client is joining.
+"""A table that finds, creates and drops the groups of one coordinator partition. It is rebuilt
+from the rows in the partition's log. A group without rows exists only while a client is joining.
 
-Below feature level 3, the configs of groups are rows in this log. From level 3 on, they are in the
+Below feature level 3, the configs of groups are rows in the log. From level 3 on, they are in the
 metadata store, and ``broker/coordination/group_coordinator.py`` moves the remaining rows there."""
 
 from collections.abc import Callable, Iterable, Mapping
@@ -100,7 +100,7 @@ class GroupTable:
             self._arm(group)
 
     def configs(self, group_id: str) -> Mapping[str, str]:
-        """Return a group's configs. Those in the metadata store override those in the log."""
+        """Return a group's configs. Values in the metadata store override values in the log."""
         value = self._configs.get(group_id)
         rows = {} if value is None else value.configs
         stored = {} if self._stored is None else self._stored(group_id)
@@ -111,7 +111,7 @@ class GroupTable:
         return {group_id: value.configs for group_id, value in self._configs.items()}
 
     def repeat_configs(self, decision: Decision) -> None:
-        """Write the configs to the log again. If they are committed, this node is the leader."""
+        """Append the configs to the log again. Only the leader of the log can commit them."""
         for group_id, value in self._configs.items():
             self._put_configs(group_id, value, decision)
 

@@ -199,7 +199,7 @@ def _checked(call: Call, right: str) -> Call:
         call.may_manage(METRICS, account, "metrics")
         if call.path == ("metrics",):
             if account != call.context.info.account:
-                raise AccessDenied("/metrics is about all tenants; use /metrics/objects instead.")
+                raise AccessDenied("/metrics shows all tenants; use /metrics/objects for your own.")
             return call
     elif len(call.path) > 3:  # /api/v1/queues/{name}
         call.may_use_queue(right, call.path[3])

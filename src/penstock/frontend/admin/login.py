@@ -4,8 +4,8 @@ and no operator's token is set, every caller is an operator.
 
 A log-in exchanges the id and secret of an access key for a token that expires after twelve hours.
 The token is signed with a key derived from the secret, so every node can verify it without stored
-state, and it becomes invalid when the access key is disabled. No reply asks for HTTP Basic, so a
-browser never stores a key and sends it with requests of other sites."""
+state, and it becomes invalid when the access key is disabled. No reply asks for HTTP Basic, because
+a browser would then store the key and send it even with requests made by other web sites."""
 
 import base64
 import binascii

@@ -1,7 +1,7 @@
 """``/api/v1/queues/{name}/messages`` shows messages of a queue without receiving them.
 
 A reply has the next offset of each partition, which a client that follows the queue sends with its
-next request. With ``wait_ms``, a request waits until there are messages; the queue is then read at
+next request. With ``wait_ms``, a request waits until there are messages, and reads the queue at
 intervals. Encrypted messages are decrypted; if that fails, they are shown without their content."""
 
 import base64
@@ -44,7 +44,7 @@ class Window(msgspec.Struct):
         return self.count <= 0 or self.size_bytes <= 0
 
     def take(self, peeked: Sequence[Peeked]) -> int | None:
-        """Add messages. Returns the offset of the first one that does not fit, or None."""
+        """Add messages. Returns the offset of the first message that does not fit, or None."""
         for one in peeked:
             if self.is_full:
                 return one.record.offset
@@ -115,7 +115,7 @@ def _offset(text: str) -> int:
 
 
 async def _fill(context: Context, topic: Topic, starts: Starts, window: Window) -> Starts:
-    """Fill the reply from all partitions in turn, so that a busy one does not use all of it."""
+    """Fill the reply from all partitions in turn, so that no busy partition fills it alone."""
     nexts = dict(starts)
     active = list(starts)
     share = min(PEEK_COUNT, -(-window.count // len(starts)))

@@ -1,5 +1,5 @@
 """The health of this node, and interfaces through which the admin API uses the cluster, backups and
-the logs of coordinators. They are implemented in ``node.cluster``, ``backup`` and ``node``."""
+the logs of coordinators. ``node.cluster``, ``backup`` and ``node`` implement the interfaces."""
 
 import logging
 from collections import Counter
@@ -20,7 +20,7 @@ log_ = logging.getLogger(__name__)
 
 
 class PartitionState(StrEnum):
-    """A problem or change of a partition. A healthy partition has none of these states."""
+    """A problem or a move of a partition. A healthy partition has none of these states."""
 
     UNDER_REPLICATED = "under_replicated"  # fewer live in-sync replicas than configured
     BELOW_MINIMUM = "below_minimum"  # too few in-sync replicas to accept messages

@@ -1,5 +1,5 @@
 """Handlers of ``/api/v1/queues``, ``/metrics`` and ``/metrics/objects``: queues with their message
-counts, explanations why a receive gets no messages, and metrics for Prometheus. Long lists of
+counts, explanations of why a receive gets no messages, and metrics for Prometheus. Long lists of
 queues are read in pieces, so that a scrape does not delay messages."""
 
 import asyncio

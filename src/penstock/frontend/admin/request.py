@@ -178,7 +178,7 @@ class Call(msgspec.Struct, frozen=True):
     def topic(
         self, catalog: Catalog, name: str, account: str | None = None, region: str | None = None
     ) -> Topic:
-        """Return a topic. Account and region default to those in the query, then the node's."""
+        """Return a topic. A missing account or region is taken from the query or the node."""
         info = self.context.info
         account = self.text("account") if account is None else account
         region = self.region if region is None else region

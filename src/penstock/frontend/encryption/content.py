@@ -130,7 +130,7 @@ _ONLY_SEALED: Final = b"\x01\x02" + _SEALED_NAME  # no value, one header, its na
 
 def check_count(blob: bytes | memoryview, header: BatchHeader) -> None:
     if header.count * RECORD_BYTES_MIN > len(blob):
-        raise MalformedBatch(f"{header.count} records do not fit into {len(blob)} bytes")
+        raise MalformedBatch(f"the batch cannot have {header.count} records in {len(blob)} bytes")
 
 
 def seal_records(
@@ -176,8 +176,8 @@ def _bound(key: bytes | None) -> bytes | None:
 def open_batch(
     batch: bytes, find: Find, owner: bytes, quarantine: Quarantine
 ) -> Generator[bytes | None, None, bytes]:
-    """Decrypt a batch and return it uncompressed, without records that cannot be decrypted, which
-    are added to ``quarantine``. Yields ids of keys to load, or None to let other tasks run."""
+    """Decrypt a batch and return it uncompressed. Records that cannot be decrypted are moved to
+    ``quarantine``. Yields the id of a key to load, or None to let other tasks run."""
     header = parse_header(batch)
     blob = records_blob(batch, header)
     is_own = is_server_batch(header)
@@ -230,8 +230,8 @@ def _sealed_part(blob: bytes, one: RecordSlice, is_own: bool) -> tuple[bytes | N
 
 
 def sealed_runs(buffer: bytes | memoryview) -> Iterator[tuple[bool, bytes | memoryview]]:
-    """Yield the batches of a buffer: each encrypted batch with True, each run of other batches with
-    False. Also yields an empty piece now and then, so that other tasks can run."""
+    """Split a buffer of batches. Yields True with each encrypted batch, False with each run of
+    other batches, and now and then False with no data, so that other tasks can run."""
     begin = position = count = 0
     end = len(buffer)
     while position < end:

@@ -78,7 +78,7 @@ class Sealing:
         await self.keys.rotate(topic)
 
     def sealed(self, topic: Topic, message: Message) -> Message | None:
-        """Return the encrypted message, or None if its key is not loaded: then call ``seal``."""
+        """Return the encrypted message, or None if ``seal`` must be called to load the key."""
         key = self.keys.take(topic, 1)
         return None if key is None else seal_message(message, key, self.entropy(NONCE_BYTES))
 
@@ -133,13 +133,13 @@ class Sealing:
                 raise BatchRefused(str(error)) from None
             if len(done) > BATCH_BYTES_MAX:
                 text = f"{len(done)} bytes"
-                raise too_large(f"the encrypted batch has {text}, the limit is {BATCH_BYTES_MAX}")
+                raise too_large(f"the encrypted batch has {text}; the limit is {BATCH_BYTES_MAX}")
             sealed.append((memoryview(done), parse_header(done)))
         return sealed
 
     def may_hold(self, topic: Topic) -> bool:
-        """Return whether the topic may have encrypted records. Every queue may, because encrypted
-        messages of other queues may be moved to it."""
+        """Return whether the topic may have encrypted records. This is true for every queue,
+        because encrypted messages of other queues may be moved to it."""
         return topic.is_queue or self.keys.has(topic.topic_id) or self.is_on(topic)
 
     async def opened_fetch(self, topic: Topic, partition: int, fetched: Fetched) -> Fetched:

@@ -4,7 +4,7 @@ process. The number of rows is bounded, and a record has the number of rows that
 
 A partition is reported by its leader, a queue by the leader of its first partition, and a consumer
 group by its coordinator, so all nodes together report everything once. A record ends on a multiple
-of the interval, so it never has counts of two minutes."""
+of the interval, so no record covers parts of two minutes."""
 
 import asyncio
 from collections.abc import Callable
@@ -44,8 +44,8 @@ Seen = dict[tuple[str, int], tuple[int, int]]  # end and size of each partition
 
 
 class CallSums:
-    """Sums of the requests between two records. Above the limit of rows per tenant, requests count
-    in one row with resource and operation ``*``; above the limit of all rows, in a common row."""
+    """Sums of the requests between two telemetry records. The number of rows is bounded, and
+    requests without a row of their own are summed up as in ``UsageTable``."""
 
     def __init__(self, *, rows_max: int = CALL_ROWS_MAX, own_account: str | None = None) -> None:
         self._rows = SharedLimit(rows_max, TENANT_FACTS_PERCENT, own_account=own_account)

@@ -123,7 +123,7 @@ class UsageTable:
         return self._counts.get(key) or self._open(key)
 
     def move(self, key: Key, messages: int, bytes_in: int, bytes_out: int) -> None:
-        """Count the messages and bytes of one topic. A request may be about several topics."""
+        """Count the messages and bytes of a request in one topic. Call this once per topic."""
         counts = self.find(key)
         counts.messages += messages
         counts.bytes_in += bytes_in

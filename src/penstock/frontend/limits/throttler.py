@@ -50,7 +50,8 @@ class LeakyBucket:
         self.room_ms = self.burst_ms - self.ms_per_unit  # highest level at which one more fits
 
     def wait_ms(self, cost: float, *, now_ms: float) -> int:
-        """Return the time until a request fits. A cost above the burst needs an empty bucket."""
+        """Return the milliseconds until a request fits into the bucket. A request whose cost is
+        above the burst must wait until the bucket is empty."""
         level_ms = max(0.0, self.empty_at_ms - now_ms)
         over_ms = level_ms + min(cost * self.ms_per_unit, self.burst_ms) - self.burst_ms
         return 0 if over_ms <= 0 else min(WAIT_MS_MAX, int(over_ms) + 1)
@@ -104,7 +105,7 @@ class Throttler:
     def wait(
         self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
     ) -> tuple[int, str]:
-        """Return for how many milliseconds ``check`` would reject a request, and by which limit."""
+        """Return the milliseconds until ``check`` accepts a request, and the limit to wait for."""
         if tenant is None:
             return 0, ""
         limits = self.limits_of(tenant, caller, action, arn, now_ms=now_ms)
@@ -241,7 +242,7 @@ class Throttler:
 
 
 def _longest_wait(limits: RequestLimits, now_ms: float) -> tuple[int, str]:
-    """Return the milliseconds until all limits allow a request, and the limit with that wait."""
+    """Return the milliseconds until all limits allow a request, and the limit to wait for."""
     named = zip(limits.names, limits.buckets, strict=True)
     waits = [(bucket.wait_ms(1, now_ms=now_ms), name) for name, bucket in named]
     if limits.bytes_bucket is not None:

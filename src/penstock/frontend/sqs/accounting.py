@@ -75,7 +75,7 @@ def _arn(call: Call, tenant: Tenant) -> str | None:
 
 class Metering:
     """A ``Meter`` that also adds up the messages and bytes of one request for the usage table.
-    Requests do not mix, because an action awaits nothing after it has reported its messages."""
+    Counts of two requests do not mix: an action awaits nothing after it reports its messages."""
 
     __slots__ = ("_meter", "_table", "bytes_in", "bytes_out", "messages", "request")
 

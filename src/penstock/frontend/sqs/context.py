@@ -1,6 +1,6 @@
 """``Context`` has the objects that stages and actions of all SQS requests use, and lives as long as
 the frontend. ``Call`` is one request, to which each stage adds its results. The caches in this
-module are small and may be lost."""
+module are small, and losing them does no harm."""
 
 import asyncio
 import re

@@ -182,6 +182,6 @@ def _content_of(http: HttpRequest) -> int:
 
 
 def _is_first(attempt: str) -> bool:
-    """Return True for the first attempt, with a header such as ``attempt=1; max=3``."""
+    """Return whether the header, for example ``attempt=1; max=3``, has the attempt number 1."""
     _, _, rest = attempt.partition("attempt=")
     return rest.partition(";")[0].strip() == "1"

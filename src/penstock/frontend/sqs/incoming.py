@@ -5,8 +5,7 @@ authentication on, the body of an unsigned request is never decoded.
 The service (SQS or STS) is determined by the X-Amz-Target header, else by the signature, else by
 the Action parameter. With authentication off every caller is trusted, and the signature only
 selects the region; an access key of twelve digits also selects the account, so that tests can use
-several accounts. With authentication on, a region in the host name must be the region of
-the signature."""
+several accounts. With authentication on, a region in the host name must match the signature."""
 
 from collections.abc import Generator
 from functools import lru_cache

@@ -116,7 +116,7 @@ class ClassicGroup(Rebalance):
         member.row = replace(row, instance_id=member.row.instance_id)
 
     def _replace_static(self, request: JoinRequest, decision: Decision) -> None:
-        """Give a new member id to a static member that rejoins. The old id is rejected then."""
+        """Give a new member id to a static member that rejoins. Requests with the old id fail."""
         assert request.instance_id is not None
         old = self._members[self._static[request.instance_id]]
         self._reply_parked(old, decision, ErrorCode.FENCED_INSTANCE_ID)

@@ -9,8 +9,8 @@ In PreparingRebalance the coordinator waits until every member has joined again;
 CompletingRebalance, for the assignment from the leader (a member). The group's row is written when
 the group becomes Stable or Empty and when a static member is replaced. Parked requests, timers and
 joining members are local to this node: a new coordinator reads the row, treats the group as stable,
-and gives every member its session timeout to send a heartbeat. A generation number without an
-assignment may be used again after a crash, which closes the connections that received it.
+and gives every member its session timeout to send a heartbeat. After a crash, a generation number
+may be used again if its assignment was not stored. No connection that received it is left then.
 
 A dynamic member that does not join in time is removed. A static member is removed only when its
 session ends. A member that waits in a join or sync request counts as alive."""

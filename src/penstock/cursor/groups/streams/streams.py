@@ -3,8 +3,7 @@
 The first member provides the topology, which never changes. Members move towards the target
 assignment (``task_assignor.py``) as in a consumer group (``assigned.py``). While topics are missing
 or wrongly partitioned, members have no tasks, and the status in the reply gives the reason. Like
-Kafka 4.3, Penstock rejects static members, patterns as sources, warm-up tasks and offsets of
-tasks."""
+Kafka 4.3, Penstock rejects static members, patterns as sources, warm-up tasks and task offsets."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -289,7 +288,7 @@ class StreamsGroup(AssignedGroup[StreamsMemberValue, StreamsValue, StreamsSettin
             self._raise_epoch(decision, **news)
 
     def _assign_in_time(self, decision: Decision) -> Status | None:
-        """Assign the tasks if the group's epoch has risen. Return a status if this is delayed."""
+        """Assign the tasks if the group's epoch has risen. Return the reason if this is delayed."""
         if decision.now_ms < self._assigns_from_ms:
             text = "Assignment delayed due to the configured initial rebalance delay."
             return Status(StatusCode.ASSIGNMENT_DELAYED, text)

@@ -2,7 +2,7 @@
 
 CreateQueue accepts an existing queue if no given attribute differs. If ``recreate_guard_ms`` is
 set, the name of a deleted queue cannot be used for that time, because URLs of the old queue would
-reach the new one. A page token has the last name of its page, so any frontend can continue."""
+reach the new one. A page token has the page's last queue name, so any frontend can continue."""
 
 import base64
 import binascii

@@ -101,7 +101,7 @@ def _optional(value: str | None) -> str | None:
 
 
 def _seconds(low: int, high: int) -> tuple[Callable[[str], int], Callable[[int], str]]:
-    """Return the parser and formatter of an attribute in seconds, stored in milliseconds."""
+    """Return the parser and formatter of an attribute shown in seconds, stored in milliseconds."""
     return _whole(low, high, 1_000), _as_seconds
 
 
