@@ -132,7 +132,7 @@ def _by_rules(
     call: KafkaCall, operation: Operation, resource_type: ResourceType, name: str | None
 ) -> Permission | None:
     """Return what access rules decide about the resource, or about any resource of the type if
-    ``name`` is None. Rules do not apply to operators, because tenants make them."""
+    ``name`` is None. Tenants make rules, so rules do not apply to operators (None)."""
     rules = None if call.caller.is_operator else call.context.identities.acls(call.context.account)
     if rules is None:
         return None

@@ -77,7 +77,7 @@ class PasswordHashing:
             thread.add_done_callback(partial(self._end, payer, waiter))
 
     def _end(self, payer: str, waiter: asyncio.Future[bytes], done: asyncio.Future[bytes]) -> None:
-        """Pass the result of a thread to the login that waits for it, and start other work."""
+        """Pass the result of a thread to the login that waits for it, and start waiting work."""
         self._running.discard(payer)
         error = done.exception()
         if not waiter.done():
@@ -89,7 +89,7 @@ class PasswordHashing:
 
 
 class PasswordRefused(Exception):
-    """The login is rejected. The text is for the log of the node and not sent to the client."""
+    """Raised if a login is rejected. The text is logged but not sent to the client."""
 
 
 class Proven(msgspec.Struct, frozen=True):

@@ -140,7 +140,7 @@ def _find(call: KafkaCall, key: TopicKey) -> Topic | ErrorCode:
 
 
 async def _found_before(call: KafkaCall, keys: Iterable[TopicKey]) -> Find:
-    """Look up many topics in time slices. Return a function that finds them without a pause."""
+    """Look up many topics in time slices. Return a function that gives the topic for a key."""
     found = {key: _find(call, key) async for key in call.slices.each(dict.fromkeys(keys))}
     return lambda key: found[key] if key in found else _find(call, key)
 
@@ -188,7 +188,7 @@ class _Fetch(ByIdentity):
     async def want(
         self, parts: Sequence[Sequence[FetchTopic]], find: Find, forgotten: Sequence[ForgottenTopic]
     ) -> bool:
-        """Add the second and later parts of a large request. Return False without room for them."""
+        """Add the other parts of a large request. Return False if there is no room for them."""
         sessions = self.context.fetch_sessions
         for part in parts:
             await self.slices.next()
