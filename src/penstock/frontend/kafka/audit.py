@@ -1,6 +1,6 @@
-"""Makes the audit entries of Kafka requests: of logins, and of changes to topics, replicas,
-leaders, configs, groups, access rules and passwords. Each resource that a request names gets one
-entry, with the error code from the reply. Entries never contain passwords, salts or records.
+"""Makes audit entries for logins, and for requests that change topics, replicas, leaders, configs,
+groups, access rules or passwords. Each resource that a request names gets one entry, with the error
+code from the reply. Entries never contain passwords, salts or records.
 Requests that only check a change (``validate_only``) get no entries."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

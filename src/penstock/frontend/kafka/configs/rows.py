@@ -56,7 +56,7 @@ Synonym = tuple[str, str | None, Source]
 
 
 class ConfigEntry(msgspec.Struct, frozen=True):
-    """A config as clients see it. ``synonyms`` lists its value and then the values it overrides."""
+    """A config as clients see it. ``synonyms`` lists the value in use, then those it overrides."""
 
     name: str
     value: str | None
@@ -78,7 +78,7 @@ class ConfigRow:
     documentation: str
 
     def entry(self, synonyms: Sequence[Synonym], *, is_read_only: bool = False) -> ConfigEntry:
-        """Return the config with its first synonym as value, or its default if there is none."""
+        """Return the config with the value of the first synonym, or with its default value."""
         built_in = (self.name, self.default, Source.DEFAULT)
         _, value, source = synonyms[0] if synonyms else built_in
         return ConfigEntry(

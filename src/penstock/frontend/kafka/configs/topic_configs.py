@@ -178,7 +178,7 @@ def row_of(name: str) -> rows.ConfigRow:
 
 
 def set_for_brokers(context: KafkaContext, name: str) -> list[rows.Synonym]:
-    """Return the value that operators set for this broker, then the one for all brokers, if set."""
+    """Return the values that operators have set: for this broker, then for all brokers."""
     dynamic = context.dynamic
     found = (
         (dynamic.own.get(name), rows.Source.BROKER),
@@ -282,7 +282,7 @@ async def reconfigure(
 def _with_encryption(
     settings: QueueSettings, texts: Mapping[str, str], removed: Collection[str]
 ) -> QueueSettings:
-    """Return the settings with encryption on, off or unset. A KMS key is kept if it stays on."""
+    """Return the settings with encryption on, off or unset. Switching it on keeps a KMS key."""
     text = texts.get(ENCRYPTION)
     if text is None:
         if ENCRYPTION not in removed:

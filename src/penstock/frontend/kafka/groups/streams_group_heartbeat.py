@@ -170,8 +170,8 @@ async def _create(call: KafkaCall, missing: Sequence[InternalTopic]) -> str:
 async def _create_each(
     failures: dict[str, ApiError], call: KafkaCall, missing: Sequence[InternalTopic]
 ) -> dict[str, int]:
-    """Create all topics, or none if the caller may not create one of them. Return an error code by
-    topic name, except for topics that another member has just created."""
+    """Create all topics, or none if the caller may not create one of them. Return the error codes
+    by topic name, without topics that another member has just created."""
     if not on_cluster(call, Operation.CREATE):
         async for topic in call.slices.each(missing):
             if not on_topic(call, Operation.CREATE, topic.name):

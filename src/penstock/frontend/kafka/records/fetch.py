@@ -146,7 +146,7 @@ async def _found_before(call: KafkaCall, keys: Iterable[TopicKey]) -> Find:
 
 
 class _Overtaken(Exception):
-    """The next request of the session has arrived before the reply to this request."""
+    """Raised if the next request of the session arrives before the reply to this request."""
 
 
 class _Fetch(ByIdentity):
@@ -188,7 +188,7 @@ class _Fetch(ByIdentity):
     async def want(
         self, parts: Sequence[Sequence[FetchTopic]], find: Find, forgotten: Sequence[ForgottenTopic]
     ) -> bool:
-        """Add the other parts of a large request. Return False if there is no room for them."""
+        """Add the second and later parts of a large request. Return False if there is no room."""
         sessions = self.context.fetch_sessions
         for part in parts:
             await self.slices.next()

@@ -236,7 +236,7 @@ def next_epoch(epoch: int) -> int:
 
 
 def _victim(some: Sequence[FetchSession], new: FetchSession, *, now_ms: int) -> FetchSession | None:
-    """Return the session to drop for ``new``, or None. The first of ``some`` was unused longest."""
+    """Return the session of ``some`` (least recently used first) to drop for ``new``, or None."""
     oldest = next(iter(some), None)
     if oldest is None or now_ms - oldest.used_at_ms > IDLE_MS_MAX:
         return oldest

@@ -239,7 +239,7 @@ class FetchSet(ByIdentity):
             self.due[one] = None
 
     def refuse_forbidden(self) -> None:
-        """Replace records of topics that the caller may no longer read with an error."""
+        """Drop records of topics that the caller may no longer read. Report an error instead."""
         for one in self.looked:
             found = one.of.found
             if isinstance(found, ErrorCode):

@@ -186,7 +186,7 @@ class ShareSessions:
     def go_on(
         self, group_id: str, member_id: str, epoch: int, *, account: str = ""
     ) -> ShareSession | ErrorCode:
-        """Return the session of a request. Its epoch is advanced unless the request closes it."""
+        """Return the session of a request, and advance its epoch unless the request closes it."""
         session = self._sessions.get((account, group_id, member_id))
         if session is None:
             return ErrorCode.SHARE_SESSION_NOT_FOUND

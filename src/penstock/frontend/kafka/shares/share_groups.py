@@ -198,7 +198,7 @@ async def _check_empty_group(
 
 
 async def delete_offsets(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    """Delete the shares (lease cursors) of a group without members, so that it starts again."""
+    """Delete the shares (lease cursors) of a group without members. It then starts as a new one."""
     await _check_empty_group(call, Operation.DELETE, request.group_id)
     topics = []
     async for each in call.slices.each(request.topics):

@@ -72,7 +72,7 @@ def new_stream(
 
 
 def with_replicas(context: KafkaContext, topic: Topic, replicas: int) -> Topic:
-    """Return the topic with this replication factor, which is stored only in a cluster."""
+    """Return the topic with this replication factor. A node without a cluster stores no factor."""
     nodes = len(context.cluster.nodes)
     if not 1 <= replicas <= nodes:
         allowed = "1, as there is one node" if nodes == 1 else f"1 to {nodes}, the number of nodes"

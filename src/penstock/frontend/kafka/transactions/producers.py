@@ -162,8 +162,8 @@ async def end_transaction(call: KafkaCall, request: end_wire.Request) -> end_wir
 
 async def add_partitions(call: KafkaCall, request: txn_wire.Request) -> txn_wire.Response:
     """Add partitions to a transaction before the producer writes to them. If one cannot be added,
-    none is, and the others get OPERATION_NOT_ATTEMPTED. Versions 4 and later are for brokers: they
-    have several transactions, may verify partitions without adding them, and need more rights."""
+    none is, and the others get OPERATION_NOT_ATTEMPTED. Requests of version 4 or later come from
+    brokers. They may have several transactions or only verify partitions, and need more rights."""
     if call.version >= _BATCHED_FROM:
         checks.check_cluster(call, Operation.CLUSTER_ACTION)
         kind = txn_wire.AddPartitionsToTxnResult
