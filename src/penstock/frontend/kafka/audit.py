@@ -127,7 +127,7 @@ def _reassignments(request: Any, reply: Any) -> Iterator[Change]:
 
 
 def _elections(request: Any, reply: Any) -> Iterator[Change]:
-    """Yield one change per topic, without partitions that needed no election."""
+    """Yield one change to audit per topic, without partitions that needed no election."""
     if reply.error_code:
         yield Change(CLUSTER, "", reply.error_code)
         return

@@ -271,7 +271,7 @@ def with_configs(
 async def reconfigure(
     context: KafkaContext, name: str, change: Callable[[Topic], Topic], *, is_dry: bool
 ) -> None:
-    """Apply ``change`` to the stored topic, or only check it if ``is_dry`` is set."""
+    """Apply ``change`` to the stored topic, or only check the change if ``is_dry`` is set."""
     topic = topic_named(context, name)
     check_not_internal(name)
     change(topic)  # reports errors of the request before the store is called

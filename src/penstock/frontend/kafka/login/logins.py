@@ -160,7 +160,7 @@ class Logins:
         return found is not None and found.stored_key == proven.stored_key
 
     def mechanisms(self, connection: KafkaConnection) -> Sequence[str]:
-        """Return the allowed mechanisms. PLAIN sends the password, so it needs TLS or localhost."""
+        """Return the allowed mechanisms. PLAIN sends passwords, so it needs TLS or localhost."""
         config = self._config
         is_private = connection.is_tls or config.is_insecure or _is_loopback(connection.peer)
         return (PLAIN, *DIGESTS) if is_private or not config.is_auth_on else tuple(DIGESTS)

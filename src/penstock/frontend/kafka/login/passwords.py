@@ -42,7 +42,7 @@ _TOKEN: Final = "\0token/"  # noqa: S105
 
 class PasswordHashing:
     """Derives keys from passwords in a few threads. The payer of a login is the tenant of the user,
-    or the client's address if the user is unknown. Payers take turns, with one thread at most."""
+    or the client's address if the user is unknown. Payers take turns, each with one thread."""
 
     def __init__(self) -> None:
         # By payer, the next payer first: the work of each waiting login, in order of arrival.

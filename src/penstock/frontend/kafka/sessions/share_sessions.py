@@ -130,8 +130,8 @@ class ShareSession(ByIdentity):
             yield (topic_id, partition), claims
 
     def plan(self, place: Place, batches: Sequence[AckBatch]) -> AckPlan | None:
-        """Return the leases that acknowledgements change, or None if the member does not hold one
-        of the records. In a long range, only records that the member holds are visited."""
+        """Return the leases that acknowledgements change, or None if the member does not hold a
+        record that it acknowledges. Gaps (offsets without a record) need not be held."""
         held = self._held.get(place, {})
         plan = AckPlan()
         added = (plan.accepted, plan.accepted, plan.released, plan.rejected, plan.renewed)  # by Ack
