@@ -282,7 +282,7 @@ async def reconfigure(
 def _with_encryption(
     settings: QueueSettings, texts: Mapping[str, str], removed: Collection[str]
 ) -> QueueSettings:
-    """Return the settings with encryption on, off or unset. Switching it on keeps a KMS key."""
+    """Return the settings with encryption on, off or unset. ``true`` keeps an existing KMS key."""
     text = texts.get(ENCRYPTION)
     if text is None:
         if ENCRYPTION not in removed:

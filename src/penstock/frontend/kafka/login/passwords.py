@@ -77,7 +77,7 @@ class PasswordHashing:
             thread.add_done_callback(partial(self._end, payer, waiter))
 
     def _end(self, payer: str, waiter: asyncio.Future[bytes], done: asyncio.Future[bytes]) -> None:
-        """Pass the result of a thread to the login that waits for it, and start waiting work."""
+        """Pass the result of a thread to the login that waits for it, and start the next work."""
         self._running.discard(payer)
         error = done.exception()
         if not waiter.done():

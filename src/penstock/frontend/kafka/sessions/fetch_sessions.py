@@ -9,8 +9,8 @@
 The epoch counts the requests of a session, so that a lost or repeated request is noticed: it gets
 an error, and the client opens a new session. Clients must expect this error at any time, so
 sessions are only in memory and may be dropped to make room. Only the caller who opened a session
-can use it. As in Kafka, a new session first replaces a session that was not used for two minutes,
-and otherwise one that is older than two minutes, smaller than the new one and not of a replica.
+can use it. As in Kafka, if there is no room, a new session replaces one that was unused for two
+minutes, or else one that is older than two minutes, smaller than the new one and not of a replica.
 
 Callers pass the time and random numbers. ``fetch_sets.py`` has the partitions of a session."""
 

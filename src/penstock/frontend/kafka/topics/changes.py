@@ -144,7 +144,7 @@ def _assigned(context: KafkaContext, wanted: wire.CreatableTopic) -> Mapping[int
         return {}
     if (wanted.num_partitions, wanted.replication_factor) != (DEFAULT, DEFAULT):
         raise invalid_request(
-            "A topic with replica assignments must have partition count and replication factor -1."
+            "With replica assignments, partition count and replication factor must both be -1."
         )
     check_partition_count(len(wanted.assignments))
     places = {one.partition_index: one.broker_ids for one in wanted.assignments}

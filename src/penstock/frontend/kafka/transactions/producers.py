@@ -78,8 +78,8 @@ async def check_transaction(
 def code_for_version(
     code: ErrorCode, version: int, fenced_from: int, abortable_from: int
 ) -> ErrorCode:
-    """Return the code, or an older one if clients of this version do not know it. They know
-    PRODUCER_FENCED from ``fenced_from`` on, TRANSACTION_ABORTABLE from ``abortable_from`` on."""
+    """Return the code, or an older code if it is not in this version of the API. PRODUCER_FENCED is
+    in versions from ``fenced_from`` on, TRANSACTION_ABORTABLE from ``abortable_from`` on."""
     if code is ErrorCode.PRODUCER_FENCED and version < fenced_from:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if code is ErrorCode.TRANSACTION_ABORTABLE and version < abortable_from:
@@ -162,8 +162,8 @@ async def end_transaction(call: KafkaCall, request: end_wire.Request) -> end_wir
 
 async def add_partitions(call: KafkaCall, request: txn_wire.Request) -> txn_wire.Response:
     """Add partitions to a transaction before the producer writes to them. If one cannot be added,
-    none is, and the others get OPERATION_NOT_ATTEMPTED. Requests of version 4 or later come from
-    brokers. They may have several transactions or only verify partitions, and need more rights."""
+    none is, and the others get OPERATION_NOT_ATTEMPTED. From version 4 on, requests are for brokers
+    only. A request may then have several transactions, or verify partitions without adding them."""
     if call.version >= _BATCHED_FROM:
         checks.check_cluster(call, Operation.CLUSTER_ACTION)
         kind = txn_wire.AddPartitionsToTxnResult
