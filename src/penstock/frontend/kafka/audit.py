@@ -1,6 +1,6 @@
-"""Makes the audit entries of Kafka requests: of logins, and of changes to topics, replicas,
-leaders, configs, groups, access rules and passwords. Each resource that a request names gets one
-entry, with the error code from the reply. Entries never contain passwords, salts or records.
+"""Makes audit entries for logins, and for requests that change topics, replicas, leaders, configs,
+groups, access rules or passwords. Each resource that a request names gets one entry, with the error
+code from the reply. Entries never contain passwords, salts or records.
 Requests that only check a change (``validate_only``) get no entries."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -75,7 +75,7 @@ def _delete_acls(request: Any, reply: Any) -> Iterator[Change]:
 
 
 def _of_acl(wanted: Any, code: int, **more: object) -> Change:
-    """Return the change for a rule in CreateAcls or for a filter in DeleteAcls."""
+    """Return the change to audit for one rule of CreateAcls or one filter of DeleteAcls."""
     resource_type, name, pattern, *rest = structs.astuple(wanted)
     params = dict(zip(("principal", "host", "operation", "permission"), rest, strict=True))
     kind = _KINDS.get(resource_type, CLUSTER)
@@ -127,7 +127,7 @@ def _reassignments(request: Any, reply: Any) -> Iterator[Change]:
 
 
 def _elections(request: Any, reply: Any) -> Iterator[Change]:
-    """Yield one change per topic. Partitions that already had the right leader are left out."""
+    """Yield one change to audit per topic, without partitions that needed no election."""
     if reply.error_code:
         yield Change(CLUSTER, "", reply.error_code)
         return
@@ -198,7 +198,7 @@ AUDITED: Final = frozenset((*_CHANGES, _AUTHENTICATE)) - {88}
 
 
 async def run_audited(trail: AuditTrail, call: KafkaCall, action: Handler, request: Any) -> Any:
-    """Run a handler and add audit entries about its result. Waits while the trail is full."""
+    """Run a handler and add audit entries about its result. Waits if the audit trail is full."""
     await trail.admit()
     try:
         reply = await action(call, request)
@@ -230,7 +230,7 @@ async def _note_changes(trail: AuditTrail, call: KafkaCall, request: Any, reply:
 
 
 def _note_login(trail: AuditTrail, call: KafkaCall, reply: Any) -> None:
-    """Add an audit entry once a login has succeeded or failed, but not for its earlier requests."""
+    """Add an audit entry if this reply ends the login, with success or failure."""
     login = call.context.logins.of(call.connection)
     entry = _entry(call, "LogIn", Change(CLUSTER, "", reply.error_code))
     if reply.error_code:

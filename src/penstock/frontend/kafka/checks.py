@@ -1,8 +1,8 @@
 """Finds the topics that a request names, in the caller's account, and checks names and rights.
 
-Each queue is also a topic of the same name. Newer API versions identify topics only by id. A
-topic that is deleted and created again gets another id, and ids of other accounts are unknown.
-Permission is checked before existence, except for topics that are given by id.
+Each queue is also a topic of the same name. Newer API versions identify topics only by id. A topic
+that is deleted and created again gets another id. The id of another account's topic is reported as
+unknown. Permission is checked before existence, except for topics that are given by id.
 
 The ``check_`` functions raise ApiError, or another error that a reply can report."""
 

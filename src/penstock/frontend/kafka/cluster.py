@@ -112,7 +112,7 @@ async def describe_quorum(call: KafkaCall, request: quorum_wire.Request) -> quor
 
 
 async def unregister(call: KafkaCall, request: unregister_wire.Request) -> unregister_wire.Response:
-    """Remove a stopped node. A node is rejected while partitions have replicas on it."""
+    """Remove a stopped node. The request is rejected while the node has replicas of partitions."""
     checks.check_cluster(call, Operation.ALTER)
     try:
         await call.context.cluster.unregister(request.broker_id)
@@ -139,14 +139,14 @@ _FEATURES: Final[Mapping[str, Feature]] = {
 
 
 def features(context: KafkaContext) -> Mapping[str, Feature]:
-    """Return Kafka's features by name. Streams groups are included once all nodes support them."""
+    """Return Kafka's features by name. Streams groups are left out until all nodes support them."""
     if context.level() >= STREAMS_GROUPS:
         return _FEATURES
     return {name: feature for name, feature in _FEATURES.items() if name != _STREAMS}
 
 
 async def update(call: KafkaCall, request: features_wire.Request) -> features_wire.Response:
-    """Handle UpdateFeatures, which can only set the level that a feature already has."""
+    """Handle UpdateFeatures. Each feature has only one level, so other levels are rejected."""
     checks.check_cluster(call, Operation.ALTER)
     known, results = features(call.context), []
     async for update in call.slices.each(request.feature_updates):
@@ -192,7 +192,7 @@ async def log_dirs(call: KafkaCall, request: describe_wire.Request) -> describe_
 
 
 async def alter_log_dirs(call: KafkaCall, request: alter_wire.Request) -> alter_wire.Response:
-    """Handle AlterReplicaLogDirs. A node has one data folder, so replicas can only stay in it."""
+    """Handle AlterReplicaLogDirs. A node has one data folder, so other folders are rejected."""
     is_allowed = on_cluster(call, Operation.ALTER)
     here = call.context.config.log_dir.rstrip("/")
 
@@ -280,8 +280,8 @@ def _find(call: KafkaCall, named: Any) -> Topic | None:
 async def _move(
     context: KafkaContext, topic: Topic, index: int, replicas: Sequence[int] | None
 ) -> None:
-    """Move a partition to ``replicas``, or cancel its move if that is None. The topic stores the
-    new replication factor and that a client chose the nodes, so that the manager keeps both."""
+    """Start to move a partition to ``replicas``, or cancel its move if ``replicas`` is None. Store
+    the replication factor and, for a move, a mark that stops the manager from moving it again."""
     cluster, default, is_assigned = context.cluster, context.config.replicas_default, True
     if replicas is None:
         try:
@@ -333,8 +333,8 @@ async def _chosen(
     reply: Callable[[Topic, int], Awaitable[object]],
     is_shown: Callable[[Topic], bool] = lambda _: True,
 ) -> list[T]:
-    """Build one ``kind`` per topic from the results of ``reply`` for its partitions, without None.
-    ``named`` has the requested topics, or is None for all topics. Unknown topics are left out."""
+    """Call ``reply`` for each partition of the topics ``named``, or of all topics if that is None.
+    Return one ``kind`` per topic with the replies that are not None."""
     context, topics = call.context, list[T]()
     chosen: Iterable[tuple[Topic | None, Sequence[int]]]
     if named is None:

@@ -69,8 +69,8 @@ def encoded_unsupported() -> bytes:
 
 
 async def handshake(call: KafkaCall, request: handshake_wire.Request) -> handshake_wire.Response:
-    """Begin a login with the chosen mechanism. The client then sends tokens: as frames without a
-    header after version 0 of this request, as SaslAuthenticate requests after version 1."""
+    """Begin a login with the chosen mechanism. The client then sends its tokens in SaslAuthenticate
+    requests or, if this request has version 0, in frames without a header."""
     connection, logins = call.connection, call.context.logins
     has_tokens_only = call.version < _REQUESTS_FROM
     code = logins.begin(connection, request.mechanism, has_tokens_only=has_tokens_only)

@@ -163,8 +163,8 @@ class KafkaCall(ByIdentity):
         reply: Callable[[Any, Any], Awaitable[object]],
         find: Callable[[Any], object] = lambda topic: topic,
     ) -> list[T]:
-        """Build one ``kind`` per topic of a request, from its name and the results of ``reply`` for
-        its partitions. ``reply`` gets the result of ``find`` for the topic, and the partition."""
+        """Call ``reply`` for each partition of the topics, with the result of ``find(topic)`` and
+        the partition. Return one ``kind`` per topic, made from the topic's name and its replies."""
         replies = []
         async for topic in self.slices.each(topics):
             (name, partitions, *_), found = astuple(topic), find(topic)

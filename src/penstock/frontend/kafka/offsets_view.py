@@ -64,7 +64,7 @@ def is_offsets_view(topic: Topic) -> bool:
 
 
 def log_of(context: KafkaContext, topic: Topic) -> Topic:
-    """Return the topic whose log stores the records, which is ``__groups`` for the view."""
+    """Return the topic whose log stores the records: ``__groups`` for the view, else ``topic``."""
     if is_offsets_view(topic):
         return _groups(context) or topic
     return topic

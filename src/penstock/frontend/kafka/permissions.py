@@ -77,8 +77,8 @@ def reaches_topic(call: KafkaCall, operation: Operation, topic: Topic) -> bool:
 
 
 def may_write_somewhere(call: KafkaCall) -> bool:
-    """Return whether the caller may write to any topic, existing or not, and so may get a producer
-    id. A denial for a single topic is noticed only when the producer writes to it."""
+    """Return whether the caller may write to at least one topic, existing or not, and so may get a
+    producer id. A denial for a single topic is noticed only when the producer writes to it."""
     if on_cluster(call, Operation.IDEMPOTENT_WRITE):
         return True
     user = call.context.identities.user(call.account, call.caller.user)
@@ -131,8 +131,8 @@ def may_by_rules(call: KafkaCall, operation: Operation, kind: ResourceType, name
 def _by_rules(
     call: KafkaCall, operation: Operation, resource_type: ResourceType, name: str | None
 ) -> Permission | None:
-    """Return what access rules decide about the resource, or about any resource of the type if
-    ``name`` is None. Rules do not apply to operators, because tenants make them."""
+    """Return what access rules decide about the resource or, if ``name`` is None, about at least
+    one resource of the type. Returns None if no rule applies. Rules never apply to operators."""
     rules = None if call.caller.is_operator else call.context.identities.acls(call.context.account)
     if rules is None:
         return None

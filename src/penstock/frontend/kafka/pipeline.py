@@ -100,7 +100,7 @@ class KafkaFrontend:
 
     async def answer(self, connection: KafkaConnection, frame: Buffer) -> Reply:
         """Return the reply to a frame. Raises HangUp to end the connection, and CancelledError if
-        the client disconnects. A Produce frame may be overwritten once its records are appended."""
+        the client disconnects. The buffer of a Produce frame may be reused after the append."""
         started = self._perf()
         name, code, account = UNKNOWN_API, HUNG_UP, ""
         login = self._logins.of(connection)

@@ -3,10 +3,10 @@
 A rule may name any principal and any resource, whether or not they exist. With authentication off
 the reply is SECURITY_DISABLED, because no rules are checked. ``model/acls.py`` evaluates rules.
 
-While the cluster is below feature level 6, some nodes may find rules only in policies. A new rule
-is then stored as a statement of its user's policy ``kafka-acls``. It must name an existing user
-and, as host, an IP address or ``*``. Only operators may change the policy of an operator. Other
-statements of this policy are neither shown nor changed. An example of a rule and its statement:
+While the cluster is below feature level 6, it may have nodes that read only policies. A new rule is
+then stored as a statement in the policy ``kafka-acls`` of the user. The rule must name an existing
+user, and its host must be an IP address or ``*``. Only operators may change the policy of an
+operator. Statements that are not rules are neither shown nor changed. A rule and its statement:
 
     User:ann may read topics orders-*, from anywhere
         {"Effect": "Allow", "Action": "kafka:Read",
@@ -141,8 +141,8 @@ def _check_rule(acl: model.Acl) -> None:
 async def _add_to_policies(
     call: KafkaCall, changes: StoredIdentities, rules: Mapping[int, model.Acl]
 ) -> Mapping[int, ApiError]:
-    """Store each rule in the policy of its user, where older nodes find it. Return the errors by
-    the position of the rule in the request."""
+    """Store each rule in the policy of its user, so that older nodes find it too. Return the errors
+    by the position of the rule in the request."""
     errors: dict[int, ApiError] = {}
     by_user: dict[str, dict[int, model.Acl]] = {}
     for position, rule in rules.items():
@@ -237,7 +237,7 @@ async def delete(call: KafkaCall, request: delete_wire.Request) -> delete_wire.R
 
 
 def _check_filter(wanted: Filter) -> None:
-    """Raise ApiError for an unknown type or operation, so that no rule is deleted by mistake."""
+    """Raise ApiError if the filter has an unknown type or operation."""
     for field, number, known in (
         ("resource type", wanted.resource_type_filter, _TYPES),
         ("pattern type", wanted.pattern_type_filter, _PATTERNS),
@@ -350,7 +350,7 @@ class AclPolicies:
         return block
 
     def _rule(self, block: Any, user: str) -> model.Acl | None:
-        """Return the access rule that a policy statement expresses, or None if there is none."""
+        """Return the access rule that a policy statement stores, or None if it stores no rule."""
         if not isinstance(block, dict) or block.keys() - _FIELDS:
             return None
         found = self._pattern(block.get("Resource"))

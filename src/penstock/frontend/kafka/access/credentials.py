@@ -247,7 +247,7 @@ async def expire_token(call: KafkaCall, request: expire_wire.Request) -> expire_
 
 
 async def _expire_after(call: KafkaCall, hmac: bytes, period_ms: int) -> tuple[ErrorCode, int]:
-    """Set when the token with this HMAC expires. Return an error code and the expiry time."""
+    """Set the expiry time of the token with this HMAC. Return an error code and the time."""
     now_ms = call.context.clock.wall_ms()
 
     def change(token: DelegationToken) -> DelegationToken | None:

@@ -3,7 +3,7 @@ this node, and on the connections per second from an IP address. AlterClientQuot
 
 A quota belongs to an entity: a user, a client id, or a user with a client id. An entity may also be
 the default for all users or client ids without a quota of their own. The stored name of an entity
-is a text such as ``client-id=app&user=ann``; a part without ``=`` is the default. Each tenant has
+is a text such as ``client-id=app&user=ann``. A part without ``=`` is the default. Each tenant has
 its own quotas (``metadata/topics/resource_configs.py``) for its own clients. An IP address is an
 entity too, but tenants share addresses, so only operators see and set quotas of addresses.
 

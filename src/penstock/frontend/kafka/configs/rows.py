@@ -56,7 +56,7 @@ Synonym = tuple[str, str | None, Source]
 
 
 class ConfigEntry(msgspec.Struct, frozen=True):
-    """A config as clients see it. ``synonyms`` lists its value and then the values it overrides."""
+    """A config as clients see it. ``synonyms`` lists the value in use, then those it overrides."""
 
     name: str
     value: str | None
@@ -78,7 +78,7 @@ class ConfigRow:
     documentation: str
 
     def entry(self, synonyms: Sequence[Synonym], *, is_read_only: bool = False) -> ConfigEntry:
-        """Return the config with the value of its first synonym, or else with its default."""
+        """Return the config with the value of the first synonym, or with its default value."""
         built_in = (self.name, self.default, Source.DEFAULT)
         _, value, source = synonyms[0] if synonyms else built_in
         return ConfigEntry(
@@ -97,8 +97,8 @@ Table = Mapping[str, ConfigRow]
 
 def table(text: str, **checks: Read) -> Table:
     """Parse a table of configs. A row has a name, a type with a check, a default (or ``-``) and
-    optionally the broker config that sets the default (``=`` stands for the name). Indented lines
-    document the rows above. A check is a range ``1..9``, a choice ``a/b`` or one of ``checks``."""
+    optionally the broker config that sets the default (``=`` for the same name). A check is a range
+    ``1..9``, a choice ``a/b`` or one of ``checks``. Indented lines document the rows above."""
     rows: list[ConfigRow] = []
     for block in re.findall(r"((?:^\S.*\n)+)((?:^ .*\n)+)", text, re.MULTILINE):
         heads, documentation = block
@@ -259,7 +259,7 @@ def check_level(context: KafkaContext) -> None:
 async def store(
     context: KafkaContext, kind: str, name: str, changes: Mapping[str, str | None], *, is_dry: bool
 ) -> None:
-    """Store those changes that differ from the stored values, unless ``is_dry`` is set."""
+    """Store the changed values, unless ``is_dry`` is set."""
     before = context.dynamic.of(kind, name)
     changed = {key: text for key, text in changes.items() if before.get(key) != text}
     if changed and not is_dry:

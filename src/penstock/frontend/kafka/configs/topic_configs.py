@@ -124,7 +124,7 @@ message.timestamp.before.max.ms | long | {stream.TIMESTAMP_BEFORE_MS_DEFAULT} | 
     Maximum time in milliseconds by which a timestamp may be behind the clock of the node.
 {TIMESTAMP_TYPE} | string {stream.CREATE_TIME}/{stream.APPEND_TIME} | {stream.CREATE_TIME} | log.=
     Timestamp of records: set by the producer (CreateTime) or by the node when it appends them
-    (LogAppendTime). Queues always have the second.
+    (LogAppendTime). Queues always have LogAppendTime.
 min.cleanable.dirty.ratio | double 0..1 | {DIRTY_RATIO_DEFAULT} | log.cleaner.min.cleanable.ratio
     Fraction of a log that must be new before the log is compacted again.
 min.compaction.lag.ms | long | 0 | log.cleaner.min.compaction.lag.ms
@@ -178,7 +178,7 @@ def row_of(name: str) -> rows.ConfigRow:
 
 
 def set_for_brokers(context: KafkaContext, name: str) -> list[rows.Synonym]:
-    """Return the values of a config that operators set for this broker and for all brokers."""
+    """Return the values that operators have set: for this broker, then for all brokers."""
     dynamic = context.dynamic
     found = (
         (dynamic.own.get(name), rows.Source.BROKER),
@@ -200,8 +200,8 @@ def entries_of(context: KafkaContext, topic: Topic) -> Iterator[rows.ConfigEntry
 def _of_node(
     context: KafkaContext, topic: Topic, row: rows.ConfigRow, node_name: str
 ) -> list[rows.Synonym]:
-    """Return the defaults of a config for topics that do not set it. Values that operators have set
-    for brokers do not apply to internal topics, nor to configs that are fixed for queues."""
+    """Return the values that apply if the topic does not set the config, highest priority first.
+    Values set for brokers do not apply to internal topics, nor to configs fixed for queues."""
     if topic.is_queue and row.name in _OF_QUEUES:
         return [(node_name, _OF_QUEUES[row.name], rows.Source.DEFAULT)]
     set_by_operators = [] if is_internal(topic.name) else set_for_brokers(context, node_name)
@@ -271,7 +271,7 @@ def with_configs(
 async def reconfigure(
     context: KafkaContext, name: str, change: Callable[[Topic], Topic], *, is_dry: bool
 ) -> None:
-    """Apply ``change`` to the stored topic, or only check it if ``is_dry`` is set."""
+    """Apply ``change`` to the stored topic, or only check the change if ``is_dry`` is set."""
     topic = topic_named(context, name)
     check_not_internal(name)
     change(topic)  # reports errors of the request before the store is called
@@ -282,7 +282,7 @@ async def reconfigure(
 def _with_encryption(
     settings: QueueSettings, texts: Mapping[str, str], removed: Collection[str]
 ) -> QueueSettings:
-    """Return the settings with encryption on, off or unset. If on, a KMS key is kept."""
+    """Return the settings with encryption on, off or unset. ``true`` keeps an existing KMS key."""
     text = texts.get(ENCRYPTION)
     if text is None:
         if ENCRYPTION not in removed:

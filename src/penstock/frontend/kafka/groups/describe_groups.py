@@ -113,7 +113,7 @@ def _topics(context: KafkaContext, partitions: Partitions) -> Iterator[tuple[Top
 
 
 async def classic(call: KafkaCall, request: classic_wire.Request) -> classic_wire.Response:
-    """Describe classic groups. An unknown group is shown as Dead; version 6 adds an error."""
+    """Describe classic groups. An unknown group gets state Dead and, since version 6, an error."""
     groups = []
     for group_id, found, operations, code, message in await _look_up(call, request, "classic"):
         if found is not None:

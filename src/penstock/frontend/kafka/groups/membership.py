@@ -149,7 +149,7 @@ async def sync(call: KafkaCall, request: sync_wire.Request) -> sync_wire.Respons
 
 
 async def heartbeat(call: KafkaCall, request: heartbeat_wire.Request) -> heartbeat_wire.Response:
-    """Keep a member in its group. The error code may ask the member to join again."""
+    """Keep a member in its group. An error code in the reply may ask the member to join again."""
     checks.check_group(call, Operation.READ, request.group_id)
     reply = await call.context.groups.call(
         Heartbeat(

@@ -238,7 +238,7 @@ async def _of_group(
 async def _everything(
     call: KafkaCall, fetched: Iterable[FetchedOffset]
 ) -> list[fetch_wire.OffsetFetchResponseTopics]:
-    """Group offsets by topic, without topics that are deleted or hidden from the caller."""
+    """Return the offsets of all topics that exist and that the caller may describe, by topic."""
     by_topic: dict[str, list[FetchedOffset]] = {}
     async for offset in call.slices.each(fetched):
         by_topic.setdefault(offset.topic_id, []).append(offset)

@@ -149,7 +149,7 @@ def _tasks(given: Sequence[wire.StreamsGroupHeartbeatRequestTaskIds] | None) -> 
 
 
 async def _create(call: KafkaCall, missing: Sequence[InternalTopic]) -> str:
-    """Create missing topics. Return a text about failures for the status in the reply, or ""."""
+    """Create missing topics. Return an error message for the reply, or "" if none failed."""
     failures: dict[str, ApiError] = {}
     create = partial(_create_each, failures)
     if call.context.audit is None:
@@ -170,8 +170,8 @@ async def _create(call: KafkaCall, missing: Sequence[InternalTopic]) -> str:
 async def _create_each(
     failures: dict[str, ApiError], call: KafkaCall, missing: Sequence[InternalTopic]
 ) -> dict[str, int]:
-    """Create all topics, or none if the caller may not create one of them. Return error codes by
-    topic name. Topics that another member has created meanwhile are left out."""
+    """Create all topics, or none if the caller may not create one of them. Return the error codes
+    by topic name, without topics that another member has just created."""
     if not on_cluster(call, Operation.CREATE):
         async for topic in call.slices.each(missing):
             if not on_topic(call, Operation.CREATE, topic.name):

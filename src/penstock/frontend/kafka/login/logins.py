@@ -1,4 +1,4 @@
-"""The login of each connection, and whether it is still valid.
+"""Logs clients in, and checks whether the login of a connection is still valid.
 
     connected ── handshake names a mechanism ──► tokens go back and forth ──► logged in
         │                                               │ rejected, after the same time for
@@ -7,9 +7,9 @@
     may do everything
 
 A login lasts as long as its connection, or for the configured time; then the client logs in again
-on the same connection, as the same user. It ends early when its key, password, delegation token,
-user or tenant is deleted or changed. This is checked at the first request after any change of
-identities, at every request if a token was used, and again after a request has waited.
+on the same connection, as the same user. A login ends early when its key, password, delegation
+token, user or tenant is deleted or changed. This is checked at the first request after any change
+of identities, at every request if a token was used, and again after a request has waited.
 
 With authentication off every client that logs in is trusted, and a user name of twelve digits
 chooses the account. SCRAM also proves to the client that the server knows the password, so it works
@@ -58,7 +58,7 @@ _NOT_HERE: Final = (
 
 
 class _ReportedToClient(PasswordRefused):
-    """The login is rejected for a reason that the client may see."""
+    """Raised if a login is rejected for a reason that the client may see."""
 
 
 def user_shown(caller: Caller) -> str:
@@ -160,7 +160,7 @@ class Logins:
         return found is not None and found.stored_key == proven.stored_key
 
     def mechanisms(self, connection: KafkaConnection) -> Sequence[str]:
-        """Return the allowed mechanisms. PLAIN sends the password, so it needs TLS or localhost."""
+        """Return the allowed mechanisms. PLAIN sends passwords, so it needs TLS or localhost."""
         config = self._config
         is_private = connection.is_tls or config.is_insecure or _is_loopback(connection.peer)
         return (PLAIN, *DIGESTS) if is_private or not config.is_auth_on else tuple(DIGESTS)
@@ -183,7 +183,7 @@ class Logins:
         return ErrorCode.NONE
 
     async def take(self, connection: KafkaConnection, token: bytes) -> TokenReply:
-        """Process the next token of a login. If the reply has an error code, the login is over."""
+        """Process the next token of a login. The reply has an error code if the login fails."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         login = self.of(connection)

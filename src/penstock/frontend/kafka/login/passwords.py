@@ -1,9 +1,9 @@
 """Checks passwords of clients that log in by PLAIN or SCRAM.
 
-A client logs in with one of three kinds of names: an access key, with its secret as the password; a
-user who has a password, of which the server stores only what SCRAM needs; or (only SCRAM) the id of
-a delegation token, with its HMAC in base64 as the password. A user of another account than the
-node's has the account in front of the name: ``123456789012/ann``.
+A client logs in with one of three kinds of names: an access key, with its secret as the password;
+the name of a user with a password (the server stores only what SCRAM needs); or, with SCRAM only,
+the id of a delegation token, with its HMAC in base64 as the password. If a user does not belong to
+the account of the node, the account is in front of the name: ``123456789012/ann``.
 
 Clients cannot find out whether a name exists: an unknown name has a salt that never changes and a
 plausible number of iterations, and its rejection takes as long as that of a wrong password.
@@ -41,8 +41,8 @@ _TOKEN: Final = "\0token/"  # noqa: S105
 
 
 class PasswordHashing:
-    """Derives keys from passwords in a few threads. Payers take turns, each with one thread at
-    most. The payer is the tenant of the user, or the client's address if the user is unknown."""
+    """Derives keys from passwords in a few threads. The payer of a login is the tenant of the user,
+    or the client's address if the user is unknown. Payers take turns, each with one thread."""
 
     def __init__(self) -> None:
         # By payer, the next payer first: the work of each waiting login, in order of arrival.
@@ -77,7 +77,7 @@ class PasswordHashing:
             thread.add_done_callback(partial(self._end, payer, waiter))
 
     def _end(self, payer: str, waiter: asyncio.Future[bytes], done: asyncio.Future[bytes]) -> None:
-        """Pass the result of a thread to the login that waits for it, and start other work."""
+        """Pass the result of a thread to the login that waits for it, and start the next work."""
         self._running.discard(payer)
         error = done.exception()
         if not waiter.done():
@@ -89,7 +89,7 @@ class PasswordHashing:
 
 
 class PasswordRefused(Exception):
-    """The login is rejected. The text is for the log of the node and not sent to the client."""
+    """Raised if a login is rejected. The text is logged but not sent to the client."""
 
 
 class Proven(msgspec.Struct, frozen=True):
@@ -250,8 +250,8 @@ class Passwords:
         return scram.invented("", name, mechanism, seed=self.seed, counts=counts)
 
     def _counts(self, account: str, mechanism: str) -> Mapping[int, int]:
-        """Return how many passwords of the tenant have each number of iterations. An unknown tenant
-        gets the counts of another, chosen by keyed hash, so that clients see no difference."""
+        """Return how many passwords of the tenant have each number of iterations. For an unknown
+        tenant, return the counts of a known one, so that clients see no difference."""
         by_account = self.identities.iteration_counts(mechanism)
         found = by_account.get(account)
         if found is not None or not by_account:

@@ -57,8 +57,8 @@ class Brokers:
         return self._place._replace(epoch=epoch) if epoch else self._place
 
     def epoch_end(self, topic: Topic, index: int, epoch: int) -> tuple[int, int] | None:  # noqa: ARG002
-        """Return the largest leader epoch up to ``epoch`` in a log that this node leads, and the
-        end offset of that epoch, or None if the log has only one epoch."""
+        """Return the largest leader epoch of the partition that is at most ``epoch``, with its end
+        offset. Returns None on a single node, and if this node does not lead the partition."""
         return None
 
     def coordinator(self, internal_topic: str, key: str) -> BrokerAt | None:  # noqa: ARG002
@@ -128,7 +128,7 @@ class KafkaCluster:
         self._check(replicas)
 
     async def cancel_move(self, topic: Topic, index: int) -> int:
-        """Cancel a move. Return the number of replicas. Raises NotFound if there is no move."""
+        """Cancel a move. Return how many replicas remain. Raises NotFound if there is no move."""
         raise NotFound(f"Partition {topic.name}/{index} is not moving.")
 
     async def elect(self, topic: Topic, index: int, *, is_unclean: bool) -> Election:  # noqa: ARG002
@@ -146,7 +146,7 @@ class KafkaCluster:
         topic: Topic,  # noqa: ARG002
         index: int,  # noqa: ARG002
     ) -> Sequence[ProducerSeen] | None:
-        """Return the producers of a partition, or None if this node does not follow it."""
+        """Return the producers of a partition, or None if this node is not one of its followers."""
         return None
 
     async def stopped(self) -> Sequence[BrokerAt]:

@@ -140,13 +140,13 @@ def _find(call: KafkaCall, key: TopicKey) -> Topic | ErrorCode:
 
 
 async def _found_before(call: KafkaCall, keys: Iterable[TopicKey]) -> Find:
-    """Look up many topics in time slices. Return a function that finds them without a pause."""
+    """Look up many topics in time slices. Return a function that gives the topic for a key."""
     found = {key: _find(call, key) async for key in call.slices.each(dict.fromkeys(keys))}
     return lambda key: found[key] if key in found else _find(call, key)
 
 
 class _Overtaken(Exception):
-    """The next request of the session has arrived before the reply to this request."""
+    """Raised if the next request of the session arrives before the reply to this request."""
 
 
 class _Fetch(ByIdentity):
@@ -188,7 +188,7 @@ class _Fetch(ByIdentity):
     async def want(
         self, parts: Sequence[Sequence[FetchTopic]], find: Find, forgotten: Sequence[ForgottenTopic]
     ) -> bool:
-        """Add the second and later parts of a large request. Return False without room for them."""
+        """Add the second and later parts of a large request. Return False if there is no room."""
         sessions = self.context.fetch_sessions
         for part in parts:
             await self.slices.next()

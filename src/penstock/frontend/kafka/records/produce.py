@@ -233,9 +233,9 @@ async def _ready(
     partition: ProducePartition,
     opened: set[Place],
 ) -> Batches:
-    """Check the batches of a partition and open the partition, so that an append which starts
-    before the caller's next await reaches the log at once. ``opened`` has the partitions that the
-    connection knows to be open; a partition stays open as long as its topic exists."""
+    """Check the batches of a partition and open the partition. If the caller appends before its
+    next await, the append reaches the log at once. ``opened`` has the partitions that were opened
+    for this connection; a partition stays open as long as its topic exists."""
     index = partition.index
     if not has_partition(target, index):
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

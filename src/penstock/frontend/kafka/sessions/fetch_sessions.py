@@ -9,8 +9,8 @@
 The epoch counts the requests of a session, so that a lost or repeated request is noticed: it gets
 an error, and the client opens a new session. Clients must expect this error at any time, so
 sessions are only in memory and may be dropped to make room. Only the caller who opened a session
-can use it. As in Kafka, a session is dropped if it was not used for two minutes or, if there is no
-such session, if it is older than two minutes, smaller than the new one and not of a replica.
+can use it. As in Kafka, if there is no room, a new session replaces one that was unused for two
+minutes, or else one that is older than two minutes, smaller than the new one and not of a replica.
 
 Callers pass the time and random numbers. ``fetch_sets.py`` has the partitions of a session."""
 
@@ -123,8 +123,8 @@ class FetchSessions:
         rights_turn: int = 0,
     ) -> FetchSession | ErrorCode:
         """Return the session of a request, with the changes in the request applied. A new session
-        ends with its request unless ``keep`` is called. ``owner`` is the caller. ``rights_turn``
-        changes with access rights, after which topics must be looked up again."""
+        ends with its request unless ``keep`` is called. ``owner`` is the caller. ``rights_turn`` is
+        a number that changes whenever access rights change; topics are then looked up again."""
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             older = self._kept.get(request.session_id)
             if older is not None and older.owner == owner:
@@ -236,7 +236,7 @@ def next_epoch(epoch: int) -> int:
 
 
 def _victim(some: Sequence[FetchSession], new: FetchSession, *, now_ms: int) -> FetchSession | None:
-    """Return the session to drop for ``new``, if any. ``some`` begins with the longest unused."""
+    """Return the session of ``some`` (least recently used first) to drop for ``new``, or None."""
     oldest = next(iter(some), None)
     if oldest is None or now_ms - oldest.used_at_ms > IDLE_MS_MAX:
         return oldest

@@ -217,7 +217,7 @@ class FetchSet(ByIdentity):
             self.look_again(self)
 
     def reading_as(self, *, is_committed: bool) -> Iterator[None]:
-        """Do the same as ``read_as`` in steps, yielding after each. The last sets the level."""
+        """Do the same as ``read_as`` in steps, and yield after each. The level changes last."""
         if is_committed != self.is_committed:
             for some in portions(list(self)):
                 self.look_again(some)
@@ -239,7 +239,7 @@ class FetchSet(ByIdentity):
             self.due[one] = None
 
     def refuse_forbidden(self) -> None:
-        """Replace records of topics that the caller may no longer read with an error."""
+        """Drop records of topics that the caller may no longer read. Report an error instead."""
         for one in self.looked:
             found = one.of.found
             if isinstance(found, ErrorCode):
@@ -255,8 +255,7 @@ class FetchSet(ByIdentity):
         self.is_busy = False
 
     def settling(self) -> Iterator[None]:
-        """Do the same as ``settle`` in steps, and yield after each of them. A later request may
-        call ``settle`` before the last step."""
+        """Do the same as ``settle`` in steps, and yield after each of them."""
         for some in portions(sorted(self.looked, key=lambda one: one.size > 0)):
             self._settle(some)
             for one in some:

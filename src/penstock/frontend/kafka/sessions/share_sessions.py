@@ -130,8 +130,8 @@ class ShareSession(ByIdentity):
             yield (topic_id, partition), claims
 
     def plan(self, place: Place, batches: Sequence[AckBatch]) -> AckPlan | None:
-        """Return the leases that acknowledgements change, or None if the member does not hold one
-        of the records. In a long range, only records that the member holds are visited."""
+        """Return the leases that acknowledgements change, or None if the member does not hold a
+        record that it acknowledges. Gaps (offsets without a record) need not be held."""
         held = self._held.get(place, {})
         plan = AckPlan()
         added = (plan.accepted, plan.accepted, plan.released, plan.rejected, plan.renewed)  # by Ack
@@ -186,7 +186,7 @@ class ShareSessions:
     def go_on(
         self, group_id: str, member_id: str, epoch: int, *, account: str = ""
     ) -> ShareSession | ErrorCode:
-        """Return the session of a request. Its epoch is advanced unless the request closes it."""
+        """Return the session of a request, and advance its epoch unless the request closes it."""
         session = self._sessions.get((account, group_id, member_id))
         if session is None:
             return ErrorCode.SHARE_SESSION_NOT_FOUND

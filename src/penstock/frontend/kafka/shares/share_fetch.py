@@ -151,7 +151,7 @@ async def _acknowledge_all(
 
 
 def _may_read(call: KafkaCall, topic_id: bytes) -> bool:
-    """Return whether the caller may read the topic. Unknown topics get another error later."""
+    """Return whether the caller may read the topic, or True if the topic does not exist."""
     topic = find_id(call.context, topic_id)
     return topic is None or on_topic(call, Operation.READ, topic.name, topic)
 
@@ -306,7 +306,7 @@ async def _reply(
     leases: _Leases | None,
     batch_size: int,
 ) -> ShareFetchReply:
-    """Return the reply. Partitions without records, errors and acknowledgements are left out."""
+    """Return the reply, without partitions that have no records, error or acknowledgement."""
     topics: dict[bytes, list[SharePartitionReply]] = {}
     partitions = [] if leases is None else leases.partitions
     if acked:

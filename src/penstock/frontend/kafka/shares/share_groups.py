@@ -59,8 +59,8 @@ async def check_share_group(
     may_be_new: bool = False,
     may_be_other: bool = False,  # also allows groups of other kinds
 ) -> bool:
-    """Return whether the share group exists. Raises ApiError if the arguments do not allow that the
-    group is missing, of another kind, or has members."""
+    """Return whether the share group exists. Raises ApiError if the group is missing, is of another
+    kind or has members, unless the arguments allow that."""
     found = await context.groups.call(DescribeGroup(group_id))
     if found.code not in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
         raise ApiError(ErrorCode(found.code))
@@ -198,7 +198,7 @@ async def _check_empty_group(
 
 
 async def delete_offsets(call: KafkaCall, request: delete_wire.Request) -> delete_wire.Response:
-    """Delete the shares (lease cursors) of a group without members, so that it starts again."""
+    """Delete the shares (lease cursors) of a group without members. It then starts as a new one."""
     await _check_empty_group(call, Operation.DELETE, request.group_id)
     topics = []
     async for each in call.slices.each(request.topics):
@@ -273,7 +273,7 @@ async def release(
         await context.anywhere.call(calls.Prolong(share, place[1], given))
     except PenstockError as error:
         log.info(
-            "releasing the leases of a share session failed, they will expire",
+            "leases of a share session not released; they will expire",
             extra={"group": session.group_id, "count": len(claims), "reason": str(error)},
         )
     session.let_go(place, claims)

@@ -72,7 +72,7 @@ def new_stream(
 
 
 def with_replicas(context: KafkaContext, topic: Topic, replicas: int) -> Topic:
-    """Return the topic with this replication factor. A single node does not store the factor."""
+    """Return the topic with this replication factor. A node without a cluster stores no factor."""
     nodes = len(context.cluster.nodes)
     if not 1 <= replicas <= nodes:
         allowed = "1, as there is one node" if nodes == 1 else f"1 to {nodes}, the number of nodes"
@@ -139,12 +139,12 @@ async def _create(context: KafkaContext, wanted: wire.CreatableTopic, *, is_dry:
 
 
 def _assigned(context: KafkaContext, wanted: wire.CreatableTopic) -> Mapping[int, Sequence[int]]:
-    """Return the assigned replicas by partition. Empty means that the manager chooses them."""
+    """Return the requested replicas by partition, or {} if the manager is to choose them."""
     if not wanted.assignments:
         return {}
     if (wanted.num_partitions, wanted.replication_factor) != (DEFAULT, DEFAULT):
         raise invalid_request(
-            "A topic with assignments must have partition count -1 and replication factor -1."
+            "With replica assignments, partition count and replication factor must both be -1."
         )
     check_partition_count(len(wanted.assignments))
     places = {one.partition_index: one.broker_ids for one in wanted.assignments}
@@ -231,7 +231,7 @@ def _check_growth(topic: Topic, count: int) -> None:
 def _places_of_added(
     context: KafkaContext, topic: Topic, wanted: grow_wire.CreatePartitionsTopic
 ) -> Mapping[int, Sequence[int]]:
-    """Return the assigned replicas of new partitions. Empty means that the manager chooses them."""
+    """Return the requested replicas of new partitions, or {} if the manager is to choose them."""
     _check_growth(topic, wanted.count)
     if wanted.assignments is None:
         return {}

@@ -69,7 +69,7 @@ async def check_transaction(
     )
     if code in _LATER:
         raise ApiError(
-            ErrorCode.NOT_ENOUGH_REPLICAS, f"The transaction cannot continue yet (error {code})."
+            ErrorCode.NOT_ENOUGH_REPLICAS, f"The transaction is not ready (error {code}): retry."
         )
     if code:
         raise ApiError(code_for_version(code, version, NEVER, _PRODUCE_ABORTABLE_FROM))
@@ -78,8 +78,8 @@ async def check_transaction(
 def code_for_version(
     code: ErrorCode, version: int, fenced_from: int, abortable_from: int
 ) -> ErrorCode:
-    """Return an error code that a client of this version knows: below the versions ``fenced_from``
-    and ``abortable_from``, PRODUCER_FENCED and TRANSACTION_ABORTABLE become older codes."""
+    """Return the code, or an older code if it is not in this version of the API. PRODUCER_FENCED is
+    in versions from ``fenced_from`` on, TRANSACTION_ABORTABLE from ``abortable_from`` on."""
     if code is ErrorCode.PRODUCER_FENCED and version < fenced_from:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if code is ErrorCode.TRANSACTION_ABORTABLE and version < abortable_from:
@@ -162,8 +162,8 @@ async def end_transaction(call: KafkaCall, request: end_wire.Request) -> end_wir
 
 async def add_partitions(call: KafkaCall, request: txn_wire.Request) -> txn_wire.Response:
     """Add partitions to a transaction before the producer writes to them. If one cannot be added,
-    none is, and the others get OPERATION_NOT_ATTEMPTED. Versions 4 and later are for brokers: they
-    have several transactions, may verify partitions without adding them, and need more rights."""
+    none is, and the others get OPERATION_NOT_ATTEMPTED. From version 4 on, requests are for brokers
+    only. A request may then have several transactions, or verify partitions without adding them."""
     if call.version >= _BATCHED_FROM:
         checks.check_cluster(call, Operation.CLUSTER_ACTION)
         kind = txn_wire.AddPartitionsToTxnResult
@@ -226,7 +226,7 @@ async def _transaction(
 
 
 def transactional_code(topic: Topic | None, index: int) -> ErrorCode:
-    """Return NONE if the partition may be in transactions, and an error code otherwise."""
+    """Return NONE if transactions may write to the partition, and an error code otherwise."""
     if topic is None or not checks.has_partition(topic, index):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if topic.is_queue or checks.is_internal_topic(topic):
