@@ -1,8 +1,8 @@
 """The Kafka client of the commands, and the conversion of its errors to Failures.
 
 The address of a listener may start with a protocol, such as ``SASL_SSL://HOST:PORT``. Otherwise TLS
-is used if the SQS endpoint uses TLS. If there is an access key, a first request without log-in
-tests whether the listener requires a log-in: such a listener closes the connection."""
+is used if the SQS endpoint uses TLS. SASL is used if an access key is set and the listener requires
+a log-in: such a listener closes the connection when it receives a request without log-in."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager

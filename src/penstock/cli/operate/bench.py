@@ -279,7 +279,7 @@ class Connection:
         return int(head[9:12]), body
 
     def _request(self, action: str, body: bytes) -> bytes:
-        """Return a signed HTTP request. An equal request is signed again only after a minute."""
+        """Return a signed HTTP request. An equal request reuses the signature for a minute."""
         key = (action, body)
         now_s = time.monotonic()
         if self._signed is not None and self._signed[0] == key and now_s < self._signed[1]:
