@@ -1,6 +1,6 @@
 """Clients of the SQS endpoint and of the admin API. Each keeps one connection of ``http.client``,
-because a full HTTP library would take longer to import than most commands take to run. A request
-whose reply is lost is sent once more if it is safe to repeat."""
+because a full HTTP library would take longer to import than most commands take to run. If the reply
+is lost, a request that is safe to repeat is sent once more."""
 
 import base64
 import http.client

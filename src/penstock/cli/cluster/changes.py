@@ -1,7 +1,7 @@
 """Commands of ``penstock cluster`` that change the cluster through its manager node.
 
-``decommission`` and ``wait-safe`` wait, and ``--timeout`` limits the whole wait. The node that
-serves their requests may be restarting, so a request without a reply is retried."""
+``decommission`` and ``wait-safe`` repeat a request until a node can be stopped; ``--timeout``
+limits the whole wait. A request without a reply is retried: the serving node may be restarting."""
 
 import sys
 import time
@@ -251,7 +251,7 @@ def upgrade(session: Session, to: int | str, dry_run: bool) -> None:
     """Raise the feature level of the cluster, once all nodes run the new version.
 
     `latest` is the highest level that all nodes support. The level cannot be lowered: nodes of a
-    version that does not support the new level cannot start any more."""
+    version that does not support the new level can no longer start."""
     body = {"dry_run": dry_run, **({} if to == LATEST else {"to": to})}
     reply = _post(session, "upgrade", body, what="cannot raise the feature level")
     lines = [_sentence(reply), *(f"  - {line}" for line in reply["obstacles"])]

@@ -91,7 +91,7 @@ class _Running(msgspec.Struct):
 
 
 def started_at(pid: int) -> int | None:
-    """Return the start time of a process in kernel ticks, or None if it has ended."""
+    """Return the start time of a process in kernel ticks, or None if the process has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:

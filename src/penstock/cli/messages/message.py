@@ -277,8 +277,8 @@ def tail(
     """Print messages of a queue or records of a topic as they are sent, without receiving them.
 
     TIME (topics only) is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago. With --group the
-    tail starts at the committed offsets of the group and commits the offsets of printed records;
-    the group must have no members. Ctrl-C stops the tail."""
+    tail starts at the committed offsets of the group, or at --from in partitions without one, and
+    commits the offsets of printed records; the group must have no members. Ctrl-C ends the tail."""
     from penstock.cli.messages import peeking
 
     if (queue is None) == (topic is None):

@@ -254,7 +254,7 @@ class Connection:
         except TimeoutError as error:
             raise timed_out(url, timeout_s) from error
         except (OSError, EOFError) as error:
-            raise unreachable(url, str(error) or "the server hung up") from error
+            raise unreachable(url, str(error) or "the server closed the connection") from error
         if status != 200:
             load.failed(f"{action}: status {status} {data[:200].decode('utf-8', 'replace')}")
             return None
