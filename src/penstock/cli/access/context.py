@@ -39,7 +39,7 @@ def add(
 ) -> None:
     """Save a server as context NAME.
 
-    Saves the values of --endpoint, --kafka, --admin, --region, --account, --ca and --key-id."""
+    Saves the given --endpoint, --kafka, --admin, --region, --account, --ca and --key-id."""
     if not contexts.NAME.match(name) or name == DEFAULT:
         raise click.UsageError(
             f"Invalid name '{name}': use only letters, digits, '.', '_' and '-'."

@@ -95,8 +95,8 @@ def _rate(rate: Mapping[str, float], *, is_default: bool = False) -> str:
 def show(session: Session, name: str) -> None:
     """Show the limits, quotas and usage of a tenant.
 
-    Connections, long polls, groups, offsets and transactional ids are counted only on the node that
-    replies to this command."""
+    The usage of connections, long polls, groups, offsets and transactional ids covers only the node
+    that replies."""
     what = f"cannot show the quotas of '{name}'"
     _print(session, session.admin.get(path_of("quotas", name), what=what))
 

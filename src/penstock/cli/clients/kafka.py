@@ -117,7 +117,7 @@ class Kafka(KafkaClient):
         self, api: ModuleType, *, node: int | None = None, most: int | None = None, **fields: Any
     ) -> Any:
         """Send a request and return the reply. ``api`` is a module of ``wire/kafka/generated``, and
-        ``most`` is the highest version to use."""
+        ``most`` is the highest version of that API to use."""
         return self.call(api.API_KEY, api.Request(**fields), node=node, version_max=most)
 
     def bounds(

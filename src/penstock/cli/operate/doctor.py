@@ -249,7 +249,7 @@ def _fsync(place: Path) -> Finding:
 
 
 def _clock(skew_ms: int | None) -> Finding:
-    """Check the clock. ``skew_ms`` is the server's clock minus ours, or None without a server."""
+    """Check the clock. ``skew_ms`` is server time minus local time, or None without a server."""
     now_s = time.time()
     if now_s < _EARLIEST_S:
         return Finding(

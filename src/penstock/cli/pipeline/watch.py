@@ -84,7 +84,7 @@ def checkpoints_of(lake: str, checkpoint: str | None) -> Path:
 
 
 def writable_above(folder: Path) -> Path | None:
-    """Return the nearest existing folder at or above ``folder``, or None if it is not writable."""
+    """Return the nearest existing folder at or above ``folder`` if it is writable, else None."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) else None
