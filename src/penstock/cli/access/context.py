@@ -42,7 +42,8 @@ def add(
     Saves the given --endpoint, --kafka, --admin, --region, --account, --ca and --key-id."""
     if not contexts.NAME.match(name) or name == DEFAULT:
         raise click.UsageError(
-            f"Invalid name '{name}': use letters, digits, '.', '_' and '-', but not {DEFAULT}."
+            f"Invalid name '{name}': use only letters, digits, '.', '_' and '-'."
+            f" The name '{DEFAULT}' is reserved."
         )
     known = Contexts.read()
     if name in known.contexts and not replace:
@@ -69,7 +70,7 @@ def add(
 
 
 def _secret() -> str:
-    """Read the secret from stdin, because other users of the machine can see command lines."""
+    """Read the secret from stdin. An option would show it to other users of the machine."""
     if sys.stdin.isatty():
         return str(click.prompt("Secret", hide_input=True, err=True))
     secret = sys.stdin.readline().rstrip("\r\n")
@@ -77,7 +78,7 @@ def _secret() -> str:
         raise Misuse(
             "the secret is missing",
             "stdin is not a terminal and is empty",
-            "write the secret to stdin of the command",
+            "pass the secret to the command through stdin",
         )
     return secret
 

@@ -49,7 +49,7 @@ quota = Noun(
     help="""Show and set the limits (how fast) and quotas (how much) of a tenant.
 
     Every tenant except the server's own has default quotas, and may use only a part of each
-    node's capacity (its share). A quota that you set replaces the default and the share.""",
+    node's capacity (shown as "share"). A quota that you set replaces both.""",
 )
 
 
@@ -72,7 +72,6 @@ def _print(session: Session, found: Json) -> None:
 
 
 def _quota(found: Json, field: str) -> str:
-    """Return usage, quota and share of the node as text: ``12 of 500 (default), share 10,000``."""
     form = size if "bytes" in field else _number
     quota, used, share = (found[part].get(field) for part in ("quotas", "used", "shares"))
     text = form(quota) if quota else "no limit"
@@ -96,8 +95,8 @@ def _rate(rate: Mapping[str, float], *, is_default: bool = False) -> str:
 def show(session: Session, name: str) -> None:
     """Show the limits, quotas and usage of a tenant.
 
-    The usage of connections, long polls, groups, offsets and transactional ids is the usage of
-    one node, the node that replies."""
+    The usage of connections, long polls, groups, offsets and transactional ids covers only the node
+    that replies."""
     what = f"cannot show the quotas of '{name}'"
     _print(session, session.admin.get(path_of("quotas", name), what=what))
 
@@ -165,7 +164,7 @@ def _operation(text: str) -> tuple[str, dict[str, float] | None]:
     if not action or not equals:
         raise Misuse(
             f"'{text}' is not a valid limit",
-            "the form is ACTION=RATE or ACTION=RATE:BURST",
+            "a limit has the form ACTION=RATE or ACTION=RATE:BURST",
             "write a limit like sqs:SendMessage=100 or sqs:SendMessage=100:200",
         )
     return action, {"per_s": per_s, "burst": at_once} if per_s else None

@@ -62,7 +62,7 @@ def _ask(
     query: Mapping[str, str] = {},
     body: Json | None = None,
 ) -> Json:
-    """Send a request about an object. ``act`` is a verb and the object's kind, like "show user"."""
+    """Send a request about a user, tenant or key. ``act`` is a verb and a noun: "show user"."""
     path, what = path_of(f"{act.partition(' ')[2]}s", name), f"cannot {act} '{name}'"
     return session.admin.call(method, path, query, body=body, what=what)
 
@@ -158,7 +158,7 @@ def create_user(
     for file in files:
         policy = "policy" if file == "-" else Path(file).stem
         if policy in policies:
-            raise click.UsageError(f"Two files have the policy name '{policy}'.")
+            raise click.UsageError(f"The policy name '{policy}' is used twice: rename a file.")
         policies[policy] = _read_policy(file)
     body = {"name": name, "is_operator": operator, "policies": policies, **owner(session, tenant)}
     made = session.admin.call("POST", "users", body=body, what=f"cannot create user '{name}'")
@@ -324,7 +324,7 @@ def show_policy(session: Session, user: str, name: str | None, tenant: str | Non
 @policy.command()
 @tenant_option
 def put(session: Session, user: str, name: str, file: str, tenant: str | None) -> None:
-    """Attach the policy in FILE (- for stdin) to a user as NAME. Replaces an old policy NAME."""
+    """Attach the policy in FILE (- for stdin) to a user as NAME. An existing NAME is replaced."""
     body = _read_policy(file).encode()
     path, what = path_of("policies", user, name), f"cannot put policy '{name}' of '{user}'"
     session.admin.call("PUT", path, owner(session, tenant), body=body, what=what)
@@ -361,7 +361,7 @@ def test(
     tenant: str | None,
     **question: Any,
 ) -> None:
-    """Test whether the policies allow a request of a user. Exit code 0 if they do, 4 if not."""
+    """Test whether the policies allow a user's request. Exit code 0 if they do, 4 if not."""
     question |= {"user": user, "source_ip": source_ip or "", "is_tls": tls, "tenant": ""}
     question |= {"region": session.settings.region, **owner(session, tenant)}
     what = f"cannot test the policies of '{user}'"

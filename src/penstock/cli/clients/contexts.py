@@ -1,8 +1,8 @@
 """The settings of a command, and contexts: addresses and keys of servers, saved under names.
 
-A value of a context is used if neither a flag nor an environment variable sets it. If one of these
-sets an address, the current context is ignored, because its key belongs to another server. But a
-context that is chosen with ``--context`` or PENSTOCK_CONTEXT is always used."""
+A value of a context is used if neither a flag nor an environment variable sets it. If a flag or a
+variable sets an address, the current context is ignored, because its key belongs to another server.
+But a context that is chosen with ``--context`` or PENSTOCK_CONTEXT is always used."""
 
 import dataclasses
 import json

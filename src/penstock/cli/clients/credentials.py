@@ -8,7 +8,7 @@ from penstock.wire.aws.signer import Credentials
 
 
 def credentials_from_environment() -> Credentials:
-    """Return the user's credentials, or placeholders, which suffice if authentication is off."""
+    """Return the user's credentials, or dummy ones, which suffice if authentication is off."""
     return found_credentials() or Credentials("penstock", "penstock")
 
 

@@ -1,6 +1,6 @@
 """Clients of the SQS endpoint and of the admin API. Each keeps one connection of ``http.client``,
-because a full HTTP library would take longer to import than most commands take to run. A request
-whose reply is lost is sent once more if it is safe to repeat."""
+because a full HTTP library would take longer to import than most commands take to run. If the reply
+is lost, a request that is safe to repeat is sent once more."""
 
 import base64
 import http.client
@@ -59,7 +59,7 @@ def tls_context() -> "ssl.SSLContext":
 
 
 def as_seen_from(endpoint: str, reported: str) -> str:
-    """Return ``reported``, with a loopback host replaced by the host of ``endpoint``."""
+    """Return the reported address, with a loopback host replaced by the host of ``endpoint``."""
     host = _host_of(endpoint)
     if not is_loopback(reported) or is_loopback(endpoint) or not host:
         return reported
@@ -115,8 +115,8 @@ class Connection:
         headers: Mapping[str, str] = {},
         wait_s: float = 0.0,
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Send a request and return the status, headers and body of the reply. The server may hold
-        the request for ``wait_s`` seconds (a long poll), so the timeout is longer."""
+        """Send a request and return the status, headers and body of the reply. For a long poll,
+        ``wait_s`` is the time that the server may wait; the timeout is extended accordingly."""
         limit_s = max(self._timeout_s, wait_s + _WAIT_MARGIN_S) if wait_s else self._timeout_s
         if self._http.sock is not None:
             # An idle connection that is readable without a request was closed by the server.

@@ -1,8 +1,8 @@
 """The Kafka client of the commands, and the conversion of its errors to Failures.
 
 The address of a listener may start with a protocol, such as ``SASL_SSL://HOST:PORT``. Otherwise TLS
-is used if the SQS endpoint uses TLS. If there is an access key, a first request without log-in
-tests whether the listener requires a log-in: such a listener closes the connection."""
+is used if the SQS endpoint uses TLS. SASL is used if an access key is set and the listener requires
+a log-in: such a listener closes the connection when it receives a request without log-in."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -117,7 +117,7 @@ class Kafka(KafkaClient):
         self, api: ModuleType, *, node: int | None = None, most: int | None = None, **fields: Any
     ) -> Any:
         """Send a request and return the reply. ``api`` is a module of ``wire/kafka/generated``, and
-        ``most`` is the highest version to use."""
+        ``most`` is the highest version of that API to use."""
         return self.call(api.API_KEY, api.Request(**fields), node=node, version_max=most)
 
     def bounds(

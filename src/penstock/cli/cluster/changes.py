@@ -1,7 +1,7 @@
 """Commands of ``penstock cluster`` that change the cluster through its manager node.
 
-``decommission`` and ``wait-safe`` wait, and ``--timeout`` limits the whole wait. The node that
-serves their requests may be restarting, so a request without a reply is retried."""
+``decommission`` and ``wait-safe`` repeat a request until a node can be stopped; ``--timeout``
+limits the whole wait. A request without a reply is retried: the serving node may be restarting."""
 
 import sys
 import time
@@ -110,7 +110,7 @@ def _wait(
     seconds_default: float | None,
     is_silent: bool = False,
 ) -> Json:
-    """Repeat a request until ``obstacle(reply)`` is None. Raises Failure after the timeout."""
+    """Repeat a request until ``obstacle(reply)``, the reason to wait longer, is None."""
     is_given = "timeout_s" in session.settings.explicit
     limit_s = session.settings.timeout_s if is_given else seconds_default
     began_s = time.monotonic()
@@ -153,9 +153,9 @@ def rebalance(session: Session) -> None:
 
 
 @cluster.command("wait-safe")
-@click.option("--node", type=click.IntRange(1), help="node you plan to stop [default: any node]")
+@click.option("--node", type=click.IntRange(1), help="node to stop [default: any single node]")
 def wait_safe(session: Session, node: int | None) -> None:
-    """Wait until a node can be stopped while every partition still accepts writes.
+    """Wait until a node can be stopped and every replicated partition still accepts writes.
 
     Use it in rolling restarts, before you stop each node. The default --timeout is 300 seconds."""
     stopped = "any one node" if node is None else f"node {node}"
@@ -219,7 +219,7 @@ def place(session: Session, topic: str, partition: int, nodes: tuple[int, ...]) 
 def unclean_elect(
     session: Session, topic: str, partition: int, node: int, yes_lose_data: bool
 ) -> None:
-    """Elect a node as leader of a partition although it may lack messages (data loss).
+    """Elect a node as leader of a partition although it may lack messages. This can lose data.
 
     Use this only if all in-sync replicas are lost for good. Acknowledged messages may be lost, and
     deleted messages may come back."""
@@ -237,7 +237,7 @@ def unclean_elect(
 
 def _level(text: str) -> int | str:
     if text != LATEST and not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
-        raise ValueError(f"'{text}' is not a feature level: use {LATEST}, or a number from 1")
+        raise ValueError(f"'{text}' is not a feature level: use {LATEST} or a number >= 1")
     return text if text == LATEST else int(text)
 
 
@@ -251,7 +251,7 @@ def upgrade(session: Session, to: int | str, dry_run: bool) -> None:
     """Raise the feature level of the cluster, once all nodes run the new version.
 
     `latest` is the highest level that all nodes support. The level cannot be lowered: nodes of a
-    version that does not support the new level cannot start any more."""
+    version that does not support the new level can no longer start."""
     body = {"dry_run": dry_run, **({} if to == LATEST else {"to": to})}
     reply = _post(session, "upgrade", body, what="cannot raise the feature level")
     lines = [_sentence(reply), *(f"  - {line}" for line in reply["obstacles"])]

@@ -91,7 +91,7 @@ class _Running(msgspec.Struct):
 
 
 def started_at(pid: int) -> int | None:
-    """Return the start time of a process in kernel ticks, or None if it has ended."""
+    """Return the start time of a process in kernel ticks, or None if the process has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
@@ -234,7 +234,7 @@ class Process:
             signal.pidfd_send_signal(self.fd, number)
 
     def ended(self) -> str:
-        """Return how the process ended. Call this once, when the pidfd is readable."""
+        """Return how the process ended, such as "was killed by signal 9". Call this only once."""
         os.close(self.fd)
         if self._child is None:
             return "ended"
@@ -294,7 +294,7 @@ def node_environment(node: int, layout: Layout, folder: Folder) -> dict[str, str
 
 
 class StopSignals:
-    """Makes ``fd`` readable after Ctrl-C, SIGTERM or a closed terminal, for use with ``poll``."""
+    """A handler of Ctrl-C, SIGTERM and a closed terminal. Each makes ``fd`` readable."""
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

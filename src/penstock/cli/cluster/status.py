@@ -91,7 +91,7 @@ def status(session: Session) -> None:
 
 
 class _Report(NamedTuple):
-    """The status of a node, and how far its clock is ahead of ours, as a range in milliseconds."""
+    """A node's status, and how far its clock is ahead of this machine's, as a range in ms."""
 
     info: dict[str, Any]
     ahead_min: float

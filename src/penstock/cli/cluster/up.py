@@ -35,7 +35,7 @@ _data = option("--data", "DIR", "folder of the cluster", default="./penstock-clu
 @cluster.command()
 @option("--nodes", click.IntRange(1, processes.NODES_MAX), "number of nodes [default: 3]")
 @_data
-@click.option("--etcd", metavar="HOST:PORT[,...]", help="existing etcd to use [default: start one]")
+@click.option("--etcd", metavar="HOST:PORT[,...]", help="addresses of etcd [default: start one]")
 @option(
     "--port-base",
     click.IntRange(1_024, 65_000),
@@ -52,7 +52,7 @@ def up(
 ) -> None:
     """Run a cluster of etcd and several nodes on this machine. Ctrl-C stops it.
 
-    Data and ports are kept in a folder: the next `up` continues with the same cluster."""
+    Data and ports are saved in a folder, so that the next `up` starts the same cluster."""
     from penstock.node.process.folder import repair, set_umask
 
     set_umask()

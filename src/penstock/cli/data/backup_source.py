@@ -75,7 +75,7 @@ def _as(kind: type[T], reply: dict[str, Any]) -> T:
     try:
         return msgspec.convert(reply, kind)
     except msgspec.ValidationError as error:
-        raise Failure("the reply of the server is invalid", str(error)) from None
+        raise Failure("the server sent an invalid reply", str(error)) from None
 
 
 def _retried(request: Callable[[], T]) -> T:

@@ -96,7 +96,7 @@ def _read(file: str) -> Json:
     try:
         found = json.loads(text)
         if found["version"] != _VERSION:
-            raise ValueError(f"version {found['version']} is not supported; expected {_VERSION}")
+            raise ValueError(f"version {found['version']} is not supported; it must be {_VERSION}")
         for part, kinds in _KINDS.items():
             for each in found[part]:
                 for key, kind in kinds.items():

@@ -144,7 +144,7 @@ def dump_segment(session: Session, file: Path, bodies: bool, from_offset: int, c
     if file.suffix != LOG_SUFFIX or base_offset_of(file.name) is None:
         raise Misuse(
             f"{file.name} is not a segment",
-            "the name of a segment is its first offset in 20 digits, then .log",
+            "the name of a segment file is its first offset in 20 digits, followed by .log",
         )
     rows = islice(_segment_rows(file, from_offset=from_offset, with_bodies=bodies), count)
     shown = _RECORD_COLUMNS if bodies else _RECORD_COLUMNS[:-1]

@@ -34,7 +34,7 @@ message = Noun("message", help="Send, receive, peek, tail, delete messages.")
 
 @contextlib.contextmanager
 def _as_queue(session: Session, name: str, *, verb: str) -> Iterator[None]:
-    """If the block fails because ``name`` is a topic, raise an error that says what to do."""
+    """Wrap a block that uses ``name`` as a queue. If it is a topic, the error says what to do."""
     try:
         yield
     except Failure as failure:
@@ -243,7 +243,7 @@ def receive(
 @click.option("--partition", type=click.IntRange(min=0), help="partition to show [default: all]")
 @option("--start", click.IntRange(min=0), "offset to start at", default=0)
 def peek(session: Session, queue: str, count: int, partition: int | None, start: int) -> None:
-    """Show messages, including those in flight and delayed ones, without receiving them."""
+    """Show messages without receiving them, including delayed messages and messages in flight."""
     from penstock.cli.messages import peeking
 
     with _as_queue(session, queue, verb="peek"):
@@ -255,7 +255,7 @@ def peek(session: Session, queue: str, count: int, partition: int | None, start:
 @option(
     "--from origin",
     "earliest|latest|-N|OFFSET|TIME",
-    "start position in each partition [default: latest; with --group earliest]",
+    "start position in each partition [default: latest; with --group: earliest]",
 )
 @click.option("--partition", type=click.IntRange(min=0), help="partition to read [default: all]")
 @click.option("--grep", "pattern", metavar="REGEX", help="regex that message bodies must match")
@@ -277,8 +277,8 @@ def tail(
     """Print messages of a queue or records of a topic as they are sent, without receiving them.
 
     TIME (topics only) is like 2026-01-31T12:00:00Z, or -90m for 90 minutes ago. With --group the
-    tail starts at the committed offsets of the group and commits the offsets of printed records;
-    the group must have no members. Ctrl-C stops the tail."""
+    tail starts at the committed offsets of the group, or at --from in partitions without one, and
+    commits the offsets of printed records; the group must have no members. Ctrl-C ends the tail."""
     from penstock.cli.messages import peeking
 
     if (queue is None) == (topic is None):

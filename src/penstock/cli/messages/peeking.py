@@ -108,7 +108,7 @@ def tail(session: Session, queue: str, request: TailRequest) -> None:
 
 
 def _origin(text: str) -> tuple[str, int]:
-    """Parse ``--from``. Return the start position for the API, and N for ``-N``, else 0."""
+    """Parse ``--from`` into a start position for the API and N. N is 0 unless ``-N`` is given."""
     text = {"earliest": "begin", "latest": "end"}.get(text, text)
     if text in ("begin", "end"):
         return text, 0

@@ -242,8 +242,8 @@ class RecordSender(Sender):
             self._kafka.retried(partial(self._try, left), is_repeatable=is_repeatable)
 
     def _try(self, left: dict[int, Batch]) -> None:
-        """Send batches once, and remove those that are accepted or rejected from ``left``. Raises
-        KafkaRefused if a batch must be sent again."""
+        """Send each batch in ``left`` once. Batches that the server accepts or finally rejects are
+        removed from ``left``. Raises KafkaRefused if a batch must be sent again."""
         passing: KafkaRefused | None = None
         batches = {Place(self._target, number): data for number, (data, _) in left.items()}
         for part in self._kafka.try_produce(batches).values():

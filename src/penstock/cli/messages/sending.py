@@ -90,7 +90,7 @@ def read_input(
 
 
 def line_chunks(stream: IO[bytes]) -> Iterator[Lines]:
-    """Yield a list of numbered lines for each read of the stream. Empty lines are left out."""
+    """Yield lists of (number, line), one list per read of the stream, without empty lines."""
     # The streams that click opens have read1, which returns as soon as there is data.
     read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
     rest = b""
@@ -140,7 +140,7 @@ class Sender:
         self.failed = 0
 
     def run(self, source: Iterable[Sequence[T]], send: Callable[[Sequence[T]], None]) -> None:
-        """Send all batches. Ctrl-C takes effect after the current reply, so the count is exact."""
+        """Send all batches. Ctrl-C takes effect after the current reply, so counts are exact."""
         progress = progress_bar("sending", is_quiet=self._session.settings.quiet)
         try:
             with Interrupts() as interrupts, progress as update:
@@ -165,7 +165,7 @@ class Sender:
             click.echo("further rejected items are counted but not listed", err=True)
 
     def end(self, item: dict[str, Any] | None, name: str, name_of_counts: str) -> None:
-        """Print ``item``, or the counts if it is None. Exits with an error if any item failed."""
+        """Print ``item``, or the counts if it is None. Exit with an error if a send failed."""
         noun = "queue" if self._noun == "message" else "topic"
         counts = {noun: self._target, "sent": self.accepted, "failed": self.failed}
         self._session.out.one(item or counts, name=name if item else name_of_counts)

@@ -162,8 +162,8 @@ class Reader:
             ) from None
 
     def _correct(self, place: Place, code: int) -> bool:
-        """Return False after correcting an offset that is out of range, or True if the error is
-        temporary and the fetch must be retried. Raises Failure for other errors."""
+        """Handle the error of a failed fetch. An offset that is out of range is corrected. Returns
+        True if the error is temporary. Raises Failure for all other errors."""
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             with failing(self._what):
                 starts, ends = self._kafka.bounds([place], is_committed=True)

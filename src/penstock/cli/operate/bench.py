@@ -254,7 +254,7 @@ class Connection:
         except TimeoutError as error:
             raise timed_out(url, timeout_s) from error
         except (OSError, EOFError) as error:
-            raise unreachable(url, str(error) or "the server hung up") from error
+            raise unreachable(url, str(error) or "the server closed the connection") from error
         if status != 200:
             load.failed(f"{action}: status {status} {data[:200].decode('utf-8', 'replace')}")
             return None
@@ -279,7 +279,7 @@ class Connection:
         return int(head[9:12]), body
 
     def _request(self, action: str, body: bytes) -> bytes:
-        """Return a signed HTTP request. An equal request is signed again only after a minute."""
+        """Return a signed HTTP request. An equal request reuses the signature for a minute."""
         key = (action, body)
         now_s = time.monotonic()
         if self._signed is not None and self._signed[0] == key and now_s < self._signed[1]:

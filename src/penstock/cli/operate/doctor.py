@@ -1,4 +1,4 @@
-"""``penstock doctor``: checks whether machine, configuration and server can store messages.
+"""``penstock doctor``: checks this machine, the configuration and the server.
 
 Without a server the settings are read as ``penstock serve`` would read them. A missing server is a
 failure only if its address was given, because the doctor is also used before the first start. Only
@@ -206,7 +206,7 @@ def _ports(values: dict[str, str]) -> Iterator[Finding]:
 
 
 def _disk(folder: Path, reserve_bytes: int, *, is_reported: bool) -> Iterator[Finding]:
-    """Check free space and fsync. ``is_reported`` says whether the server reports a full disk."""
+    """Check free space and fsync. If ``is_reported``, the server already reports low space."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -249,7 +249,7 @@ def _fsync(place: Path) -> Finding:
 
 
 def _clock(skew_ms: int | None) -> Finding:
-    """Check the clock. ``skew_ms`` is the server's clock minus ours, or None without a server."""
+    """Check the clock. ``skew_ms`` is server time minus local time, or None without a server."""
     now_s = time.time()
     if now_s < _EARLIEST_S:
         return Finding(

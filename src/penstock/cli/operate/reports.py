@@ -132,7 +132,7 @@ def report(
 
 
 def _summed(found: Iterable[tuple[int, usage_facts.UsageRow]]) -> list[dict[str, Any]]:
-    """Sum rows by tenant, region, resource and operation. Each row comes with its minute."""
+    """Sum rows by tenant, region, resource and operation. ``found`` has (minute, row) pairs."""
     totals: dict[tuple[str, ...], dict[str, Any]] = {}
     stored_ms: dict[tuple[str, ...], int] = {}  # the minute that stored_bytes is from
     for minute_ms, row in found:

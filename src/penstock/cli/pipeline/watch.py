@@ -84,7 +84,7 @@ def checkpoints_of(lake: str, checkpoint: str | None) -> Path:
 
 
 def writable_above(folder: Path) -> Path | None:
-    """Return the nearest existing folder at or above ``folder``, or None if it is not writable."""
+    """Return the nearest existing folder at or above ``folder`` if it is writable, else None."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) else None
@@ -127,7 +127,7 @@ def status(session: Session, lake: str, checkpoint: str | None) -> None:
 
 @click.command(cls=Verb)
 @click.option("-f", "--follow", "is_following", is_flag=True, help="print new lines as they arrive")
-@option("-n --lines count", click.IntRange(min=0, max=100_000), "number of last lines", default=100)
+@option("-n --lines count", click.IntRange(min=0, max=100_000), "last lines to print", default=100)
 @place_options
 def logs(
     session: Session, job: str, is_following: bool, count: int, lake: str, checkpoint: str | None

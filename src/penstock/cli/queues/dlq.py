@@ -34,7 +34,7 @@ def list_queues(session: Session) -> None:
 
 @dlq.command()
 @click.option("--to", "target", metavar="QUEUE", help="destination queue [default: source queues]")
-@click.option("--rate", type=click.IntRange(1, 500), help="maximum messages moved per second")
+@click.option("--rate", type=click.IntRange(1, 500), help="maximum number of messages per second")
 @click.option("--dry-run", is_flag=True, help="only print the number of messages to move")
 @click.option("--detach", is_flag=True, help="start the redrive and exit without waiting")
 def redrive(
@@ -108,7 +108,7 @@ def _wait(session: Session, source_arn: str) -> Json:
         while True:
             tasks = _tasks(session, source_arn)
             if not tasks:
-                raise Failure("the redrive was lost", "the server no longer lists it")
+                raise Failure("cannot follow the redrive", "the server no longer lists it")
             task = tasks[0]
             update(task["moved"], task["to_move"])
             if task["status"] not in _RUNNING:

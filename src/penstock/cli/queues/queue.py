@@ -171,7 +171,7 @@ def delete(session: Session, name: str, yes: bool) -> None:
 
 @queue.command()
 @yes_option
-@click.option("--dry-run", is_flag=True, help="only print the message counts")
+@click.option("--dry-run", is_flag=True, help="print the message counts, delete nothing")
 def purge(session: Session, name: str, yes: bool, dry_run: bool) -> None:
     """Delete all messages of a queue, including messages in flight and delayed messages."""
     url = session.sqs.queue_url(name)

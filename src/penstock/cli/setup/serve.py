@@ -60,7 +60,7 @@ _ADDRESS = Parsed("host:port", _address)
     is_flag=True,
     default=None,
 )
-@_flag("role", "node.roles", "ROLES", "roles: metadata, or frontend,broker [default: all roles]")
+@_flag("role", "node.roles", "ROLES", "node roles: metadata, or frontend,broker [default: all]")
 @_flag("internal", "internal.listen", _ADDRESS, "address to which other nodes connect")
 @_flag("node", "cluster.node", click.IntRange(1), "number of this node in its cluster")
 @_flag("etcd", "cluster.etcd", "HOST:PORT[,...]", "addresses of the cluster's etcd")

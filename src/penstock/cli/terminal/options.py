@@ -28,7 +28,7 @@ class Parsed(click.ParamType[Any]):
 
 
 def _quantity(kind: Kind, *, base: int, low: float, high: float, is_whole: bool) -> Parsed:
-    """Return a type for durations or sizes. If ``is_whole``, values are rounded to integers."""
+    """Return a click type for durations or sizes. If ``is_whole``, it rounds to integers."""
 
     def parse(text: str) -> float:
         text = text.strip()

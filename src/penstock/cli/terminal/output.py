@@ -57,7 +57,7 @@ def field(key: str) -> Column:
 def columns(text: str, **forms: Form) -> tuple[Column, ...]:
     """Parse the columns of a table from a text such as ``name, size_bytes# DISK``. A ``#`` marks a
     number. A column without a title gets its key in capitals. The unit at the end of a key, such as
-    ``_at_ms`` or ``_bytes``, selects the format unless ``forms`` has the key."""
+    ``_at_ms`` or ``_bytes``, selects the format, unless ``forms`` gives one for the key."""
     made = []
     for part in text.split(","):
         mark, _, title = part.strip().partition(" ")

@@ -245,7 +245,7 @@ def delete(session: Session, name: str, yes: bool) -> None:
 
 
 def _lag_rows(kafka: Kafka, group: Group, members: Iterable[Json]) -> list[Json]:
-    """Return a row for each partition of the topics that are assigned to members or have committed
+    """Return the lag of each partition of all topics that are assigned to members or have committed
     offsets. Without a committed offset the lag is None, or 0 if the partition is empty."""
     known = offsets.committed(kafka, group.name, is_share=group.type == "share")
     # Tasks of a streams group have no topic.
@@ -275,7 +275,7 @@ def _lag_rows(kafka: Kafka, group: Group, members: Iterable[Json]) -> list[Json]
 
 
 def _of_living_topics(kafka: Kafka, named: set[Place]) -> set[Place]:
-    """Return all partitions of the topics in ``named``, except topics that were deleted."""
+    """Return all partitions of the topics in ``named``. Topics that were deleted are left out."""
     found: set[Place] = set()
     for topic in kafka.metadata(sorted(by_topic(named))).topics if named else ():
         if topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -286,8 +286,8 @@ def _of_living_topics(kafka: Kafka, named: set[Place]) -> set[Place]:
 
 
 def _seconds_behind(kafka: Kafka, place: Place, offset: int, end: int, now_ms: int) -> float | None:
-    """Return the age of the first record at or after an offset: 0 if only transaction markers and
-    lease events follow, and None if no record is found within a few fetches."""
+    """Return the age of the first record at or after an offset. Return 0 if only control records
+    follow, and None if no record is found within a few fetches."""
     limits = {"bytes_min": 0, "bytes_max": _LOOK_BYTES, "partition_bytes_max": _LOOK_BYTES}
     for _ in range(_LOOKS_MAX):
         with failing(f"cannot read {place.topic}/{place.partition}"):

@@ -88,8 +88,8 @@ def offsets_at(
 
 
 def committed(kafka: Kafka, group: str, *, is_share: bool = False) -> dict[Place, int]:
-    """Return the committed offsets of a group. For a share group, return the first unfinished
-    offset of each partition."""
+    """Return the committed offsets of a group. For a share group, return the offset of the first
+    unfinished record in each partition."""
     with failing(f"cannot read the offsets of group '{group}'"):
         if is_share:
             starts = group_offsets.share_starts(kafka, group)

@@ -69,7 +69,7 @@ def create(
 def create_topic(
     session: Session, name: str, partitions: int, configs: Mapping[str, str], *, is_dry: bool
 ) -> int | None:
-    """Create a topic and return its number of partitions. -1 lets the server choose the number."""
+    """Create a topic and return its partition count. With ``partitions`` -1, the server decides."""
     wanted = create_topics.CreatableTopic(
         name=name,
         num_partitions=partitions,

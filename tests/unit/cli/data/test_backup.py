@@ -80,7 +80,7 @@ def test_an_answer_that_makes_no_sense_is_a_failure(
     with pytest.raises(Failure, match="without their offsets"):
         source.read("a" * 32, 0, 0)
     endpoint.paths["/api/v1/backups/b1/partitions"] = {"partitions": [{"a": 1}], "next": None}
-    with pytest.raises(Failure, match="the reply of the server is invalid"):
+    with pytest.raises(Failure, match="the server sent an invalid reply"):
         list(source.partitions())
 
 
