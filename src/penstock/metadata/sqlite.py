@@ -136,7 +136,7 @@ class _Database:
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {step + 1}")
         if connection.execute("SELECT revision FROM head").fetchone() is None:
-            raise StoreUnusable(f"{self._path} is damaged: the table head is empty")
+            raise StoreUnusable(f"{self._path} is damaged: the table 'head' is empty")
 
     def guarded(self, work: Callable[..., T], *args: Any) -> T:
         if self._failure is not None:

@@ -327,7 +327,7 @@ class IdentityMemory(WatchGroup):
 def convert_scram(
     credential: ScramCredential, at: str, convert: Callable[..., bytes]
 ) -> ScramCredential:
-    """Return the credential with each of its two keys replaced by ``convert(key, context=...)``."""
+    """Apply ``convert`` to the stored key and the server key, to encrypt or decrypt them."""
     return msgspec.structs.replace(
         credential,
         stored_key=convert(credential.stored_key, context=f"{at}#stored".encode()),

@@ -85,7 +85,7 @@ class RemoteStore(store.Store):
 
     @property
     def staleness_ms(self) -> int:
-        """The longest time for which a watch has had no reply."""
+        """The time since the last reply to the watch that has waited longest for a reply."""
         now_ms = self._clock.mono_ms()
         return max((now_ms - heard for heard in self._heard_at_ms.values()), default=0)
 

@@ -112,7 +112,7 @@ class ClockSkew:
         self._seen: deque[tuple[int, int]] = deque(maxlen=SEEN_MIN)  # time and difference
 
     def look(self, newest_ms: int | None, *, wall_ms: int, mono_ms: int) -> int:
-        """Return the number of ms by which another node's clock is ahead at least, or 0.
+        """Return how far another node's clock is ahead at least, in ms, or 0 if none is ahead.
         ``newest_ms`` is the latest timestamp in this node's replica of ``__telemetry``, if any."""
         before_ms, self._newest_ms = self._newest_ms, newest_ms
         if newest_ms is not None and before_ms is not None and newest_ms > before_ms:

@@ -167,8 +167,6 @@ class OwnMetadata(MetadataLink):
 
 
 class EtcdMetadata(MetadataLink):
-    """The metadata in the etcd of a cluster."""
-
     async def start(self, stop: asyncio.Event) -> None:
         await check_folder(self._setup.folder)
         config = self._setup.config
@@ -242,8 +240,6 @@ async def _check_no_topics(store: Store, folder: DataFolder, do: str) -> None:
 
 
 class RemoteMetadata(MetadataLink):
-    """The metadata in a metadata service."""
-
     def __init__(self, setup: NodeSetup, *, partitions_max: int) -> None:
         super().__init__(setup, partitions_max=partitions_max)
         config = setup.config

@@ -182,7 +182,7 @@ class NodeSetup:
     def start_jobs(
         self, report: Callable[[], None], **more: Coroutine[Any, Any, None]
     ) -> list["asyncio.Task[None]"]:
-        """Start the jobs of every node, which call ``report`` every second, and ``more`` jobs."""
+        """Start ``more`` and the tasks that every node has: one calls ``report`` every second."""
         report()
         jobs = {
             "health watch": self._watch_health(report),
