@@ -287,7 +287,7 @@ class StoredIdentities(entries.IdentityMemory):
             self._used[key.key_id] = now_ms - now_ms % MINUTE_MS
 
     async def flush(self) -> int:
-        """Store the times of the last use of keys. Returns the number of keys changed."""
+        """Store when each key was last used. Returns the number of keys changed."""
         used, self._used = self._used, {}
         ids, count = list(used), 0
         try:

@@ -117,7 +117,7 @@ def new_account(entropy: bytes) -> str:
 
 def check_tenant(tenant: Tenant) -> None:
     if not is_account(tenant.account):
-        raise InvalidRequest("An account must be 12 digits.")
+        raise InvalidRequest("An account id must be 12 digits.")
     if _TENANT_NAME.match(tenant.name) is None:
         raise InvalidRequest(
             "A tenant name must be 1 to 64 letters, digits, spaces and ._- and begin with a letter"

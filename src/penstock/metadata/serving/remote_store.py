@@ -169,7 +169,7 @@ class RemoteStore(store.Store):
         return (await self._call(calls.KEEP_ALIVE, calls.OfLease(lease))).left_ms
 
     async def revoke(self, lease: int) -> None:
-        """Revoke a lease. Its entries may be listed until the watch has reported the deletes."""
+        """Revoke a lease. Its entries may still be listed until the watch reports the deletes."""
         self._check_there()
         await self._call(calls.REVOKE, calls.OfLease(lease))
 
@@ -331,7 +331,7 @@ class RemoteCatalog:
         return self.store.staleness_ms <= self._config.stale_ms_max
 
     def _check_absent(self, account: str, region: str, name: str) -> None:
-        """Begin to look a topic up, and raise Throttled, unless it is known not to exist."""
+        """Return if the topic is known not to exist; otherwise look it up and raise Throttled."""
         if "/" in name or "/" in account or "/" in region:
             return  # not a valid name
         key = topic_key(account, region, name)

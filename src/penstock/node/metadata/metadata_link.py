@@ -235,7 +235,7 @@ async def _check_no_topics(store: Store, folder: DataFolder, do: str) -> None:
     topics, _ = await store.list(TOPICS_PREFIX)
     if topics:
         raise SetupError(
-            f"the data folder {folder.path} has a catalog of its own, with {len(topics)} topics", do
+            f"the data folder {folder.path} already contains metadata with {len(topics)} topics", do
         )
 
 

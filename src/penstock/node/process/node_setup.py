@@ -107,9 +107,9 @@ class CertificateKeeper:
         for _, _, certificates in self._all:
             try:
                 if certificates.renew():
-                    log_.info("certificate renewed")
+                    log_.info("certificate reloaded")
             except CertificateUnusable as error:
-                log_.error("certificate not renewed", extra={"reason": str(error)})
+                log_.error("certificate not reloaded", extra={"reason": str(error)})
 
     def troubles(self, *, now_ms: int) -> Iterable[Trouble]:
         for users, _, one in self._all:
