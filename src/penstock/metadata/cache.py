@@ -191,7 +191,7 @@ class Cache(PrefixWatch, Generic[T]):
         self.apply(key, value, version=version)
 
     async def refresh(self, key: str) -> tuple[T | None, int]:
-        """Read an entry from the store into memory. Returns (None, 0) if it does not exist."""
+        """Read a value from the store into memory. Returns it and its version, or (None, 0)."""
         entry = await self._store.get(key)
         if entry is None:
             return None, 0

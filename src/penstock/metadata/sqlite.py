@@ -238,7 +238,7 @@ class _Database:
                 self._advance(revision, compacted)
 
     def read_changes(self, prefix: str, from_revision: int) -> tuple[Sequence[Change], int]:
-        """Return the changes of keys with a prefix from a revision on, and the next revision."""
+        """Return changes of keys with a prefix since a revision, and the next revision to read."""
         with _transaction(self._connection, "BEGIN"):
             head, compacted = self._head()
             if from_revision <= compacted:

@@ -197,7 +197,7 @@ def find_conflict(txn: Txn, revisions: Callable[[str], tuple[int, int]]) -> Vers
 
 def prefix_range(prefix: str) -> tuple[bytes, bytes]:
     """Return the start and the (exclusive) end of the encoded keys that begin with ``prefix``. The
-    last byte of the prefix can be incremented, because no byte of UTF-8 text is 0xFF."""
+    end is the prefix with its last byte incremented; UTF-8 has no byte 0xFF that could overflow."""
     start = prefix.encode()
     if not start:
         return b"", b"\xff"

@@ -199,7 +199,7 @@ async def _fill(config: Config, data: Path, backup: Path, manifest: Manifest) ->
 
 def _entries(backup: Path, manifest: Manifest, node: int) -> Iterator[tuple[str, bytes]]:
     """Yield the entries to restore. Partition rows come first, because a topic without rows would
-    be treated as a new topic."""
+    be treated as a new topic, and get new, empty partitions."""
     if node:
         for part in manifest.partitions:
             key = cluster.PartitionKey(part.topic_id, part.partition)

@@ -247,7 +247,7 @@ class Links:
         self._probe = encode_range(f"{config.namespace}/".encode(), is_keys_only=True)
 
     async def ready(self, until: float) -> Link:
-        """Return a connection to a member that replies, or raise StoreUnreachable at ``until``."""
+        """Return a connection to a member that replies before ``until``, or else raise an error."""
         link = self._link
         if link is not None and link.is_connected:
             return link

@@ -116,7 +116,7 @@ PROGRESS: Final = _bytes(3, b"")  # requests a progress notification from the st
 
 
 def encode_lease(number: int) -> bytes:
-    """Encode a grant (``number`` is the TTL in seconds), keep-alive or revoke (the lease id)."""
+    """Encode a lease request. ``number`` is the TTL in seconds for a grant, else the lease id."""
     return _int(1, number)
 
 

@@ -77,7 +77,7 @@ Keeps = Callable[[int], bool]  # returns whether this node holds keys at a place
 
 
 class _Held:
-    """Entries, found by key, in key order, or by a label such as the topic id in the value."""
+    """Entries sorted by key, which can also be found by a label such as the topic id."""
 
     def __init__(self, label: Callable[[bytes], str] | None) -> None:
         self.entries: dict[str, Entry] = {}
@@ -160,7 +160,7 @@ class Mirror(PrefixWatch):
         return len(self._held.entries)
 
     def holds(self, key: str) -> bool:
-        """Return whether a key is in the part that this node holds, even if it does not exist."""
+        """Return whether this node holds the part with this key, even if the key does not exist."""
         return self._keeps is None or self._keeps(place_of(key))
 
     def get(self, key: str) -> Entry | None:
@@ -311,7 +311,7 @@ class Mirror(PrefixWatch):
 def take_page(
     entries: Iterable[Entry], prefix: str, *, count_max: int, bytes_max: int
 ) -> tuple[list[Entry], bool]:
-    """Return the first entries with a prefix that fit a page, and whether it is the last page."""
+    """Return as many entries with a prefix as fit a page, and whether it is the last page."""
     page: list[Entry] = []
     size = 0
     for entry in entries:
