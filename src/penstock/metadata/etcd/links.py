@@ -2,7 +2,7 @@
 member should be tried, and whether the requested change may have happened.
 
 ``Links`` has one connection at a time. A new connection is used after the member has replied to a
-read, which proves that etcd has a leader and a majority. That the connection is open proves little,
+read, which proves that etcd has a leader and a majority. An open connection proves little,
 because the kernel accepts connections for a stopped process. A caller whose request fails reports
 the member (``failed``). Then the other members are tried, beginning with the one whose last failure
 is the longest ago. All callers wait for the same connection attempt.

@@ -3,9 +3,9 @@ large prefixes are divided among metadata nodes.
 
 A mirror has the values of all keys with one prefix, or of this node's part of these keys, and the
 latest changes of all keys, so that any node can serve any watch. A watch that needs older
-changes raises Compacted; the watcher must then list all entries again. Values are not decoded,
-which saves two thirds of the memory. ``revision`` is that of the last change that the watch
-reported. After a read of the store, the values may have a later revision, ``known_revision``."""
+changes raises Compacted; the watcher must then list all entries again. Values are not decoded, to
+save memory. ``revision`` is the revision of the last change that the watch reported. After a read
+of the store, the values may have a later revision, ``known_revision``."""
 
 import asyncio
 import struct

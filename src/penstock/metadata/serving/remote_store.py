@@ -338,9 +338,9 @@ class RemoteCatalog:
         if self._is_absent(self._absent, key):
             return
         if self.store.trouble is not None:
-            raise Throttled(f"{name} cannot be looked up: the metadata is not reachable; retry.")
+            raise Throttled(f"Topic {name} cannot be looked up: no metadata node replies; retry.")
         self._look(self._look_name, key, account, region, name)
-        raise Throttled(f"{name} is being looked up; retry.", retry_after_ms=LOOKUP_RETRY_MS)
+        raise Throttled(f"Topic {name} is being looked up; retry.", retry_after_ms=LOOKUP_RETRY_MS)
 
     def _is_absent(self, absent: dict[str, int], key: str) -> bool:
         until_ms = absent.get(key)

@@ -308,4 +308,4 @@ async def start_when_there(
             await asyncio.wait_for(stop.wait(), RETRY_SECONDS)
         except TimeoutError:
             continue
-        raise GivenUp("stopped while waiting for the metadata service")
+        raise GivenUp("the node was stopped while waiting for the metadata service")
