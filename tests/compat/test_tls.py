@@ -120,7 +120,7 @@ def test_a_renewed_certificate_is_taken_over_and_a_broken_one_is_not(tmp_path: P
         second = serial_of(running.url, ca)
         (folder / "penstock.pem").write_text("not a certificate")
         running._process.popen.send_signal(signal.SIGHUP)  # type: ignore[union-attr]
-        eventually(lambda: "certificate not renewed" in running.stderr, seconds=20, what="a word")
+        eventually(lambda: "certificate not reloaded" in running.stderr, seconds=20, what="a word")
         assert serial_of(running.url, ca) == second
         assert running.stop() == 0
 

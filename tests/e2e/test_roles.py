@@ -477,7 +477,7 @@ def test_a_folder_with_a_catalog_of_its_own_is_not_attached(
     with Server(tmp_path / "data") as alone:
         sqs_client(alone.url).create_queue(QueueName="mine")
         assert alone.stop() == 0
-    with pytest.raises(ServerFailed, match="has a catalog of its own"):
+    with pytest.raises(ServerFailed, match="already contains metadata"):
         attached(tmp_path / "data", metadata.listen).start()
     with Server(tmp_path / "data") as alone:
         assert sqs_client(alone.url).list_queues()["QueueUrls"], "nothing was touched"

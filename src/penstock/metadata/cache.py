@@ -169,7 +169,7 @@ class Cache(PrefixWatch, Generic[T]):
         return len(self._values)
 
     def apply(self, key: str, value: T | None, *, version: int) -> None:
-        """Set a value in memory, or delete it if it is None, unless memory has a newer version."""
+        """Set a value in memory, unless memory has a newer version. None deletes the entry."""
         if version <= self._versions.get(key, 0):
             return
         before = self._values.get(key)
@@ -191,7 +191,7 @@ class Cache(PrefixWatch, Generic[T]):
         self.apply(key, value, version=version)
 
     async def refresh(self, key: str) -> tuple[T | None, int]:
-        """Read a value from the store into memory. Returns value and version, or (None, 0)."""
+        """Read a value from the store into memory. Returns it and its version, or (None, 0)."""
         entry = await self._store.get(key)
         if entry is None:
             return None, 0

@@ -110,7 +110,7 @@ def node_of(key: str) -> int:
     try:
         return int(key.rpartition("/")[2])
     except ValueError:
-        raise Damaged(key, 0, "the key does not end with a node id") from None
+        raise Damaged(key, 0, "the metadata key does not end with a node id") from None
 
 
 def partition_of(key: str) -> PartitionKey:
@@ -118,7 +118,7 @@ def partition_of(key: str) -> PartitionKey:
     try:
         return PartitionKey(rest.rpartition("/")[2], int(index))
     except ValueError:
-        raise Damaged(key, 0, "the key does not end with a topic id and a partition") from None
+        raise Damaged(key, 0, "the key does not end with <topic id>/<partition>") from None
 
 
 encode_entry = msgspec.json.Encoder(order="deterministic").encode

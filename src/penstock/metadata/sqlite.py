@@ -136,7 +136,7 @@ class _Database:
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {step + 1}")
         if connection.execute("SELECT revision FROM head").fetchone() is None:
-            raise StoreUnusable(f"{self._path} is damaged: the table head is empty")
+            raise StoreUnusable(f"{self._path} is damaged: the table 'head' is empty")
 
     def guarded(self, work: Callable[..., T], *args: Any) -> T:
         if self._failure is not None:
@@ -239,7 +239,7 @@ class _Database:
                 self._advance(revision, compacted)
 
     def read_changes(self, prefix: str, from_revision: int) -> tuple[Sequence[Change], int]:
-        """Return the changes of keys with a prefix from a revision on, and the next revision."""
+        """Return changes of keys with a prefix since a revision, and the next revision to read."""
         with _transaction(self._connection, "BEGIN"):
             head, compacted = self._head()
             if from_revision <= compacted:

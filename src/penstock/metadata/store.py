@@ -108,8 +108,8 @@ class Store(Protocol):
         ...
 
     async def put(self, key: str, value: bytes, *, if_version: int | None = None) -> int:
-        """Write a value durably and return the new revision. Raises VersionConflict if the entry
-        does not have ``if_version``; 0 means that the key must not exist, None allows any."""
+        """Write a value durably and return the new revision. Raises VersionConflict unless the
+        entry has the version ``if_version``: 0 if the key must not exist, None for any version."""
         compare = () if if_version is None else ((key, if_version),)
         return await self.txn(compare=compare, puts=((key, value),))
 
@@ -143,7 +143,7 @@ class Store(Protocol):
         ...
 
     async def grant(self, ttl_ms: int) -> int:
-        """Create a lease that lasts at least ``ttl_ms``. Returns its id: not 0 and never reused."""
+        """Create a lease that lasts at least ``ttl_ms``. Returns its id: never 0, never reused."""
         ...
 
     async def keep_alive(self, lease: int) -> int:
@@ -196,8 +196,8 @@ def find_conflict(txn: Txn, revisions: Callable[[str], tuple[int, int]]) -> Vers
 
 
 def prefix_range(prefix: str) -> tuple[bytes, bytes]:
-    """Return the start and the (exclusive) end of the encoded keys that begin with ``prefix``. In
-    UTF-8 no byte is 0xFF, so it sorts after every key, and the last byte can be incremented."""
+    """Return the start and the (exclusive) end of the encoded keys that begin with ``prefix``. The
+    end is the prefix with its last byte incremented; UTF-8 has no byte 0xFF that could overflow."""
     start = prefix.encode()
     if not start:
         return b"", b"\xff"

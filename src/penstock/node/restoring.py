@@ -7,7 +7,8 @@
 The other nodes of a cluster then copy the partitions like any new replica, so a backup of a single
 node can be restored into a cluster and vice versa. Leases are restored, because they are in the
 logs; leaders and placement are not. Topics, receipts, producers and groups keep their ids. The
-store is written last, so no server uses a partial restore. An error removes what was written."""
+store is written last, so no server uses a partial restore. After an error, all files and entries
+that were written are removed."""
 
 import asyncio
 import contextlib
@@ -136,8 +137,8 @@ def _restore_log(backup: Path, part: PartitionPart, topics: Path, now_ms: int) -
                 log.finish_sync(job)
         if log.end_offset != part.end_offset:
             raise BackupUnusable(
-                f"{part.topic_id}/{part.partition} ends at offset {log.end_offset} instead of"
-                f" {part.end_offset}"
+                f"partition {part.topic_id}/{part.partition} ends at offset {log.end_offset}"
+                f" instead of {part.end_offset}"
             )
         if part.low_watermark > log.start_offset:
             log.store_low_watermark(part.low_watermark)
@@ -197,7 +198,8 @@ async def _fill(config: Config, data: Path, backup: Path, manifest: Manifest) ->
 
 
 def _entries(backup: Path, manifest: Manifest, node: int) -> Iterator[tuple[str, bytes]]:
-    """Yield the entries to restore, partition rows first: a topic without them would be new."""
+    """Yield the entries to restore. Partition rows come first, because a topic without rows would
+    be treated as a new topic, and get new, empty partitions."""
     if node:
         for part in manifest.partitions:
             key = cluster.PartitionKey(part.topic_id, part.partition)

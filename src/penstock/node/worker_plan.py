@@ -115,7 +115,7 @@ def kafka_addresses(config: Config, host: str, port: int) -> Sequence[tuple[str,
 
 
 def advertised(config: Config, worker: int) -> str:
-    """Return the advertised Kafka address of a worker, or an empty text if none is configured."""
+    """Return the advertised Kafka address of a worker, or an empty string if none is set."""
     if not config.kafka.advertised:
         return ""
     host, port = cluster_config.parse_listen(config.kafka.advertised)
@@ -168,7 +168,7 @@ def shared_settings(*, is_auth_on: bool) -> dict[str, str]:
 
 
 def partition_settings(loaded: Loaded[Config]) -> dict[str, str]:
-    """Return a default partition count of at least one per worker, unless one is configured."""
+    """Return a default partition count of one per worker, or {} if a count is configured."""
     if loaded.origins[PARTITIONS] != DEFAULT:
         return {}
     config = loaded.config

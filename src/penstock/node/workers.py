@@ -339,7 +339,7 @@ class Supervisor:
         await asyncio.gather(*(child.ready() for child in children))
 
     async def _keep(self, child: Child) -> None:
-        """Restart a process whenever it ends. Until then its partitions are unavailable."""
+        """Restart a process whenever it ends, after a delay that grows if it ends soon again."""
         pause_ms = 0
         while True:
             await child.has_ended.wait()

@@ -1,8 +1,8 @@
-"""Connections to an etcd cluster. Errors of etcd are classified: whether another member may reply
-differently, and whether a requested change may have happened.
+"""Connections to an etcd cluster. This module also decides for each error of etcd whether another
+member should be tried, and whether the requested change may have happened.
 
 ``Links`` has one connection at a time. A new connection is used after the member has replied to a
-read, which proves that etcd has a leader and a majority. That the connection is open proves little,
+read, which proves that etcd has a leader and a majority. An open connection proves little,
 because the kernel accepts connections for a stopped process. A caller whose request fails reports
 the member (``failed``). Then the other members are tried, beginning with the one whose last failure
 is the longest ago. All callers wait for the same connection attempt.
@@ -64,7 +64,7 @@ class HistoryGone(Compacted):
 
 
 class AnswerTooLarge(StoreUnreachable):
-    """Raised if a reply is larger than ANSWER_BYTES_MAX. A request for less may succeed."""
+    """Raised if a reply is larger than ANSWER_BYTES_MAX. A request for fewer entries may work."""
 
 
 _FINAL: Final[Mapping[str, Callable[[str], PenstockError]]] = {
@@ -227,7 +227,7 @@ def _file(path: Path | None) -> bytes | None:
     try:
         return None if path is None else path.read_bytes()
     except OSError as error:
-        raise StoreUnusable(f"{path} cannot be read: {error.strerror}") from error
+        raise StoreUnusable(f"The TLS file {path} cannot be read: {error.strerror}") from error
 
 
 class Links:
@@ -247,7 +247,7 @@ class Links:
         self._probe = encode_range(f"{config.namespace}/".encode(), is_keys_only=True)
 
     async def ready(self, until: float) -> Link:
-        """Return a connection to a member that replies. Raises StoreUnreachable after ``until``."""
+        """Return a connection to a member that replies before ``until``, or else raise an error."""
         link = self._link
         if link is not None and link.is_connected:
             return link
@@ -272,7 +272,9 @@ class Links:
         self._link = None
         self._failed_at[link.endpoint] = self._loop.time()
         self.trouble = str(error)
-        log.warning("etcd member lost", extra={"purpose": self._purpose, "reason": self.trouble})
+        log.warning(
+            "etcd connection lost", extra={"purpose": self._purpose, "reason": self.trouble}
+        )
         self._retire(link, grace=self._config.call_ms / 1_000)
 
     async def close(self) -> None:
@@ -319,7 +321,7 @@ class Links:
             return
         self._link = link
         if self.trouble is not None:
-            log.info("etcd member connected", extra={"purpose": self._purpose, "at": link.endpoint})
+            log.info("connected to etcd", extra={"purpose": self._purpose, "at": link.endpoint})
         self.trouble = None
 
     def _retire(self, link: Link, *, grace: float | None) -> None:

@@ -113,8 +113,8 @@ class EtcdStore(Store):
         raise Throttled("etcd compacts its history faster than the entries can be listed; retry.")
 
     async def _list(self, start: bytes, end: bytes) -> tuple[Sequence[wire.Stored], int]:
-        """Return all entries of a key range, and their revision. Raises HistoryGone if etcd
-        compacts this revision before all pages are read."""
+        """Return all entries of a key range, and the revision at which they were read. Raises
+        HistoryGone if etcd compacts this revision before all pages are read."""
         found: list[wire.Stored] = []
         revision, limit = 0, PAGE_ENTRIES_MIN
         while True:

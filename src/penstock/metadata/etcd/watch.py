@@ -57,7 +57,7 @@ class _Watch:
         return wire.encode_watch(self.start, self.end, from_revision=max(1, self.from_revision - 1))
 
     def take(self, answer: WatchAnswer) -> Sequence[Event]:
-        """Return the changes of all revisions that are complete after this reply, in order."""
+        """Process a reply, and return the changes of all revisions that are now complete."""
         events = self._kept_back + [
             event for event in answer.events if event[1].version >= self.from_revision
         ]

@@ -82,7 +82,7 @@ def _bytes(number: int, value: bytes) -> bytes:
 def encode_range(
     start: bytes, end: bytes = b"", *, limit: int = 0, revision: int = 0, is_keys_only: bool = False
 ) -> bytes:
-    """Encode a linearizable read of ``start``, or of all keys from ``start`` to before ``end``."""
+    """Encode a linearizable read of one key, or of keys from ``start`` to ``end`` (exclusive)."""
     until = _bytes(2, end) if end else b""
     options = _int(3, limit) + _int(4, revision) + _int(8, is_keys_only)
     return _bytes(1, start) + until + options
@@ -116,7 +116,7 @@ PROGRESS: Final = _bytes(3, b"")  # requests a progress notification from the st
 
 
 def encode_lease(number: int) -> bytes:
-    """Encode the TTL in seconds to grant a lease, or the id of a lease to keep alive or revoke."""
+    """Encode a lease request. ``number`` is the TTL in seconds for a grant, else the lease id."""
     return _int(1, number)
 
 
@@ -180,7 +180,6 @@ def fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _parsed(data: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
-    """Return two dicts by field number: the last integer, and the list of bytes, of each field."""
     numbers: dict[int, int] = {}
     parts: dict[int, list[bytes]] = {}
     for field, number, content in fields(data):
@@ -198,7 +197,7 @@ def _revision(parts: Mapping[int, Sequence[bytes]]) -> int:
 
 
 def _stored(data: bytes) -> Stored:
-    """Decode an entry. ``fields`` is not used, because it is too slow for large catalogs."""
+    """Decode an entry without calling ``fields``, which is too slow for large catalogs."""
     key = value = b""
     version = created = 0
     at, end = 0, len(data)

@@ -65,7 +65,7 @@ class AclRules(Cache[Acl]):
         return self._indexes.get(account)
 
     async def add(self, account: str, rules: Collection[Acl]) -> None:
-        """Add the rules that do not exist yet. Raises QuotaExceeded if not all of them fit."""
+        """Add the rules that do not exist yet. Raises QuotaExceeded if they exceed a limit."""
         known = self.of(account) or ()
         unique = list(dict.fromkeys(rules))
         self._check_room(account, sum(rule not in known for rule in unique))
@@ -94,8 +94,8 @@ class AclRules(Cache[Acl]):
             )
 
     async def _write_all(self, account: str, rules: Sequence[Acl], *, is_put: bool) -> None:
-        """Put or delete rules in one transaction, if their versions in memory are not outdated.
-        After a conflict or an unknown outcome, the versions are read and the write is repeated."""
+        """Put or delete rules in one transaction. If the versions in memory are out of date, or
+        the outcome is unknown, the versions are read from the store and the write is repeated."""
         entries = {acl_key(account, rule): rule for rule in rules}
         versions = {key: self.version(key) for key in entries}
         for _ in range(TRIES_MAX):

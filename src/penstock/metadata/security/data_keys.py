@@ -330,7 +330,7 @@ class DataKeys:
         return gone
 
     def _aged(self, topic_id: str, entry: DataKeyEntry, now_ms: int) -> DataKeyEntry | None:
-        """Return a key's entry with ``orphaned_at_ms`` updated, or None to remove the key."""
+        """Return a key's entry with a new ``orphaned_at_ms``, or None if the key is not needed."""
         topic = self._catalog.find_id(topic_id)
         if topic is None:
             # The key is removed by a later sweep: the topic may only be missing in memory.

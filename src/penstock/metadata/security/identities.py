@@ -67,7 +67,7 @@ async def reseal(cache: Cache[T], keys: Iterable[str], change: Callable[[str, T]
 def _repeated(what: str) -> Callable[[Step[P, R]], Change[P, R]]:
     """Make a method retry after a conflict. The method gets ``is_behind``, an argument that callers
     do not pass: True in a retry, when it must read the store, because memory may be out of date.
-    ``what`` is a format string of its arguments, for the error after too many conflicts."""
+    The error after too many conflicts begins with ``what``, formatted with the arguments."""
 
     def decorate(step: Step[P, R]) -> Change[P, R]:
         async def repeat(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -287,7 +287,7 @@ class StoredIdentities(entries.IdentityMemory):
             self._used[key.key_id] = now_ms - now_ms % MINUTE_MS
 
     async def flush(self) -> int:
-        """Store the times of the last use of keys. Returns the number of keys changed."""
+        """Store when each key was last used. Returns the number of keys changed."""
         used, self._used = self._used, {}
         ids, count = list(used), 0
         try:

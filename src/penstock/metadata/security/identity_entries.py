@@ -117,11 +117,11 @@ def new_account(entropy: bytes) -> str:
 
 def check_tenant(tenant: Tenant) -> None:
     if not is_account(tenant.account):
-        raise InvalidRequest("An account must be 12 digits.")
+        raise InvalidRequest("An account id must be 12 digits.")
     if _TENANT_NAME.match(tenant.name) is None:
         raise InvalidRequest(
-            "A tenant name must be 1 to 64 letters, digits, spaces and ._- and begin with a letter"
-            " or digit."
+            "A tenant name must be 1 to 64 letters, digits, spaces, '.', '_' and '-'. It must begin"
+            " with a letter or digit, and must not end with a space."
         )
     _check_limits(tenant.limits)
     for field in msgspec.structs.fields(tenant.quotas):
@@ -155,8 +155,8 @@ def check_user_name(name: str) -> None:
     is_short = 1 <= len(name) <= USER_NAME_CHARS_MAX
     if not is_short or not name.isprintable() or "/" in name or name == "*":
         raise InvalidRequest(
-            f"A user name must be 1 to {USER_NAME_CHARS_MAX} printable characters, without / and"
-            " not just *."
+            f"A user name must be 1 to {USER_NAME_CHARS_MAX} printable characters other than /,"
+            " and must not be '*'."
         )
 
 
@@ -327,7 +327,7 @@ class IdentityMemory(WatchGroup):
 def convert_scram(
     credential: ScramCredential, at: str, convert: Callable[..., bytes]
 ) -> ScramCredential:
-    """Return the credential with each of its two keys replaced by ``convert(key, context=...)``."""
+    """Apply ``convert`` to the stored key and the server key, to encrypt or decrypt them."""
     return msgspec.structs.replace(
         credential,
         stored_key=convert(credential.stored_key, context=f"{at}#stored".encode()),

@@ -1,8 +1,8 @@
 """The calls by which other nodes use the metadata service. They match the operations of a store.
 
-Other nodes change entries by compare-and-swap. A watch is a long poll: the watcher requests the
-changes from the end of the last reply on, so a slow watcher uses no memory of the service. The
-holder of a lease may keep it alive through any metadata node."""
+Other nodes change entries by compare-and-swap. A watch is a long poll: each request names the
+revision at which the last reply ended, so a slow watcher uses no memory of the service. The holder
+of a lease may keep it alive through any metadata node."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -80,7 +80,7 @@ _decode_move = msgspec.json.Decoder(MoveTask).decode
 
 
 def topic_id_of(value: bytes) -> str:
-    """Return the topic id in a stored topic, or an empty text if the value is unreadable."""
+    """Return the topic id in a stored topic, or an empty string if the value is unreadable."""
     try:
         return _decode_id(value).topic_id
     except (msgspec.DecodeError, ValueError):

@@ -2,10 +2,10 @@
 large prefixes are divided among metadata nodes.
 
 A mirror has the values of all keys with one prefix, or of this node's part of these keys, and the
-latest changes of all keys, so that any node can serve any watch. A watch from an older revision
-raises Compacted; the watcher must then list all entries again. Values are not decoded, which saves
-two thirds of the memory. ``revision`` is the revision of the last change that the watch reported.
-After a read of the store the values may be newer; ``known_revision`` is their revision."""
+latest changes of all keys, so that any node can serve any watch. A watch that needs older
+changes raises Compacted; the watcher must then list all entries again. Values are not decoded, to
+save memory. ``revision`` is the revision of the last change that the watch reported. After a read
+of the store, the values may have a later revision, ``known_revision``."""
 
 import asyncio
 import struct
@@ -37,10 +37,10 @@ def place_of(key: str) -> int:
 class Ring:
     """A consistent-hash ring of metadata nodes (members).
 
-    Keys and members have places (positions) on a circle of 2^64. A key belongs to the next member
-    clockwise, so few keys move when a member joins or leaves. A member has 128 virtual nodes of
-    eight places each, so that all members have about the same number of keys. Two nodes that know
-    different members detect this by comparing ``fingerprint``."""
+    Keys and members have places (positions) on a circle with 2^64 places. A key belongs to the next
+    member clockwise, so few keys move when a member joins or leaves. A member has 128 virtual nodes
+    of eight places each, so that all members have about the same number of keys. Two nodes that
+    know different members detect this by comparing ``fingerprint``."""
 
     __slots__ = ("_owners", "_places", "fingerprint", "members")
 
@@ -77,7 +77,7 @@ Keeps = Callable[[int], bool]  # returns whether this node holds keys at a place
 
 
 class _Held:
-    """Entries that can be found by key, in key order, or by a label that their value contains."""
+    """Entries sorted by key, which can also be found by a label such as the topic id."""
 
     def __init__(self, label: Callable[[bytes], str] | None) -> None:
         self.entries: dict[str, Entry] = {}
@@ -160,7 +160,7 @@ class Mirror(PrefixWatch):
         return len(self._held.entries)
 
     def holds(self, key: str) -> bool:
-        """Return whether a key is in the part that this node holds, even if it does not exist."""
+        """Return whether this node holds the part with this key, even if the key does not exist."""
         return self._keeps is None or self._keeps(place_of(key))
 
     def get(self, key: str) -> Entry | None:
@@ -182,7 +182,7 @@ class Mirror(PrefixWatch):
         return take_page(found, prefix, count_max=count_max, bytes_max=bytes_max)
 
     def changes(self, from_revision: int) -> tuple[Sequence[Change], int]:
-        """Return the changes from a revision on that fit a reply, and the next revision to read."""
+        """Return as many changes since a revision as fit a reply, and the next revision to read."""
         if from_revision < self._history_start:
             raise Compacted(self._history_start)
         history = self._history
@@ -311,7 +311,7 @@ class Mirror(PrefixWatch):
 def take_page(
     entries: Iterable[Entry], prefix: str, *, count_max: int, bytes_max: int
 ) -> tuple[list[Entry], bool]:
-    """Return the first entries with a prefix that fit a page, and whether it is the last page."""
+    """Return as many entries with a prefix as fit a page, and whether it is the last page."""
     page: list[Entry] = []
     size = 0
     for entry in entries:

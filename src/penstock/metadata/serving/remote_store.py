@@ -85,7 +85,7 @@ class RemoteStore(store.Store):
 
     @property
     def staleness_ms(self) -> int:
-        """The longest time for which a watch has had no reply."""
+        """The time since the last reply to the watch that has waited longest for a reply."""
         now_ms = self._clock.mono_ms()
         return max((now_ms - heard for heard in self._heard_at_ms.values()), default=0)
 
@@ -169,7 +169,7 @@ class RemoteStore(store.Store):
         return (await self._call(calls.KEEP_ALIVE, calls.OfLease(lease))).left_ms
 
     async def revoke(self, lease: int) -> None:
-        """Revoke a lease. Its entries may be listed until the watch has reported the deletes."""
+        """Revoke a lease. Its entries may still be listed until the watch reports the deletes."""
         self._check_there()
         await self._call(calls.REVOKE, calls.OfLease(lease))
 
@@ -331,16 +331,16 @@ class RemoteCatalog:
         return self.store.staleness_ms <= self._config.stale_ms_max
 
     def _check_absent(self, account: str, region: str, name: str) -> None:
-        """Begin to look a topic up, and raise Throttled, unless it is known not to exist."""
+        """Return if the topic is known not to exist; otherwise look it up and raise Throttled."""
         if "/" in name or "/" in account or "/" in region:
             return  # not a valid name
         key = topic_key(account, region, name)
         if self._is_absent(self._absent, key):
             return
         if self.store.trouble is not None:
-            raise Throttled(f"{name} cannot be looked up: the metadata is not reachable; retry.")
+            raise Throttled(f"Topic {name} cannot be looked up: no metadata node replies; retry.")
         self._look(self._look_name, key, account, region, name)
-        raise Throttled(f"{name} is being looked up; retry.", retry_after_ms=LOOKUP_RETRY_MS)
+        raise Throttled(f"Topic {name} is being looked up; retry.", retry_after_ms=LOOKUP_RETRY_MS)
 
     def _is_absent(self, absent: dict[str, int], key: str) -> bool:
         until_ms = absent.get(key)

@@ -415,7 +415,7 @@ class MetadataService(WatchGroup):
 
     def _fell_back(self, what: str, error: errors.PenstockError) -> None:
         self.fallback_count += 1
-        log.debug("peer failed, reading the store", extra={"call": what, "reason": str(error)})
+        log.debug("peer call failed, reading store", extra={"call": what, "reason": str(error)})
 
 
 def _limits(request: calls.ListPage) -> dict[str, int]:

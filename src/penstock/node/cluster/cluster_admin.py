@@ -212,7 +212,7 @@ class ClusterAdmin:
         return manager
 
     async def _state(self) -> ClusterState:
-        """Return the cluster's state: operators' requests from the store, the rest from memory."""
+        """Return the state of the cluster. Only operators' requests are read from the store."""
         try:
             self._requests = await read_requests(self._store)
             self._requests_trouble = None

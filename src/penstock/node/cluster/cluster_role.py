@@ -192,7 +192,7 @@ class ClusterRole:
         self.peers = ClusterPeers(self.view, setup, self.level.levels)
 
     def _manager(self) -> int | None:
-        """Return the manager's node id, NO_NODE without a manager, or None if not known yet."""
+        """Return the manager's node id, NO_NODE if there is none, or None if not known yet."""
         return None if self.manager is None else self.manager.manager
 
     async def start(self, broker: Broker, context: BrokerContext) -> None:
@@ -294,8 +294,8 @@ class ClusterRole:
         await self.peers.close()
 
     def route(self, broker: Broker, callees: Callees) -> Callable[[BrokerPort], Router]:
-        """Make the broker forward calls to leaders on other nodes. Returns a function that puts
-        such a router in front of another broker object."""
+        """Make ``broker`` forward calls to leaders on other nodes. Returns a function that makes a
+        router: an object that passes calls to the given broker object or to other nodes."""
 
         def epoch_of(topic: Topic, partition: int) -> int:
             led = self.routes.leader(topic, partition)

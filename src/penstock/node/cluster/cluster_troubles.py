@@ -68,7 +68,7 @@ class ClusterTroubles:
         self._is_old = True
 
     def look(self) -> Iterable[Trouble]:
-        """Yield the problems that the last count found. After a change, a new count is started."""
+        """Yield the problems that the last count of partitions found. Recount after a change."""
         loop = asyncio.get_running_loop()
         if self._is_old and self._job is None and loop.time() >= self._next_at:
             self._is_old = False
@@ -112,7 +112,7 @@ class ClockSkew:
         self._seen: deque[tuple[int, int]] = deque(maxlen=SEEN_MIN)  # time and difference
 
     def look(self, newest_ms: int | None, *, wall_ms: int, mono_ms: int) -> int:
-        """Return the number of ms by which another node's clock is ahead at least, or 0.
+        """Return a lower bound, in ms, of how far another node's clock is ahead, or 0.
         ``newest_ms`` is the latest timestamp in this node's replica of ``__telemetry``, if any."""
         before_ms, self._newest_ms = self._newest_ms, newest_ms
         if newest_ms is not None and before_ms is not None and newest_ms > before_ms:

@@ -228,7 +228,7 @@ def _from_env(settings: Mapping[str, Setting], env: Mapping[str, str]) -> Given:
 def _give(
     given: Given, settings: Mapping[str, Setting], key: str, value: object, origin: Origin
 ) -> None:
-    """Add a setting to ``given``. A key with ``_file`` names a file with the secret."""
+    """Add a setting to ``given``. If ``key`` ends with ``_file``, read the secret from the file."""
     target = key
     if key not in settings:
         target = key.removesuffix(FILE_SUFFIX)

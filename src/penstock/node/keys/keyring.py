@@ -1,9 +1,9 @@
 """The key ring of a node: the master keys that wrap (encrypt) and unwrap (decrypt) secrets.
 
-A master key is 32 random bytes, from one of three sources: a file (if none is configured, it is
-created in the data folder), the environment, or a key management service (KMS) that unwraps it. It
-wraps secrets and data keys, never messages. Older master keys are kept for unwrapping until
-everything is wrapped by the current one. The layout of a wrapped secret:
+A master key is 32 random bytes, from one of three sources: a file, the environment, or a key
+management service (KMS) that unwraps the key. If no source is configured, a file is created in the
+data folder. A master key wraps secrets and data keys, never messages. Older master keys are kept
+until everything is wrapped by the current one. The layout of a wrapped secret:
 
     version 1 B │ master id 4 B │ nonce 12 B │ ciphertext and tag (AES-256-GCM)
 
@@ -15,7 +15,7 @@ start of a node, gets one JSON object on stdin, and writes one to stdout:
     {"operation": "wrap", "context": "<base64>", "plaintext": "<base64>"}    → {"ciphertext": ...}
     {"operation": "unwrap", "context": "<base64>", "ciphertext": "<base64>"} → {"plaintext": ...}
 
-``context`` is the same for both. If possible, the KMS should authenticate it with the secret."""
+``context`` is the same in both operations; the KMS should authenticate it, if possible."""
 
 import asyncio
 import base64
@@ -187,7 +187,7 @@ class MasterKeyRing:
         if len(wrapped) < _WRAPPED_BYTES_MIN:
             raise _damaged(context, "the ciphertext is too short")
         if wrapped[0] != VERSION:
-            raise _damaged(context, f"format version {wrapped[0]} is not supported, only {VERSION}")
+            raise _damaged(context, f"format version {wrapped[0]} is unknown; it must be {VERSION}")
         head = wrapped[:_HEAD_BYTES]
         cipher = self._ciphers.get(head[1:])
         if cipher is None:

@@ -167,8 +167,6 @@ class OwnMetadata(MetadataLink):
 
 
 class EtcdMetadata(MetadataLink):
-    """The metadata in the etcd of a cluster."""
-
     async def start(self, stop: asyncio.Event) -> None:
         await check_folder(self._setup.folder)
         config = self._setup.config
@@ -237,13 +235,11 @@ async def _check_no_topics(store: Store, folder: DataFolder, do: str) -> None:
     topics, _ = await store.list(TOPICS_PREFIX)
     if topics:
         raise SetupError(
-            f"the data folder {folder.path} has a catalog of its own, with {len(topics)} topics", do
+            f"the data folder {folder.path} already contains metadata with {len(topics)} topics", do
         )
 
 
 class RemoteMetadata(MetadataLink):
-    """The metadata in a metadata service."""
-
     def __init__(self, setup: NodeSetup, *, partitions_max: int) -> None:
         super().__init__(setup, partitions_max=partitions_max)
         config = setup.config
@@ -312,4 +308,4 @@ async def start_when_there(
             await asyncio.wait_for(stop.wait(), RETRY_SECONDS)
         except TimeoutError:
             continue
-        raise GivenUp("stopped while waiting for the metadata service")
+        raise GivenUp("the node was stopped while waiting for the metadata service")

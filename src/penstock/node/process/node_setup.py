@@ -107,9 +107,9 @@ class CertificateKeeper:
         for _, _, certificates in self._all:
             try:
                 if certificates.renew():
-                    log_.info("certificate renewed")
+                    log_.info("certificate reloaded")
             except CertificateUnusable as error:
-                log_.error("certificate not renewed", extra={"reason": str(error)})
+                log_.error("certificate not reloaded", extra={"reason": str(error)})
 
     def troubles(self, *, now_ms: int) -> Iterable[Trouble]:
         for users, _, one in self._all:
@@ -182,7 +182,7 @@ class NodeSetup:
     def start_jobs(
         self, report: Callable[[], None], **more: Coroutine[Any, Any, None]
     ) -> list["asyncio.Task[None]"]:
-        """Start the jobs of every node, which call ``report`` every second, and ``more`` jobs."""
+        """Start ``more`` and the tasks that every node has: one calls ``report`` every second."""
         report()
         jobs = {
             "health watch": self._watch_health(report),

@@ -337,7 +337,7 @@ class Listeners:
 
     @property
     def kafka_advertised(self) -> str:
-        """The address that Kafka clients get, or an empty text if there is no Kafka listener."""
+        """The address that Kafka clients get, or an empty string if there is no Kafka listener."""
         if not self.kafka_address:
             return ""
         host, port = self._kafka_address
