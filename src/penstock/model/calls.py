@@ -196,11 +196,11 @@ class FindTime(PartitionCall[tuple[int, int]], frozen=True):
 
 
 class MaxTimestamp(PartitionCall[tuple[int, int]], frozen=True):
-    """Return offset and time of the newest record, or (-1, -1)."""
+    """Return offset and time of the record with the highest timestamp, or (-1, -1)."""
 
 
 class DeleteRecords(PartitionCall[int], frozen=True):
-    """Delete records below ``before``, or all committed ones if -1. Returns the start offset."""
+    """Delete the records below ``before``, or all if it is -1. Returns the new start offset."""
 
     before: int
 

@@ -16,8 +16,7 @@ downgraded again, node by node.
 | 7 | configs of brokers, client metrics and client quotas are in the metadata store |
 
 To add a level, raise LEVEL_MAX, add a row here, and check the level where the new data is sent or
-stored. LEVEL_MIN is raised in the release after next.
-"""
+stored. LEVEL_MIN is raised two releases later."""
 
 from typing import Final, NamedTuple
 

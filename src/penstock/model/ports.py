@@ -123,14 +123,14 @@ class Catalog(Protocol):
     def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool: ...
 
     def tombstone(self, topic_id: str) -> Topic | None:
-        """Return the topic with this id if it was deleted in the last minutes."""
+        """Return the topic with this id if it was deleted in the last few minutes, else None."""
 
     async def create(self, topic: Topic) -> Topic: ...
 
     async def change(
         self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
     ) -> Topic:
-        """Replace a topic by the result of a function, which is called again after a conflict."""
+        """Replace a topic by ``change(topic)``. After a conflict, ``change`` is called again."""
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic: ...
 

@@ -169,7 +169,7 @@ def encode_batch(
 
 
 def repacked(header: BatchHeader, records: Sequence[bytes]) -> bytes:
-    """Return a batch with the offsets of ``header`` and these records, not compressed."""
+    """Return an uncompressed batch with these records and the offsets of ``header``."""
     return with_body(header._replace(count=len(records)), b"".join(records))
 
 

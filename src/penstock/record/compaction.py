@@ -161,9 +161,9 @@ class Covered(NamedTuple):
 def covered(
     buffers: Sequence[bytes | memoryview], start: int, end: int, *, next_offset: int
 ) -> Covered:
-    """Return the batches from ``start`` to the lower of ``next_offset`` and ``end``, with empty
-    batches in gaps. The first may begin below ``start``. Raises MalformedBatch if one crosses
-    ``end``."""
+    """Return the batches from ``start`` to the lower of ``next_offset`` and ``end``, with gaps
+    filled by empty batches. The first batch may begin below ``start``. Raises MalformedBatch if a
+    batch crosses ``end``."""
     if _is_plain(buffers, start, end, next_offset):
         return Covered(b"".join(buffers), start, next_offset)
     parts: list[bytes | memoryview] = []

@@ -8,8 +8,8 @@
     header 1…      one per message attribute: name, raw value; and, when its data type is not
                    exactly ``String``, right after it ``penstock.type.<name>`` with the type
 
-If any attribute's name starts with ``penstock``, every attribute gets its type written, which keeps
-decoding unambiguous. The ``penstock`` header is trusted only in batches that the server wrote
+If any attribute's name starts with ``penstock``, the type of every attribute is written, which
+keeps decoding unambiguous. The ``penstock`` header is trusted only in batches that the server wrote
 (``is_server_batch``); any other record gets its message id from its position in the log, and its
 headers become attributes. To add a field: append it to ``_System`` with a default.
 
@@ -61,8 +61,8 @@ BINARY = "Binary"
 
 
 class _System(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The fields of the ``penstock`` header. Numbers have ranges, because in old logs a producer's
-    header of this name may look like one of the server's."""
+    """The fields of the ``penstock`` header. The ranges of numbers are checked, because in old logs
+    a producer's header may have the same name and look alike."""
 
     message_id: bytes
     sender: str = ""
@@ -183,7 +183,7 @@ def decode_at(
 
 
 def decode_batch(batch: bytes, *, origin: bytes, from_offset: int = 0) -> list[Record]:
-    """Decode the records of a batch. ``origin`` goes into the ids of messages that have no id."""
+    """Decode the records of a batch. A message without an id gets an id derived from ``origin``."""
     header = parse_header(batch)
     blob = records_blob(batch, header)
     records, number, end = decode_some(blob, 0, header.count, header, origin, from_offset)

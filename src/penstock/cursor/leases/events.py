@@ -106,7 +106,7 @@ def is_shared_type(number: int) -> bool:
 def split_shared(number: int, data: bytes | memoryview) -> tuple[bytes, int, memoryview]:
     """Split the value of a share's event into the share's id, the event type and the event."""
     if len(data) < SHARE_ID_BYTES:
-        raise ValueError(f"control record of type {number} is too short for an event of a share")
+        raise ValueError(f"control record of type {number} is too short: it has no share id")
     view = memoryview(data)
     return bytes(view[:SHARE_ID_BYTES]), number - SHARE_STEP, view[SHARE_ID_BYTES:]
 
@@ -119,7 +119,7 @@ def decode(number: int, data: bytes | memoryview) -> Event:
     """Decode an event. Raises ValueError if it is damaged or has an unknown type."""
     decoder = _DECODERS.get(number)
     if decoder is None:
-        raise ValueError(f"control record type {number} is not a cursor event")
+        raise ValueError(f"control record of type {number} is not a cursor event")
     try:
         return decoder.decode(data)
     except msgspec.MsgspecError as error:

@@ -245,7 +245,7 @@ class _Draft:
         return self._add(Action.MOVE, best, giver, receiver)
 
     def _split(self, giver: str, receiver: str, *, above: float) -> bool:
-        """Split the node's largest partition if its load is above ``above`` times the mean load."""
+        """Split the giver's largest partition if it has over ``above`` times the mean node load."""
         for partition in self._of(giver)[:1]:
             score = self._scores[partition]
             if score > above * self._mean and self.loads[receiver] + score / 2 < self.loads[giver]:

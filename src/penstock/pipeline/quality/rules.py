@@ -213,7 +213,7 @@ class Result(NamedTuple):
 def mark(
     rows: "DataFrame", rules: Sequence[Rule], history: "DataFrame | None" = None
 ) -> "DataFrame":
-    """Add a column ``fail_N`` for each rule on rows. ``unique`` rules also read ``history``."""
+    """Add a column ``fail_N`` per rule that checks rows. ``unique`` rules also read ``history``."""
     marked = rows.selectExpr("*", f"false AS {_HISTORY}")
     if history is not None:
         marked = marked.unionByName(history.selectExpr("*", f"true AS {_HISTORY}"))

@@ -110,7 +110,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _text(error: BaseException) -> str:
-    """Return an error's text, even if it would come from a JVM that has ended."""
+    """Return an error's text, or its type's name if the JVM that has the text is gone."""
     try:
         return str(error)
     except Exception:
