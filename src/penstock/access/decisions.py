@@ -153,7 +153,7 @@ class Decisions:
     def is_cached(
         self, caller: Caller, action: str, *, arn: str, owner: str, policy: str | None
     ) -> bool:
-        """Return whether a decision is cached that applies to every address, transport and time."""
+        """Return whether a decision that applies to every address, transport and time is cached."""
         return (caller.account, caller.user, action, arn, owner, policy) in self._decisions
 
     def grants_anything(

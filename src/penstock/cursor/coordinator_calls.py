@@ -204,7 +204,7 @@ class CommitOffsets(ProducerCall[CommitReply], frozen=True):
 
 
 class EndTransaction(ProducerCall[TxnReply], frozen=True):
-    """Commit or abort. Returns when the decision is durable; markers are written afterwards."""
+    """Commit or abort a transaction. Returns when this is durable; markers are written later."""
 
     is_commit: bool
     raises_epoch: bool  # the client continues with the producer id and epoch of the reply

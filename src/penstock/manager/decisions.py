@@ -305,7 +305,7 @@ def _toward(
 def _begin(
     state: ClusterState, key: PartitionKey, view: View, target: tuple[int, ...], room: "_Room"
 ) -> Decision | None:
-    """Start a move: add new replicas, and write a placement request if old ones must go later."""
+    """Return the decision that starts a move, or None if the move cannot start now."""
     row = view.row
     if not state.is_led(row):
         return None

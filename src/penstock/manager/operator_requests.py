@@ -143,7 +143,7 @@ async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> Non
 
 
 def _requested(entry: Entry, view: View) -> PlacementRequest:
-    """Return the placement request in an entry, or one without changes if it is unreadable."""
+    """Return the entry's placement request, or one without changes if the entry is unreadable."""
     try:
         return stored.decode_placement(entry.key, entry.value)
     except Damaged:
@@ -223,7 +223,7 @@ async def discard(store: Store, topic_id: str) -> None:
 async def elect(
     store: Store, key: PartitionKey, choose: Callable[[View], Change | Refused]
 ) -> Refused | None:
-    """Elect the leader that ``choose`` selects. Return None, or the reason if there is none."""
+    """Elect the leader that ``choose`` selects. Return the reason if it selects none, else None."""
 
     async def swap() -> Refused | None:
         chosen = choose(await _row(store, key))

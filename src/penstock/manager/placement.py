@@ -60,8 +60,8 @@ class Loads:
         return min(nodes, key=lambda n: (led[topic_id, n], self.replicas[n], self.leaders[n], n))
 
     def order(self, first: int, nodes: Sequence[int]) -> tuple[int, ...]:
-        """Return ``first``, then the node that is second to it in the fewest partitions, then the
-        other nodes."""
+        """Return the nodes: ``first``, then the node that is second to it least often, then
+        others."""
         others = sorted(node for node in nodes if node != first)
         second = min(others, key=lambda node: (self.seconds[first, node], node), default=first)
         return (first, *sorted(others, key=lambda node: node != second))

@@ -172,7 +172,7 @@ class Identities(Protocol):
 
     def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:
         """Return the numbers of users, by account and by the iteration count of their passwords.
-        Counts above SCRAM_ITERATIONS_MAX, which older versions accepted, are left out."""
+        Users with more than SCRAM_ITERATIONS_MAX (from older versions) are left out."""
 
     def acls(self, account: str) -> AclIndex | None: ...
 

@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 
 class Fsync(StrEnum):
-    """When an append is confirmed: after a sync (always), or before it (interval, never)."""
+    """When an append is confirmed: after a sync to disk (always) or before (interval, never)."""
 
     ALWAYS = "always"
     INTERVAL = "interval"

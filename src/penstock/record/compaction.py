@@ -86,7 +86,7 @@ def compact_batch(
 
 
 def empty_batch(header: BatchHeader, *, with_producer: bool) -> bytes:
-    """Return a batch with the same offsets but no records. ``with_producer`` keeps its producer."""
+    """Return a batch with the same offsets but no records. ``with_producer`` keeps the producer."""
     attributes = header.attributes & ATTR_APPEND_TIME
     if with_producer:
         attributes |= header.attributes & ATTR_TRANSACTIONAL

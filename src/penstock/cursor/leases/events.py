@@ -2,7 +2,8 @@
 
 Each event is the value of one control record. It contains durations instead of times of day, so
 every replica uses its local clock. Replay needs no message contents: a lease event lists the
-records that it leased and skipped.
+records that it leased and skipped. ``head`` is the first offset that no lease has examined, and
+``passed`` the number of messages that the head moved past.
 
     type  event    fields, in order, as a MessagePack array
     64    Lease    lease_seq, duration_ms, head, passed, offsets, leased_at_ms, detail or nil

@@ -319,7 +319,7 @@ class LeaseState:
 
     # ── Hydration: message contents that replay does not decode ──────────────────────────────
     def unhydrated(self) -> list[int]:
-        """Return the offsets of records that ``hydrate`` must get before the first lease."""
+        """Return the offsets of records to pass to ``hydrate`` before the first lease."""
         return sorted(self._unhydrated)
 
     def hydrate(self, records: Iterable[Record], *, now_ms: int, wall_ms: int) -> None:

@@ -171,8 +171,8 @@ EntryRow = tuple[int, int, int, int, bool, int, int]
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """The state of a lease cursor, stored so that a start is faster; it may be deleted. Times are
-    durations left or elapsed, because a monotonic clock has no meaning for the next process. What
-    depends on message contents is read from the log. To change the layout, add fields at the end
+    durations left or elapsed, because a monotonic clock has no meaning for the next process. State
+    that depends on messages is read from the log. To change the layout, add fields at the end
     with a default, or take a new magic number, which makes older brokers replay the log instead."""
 
     is_fifo: bool

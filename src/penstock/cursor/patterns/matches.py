@@ -131,7 +131,7 @@ class Topics(msgspec.Struct, frozen=True):
 
 
 class TopicVisibility(NamedTuple):
-    """Which topics a member may see at the time of its request."""
+    """The topics that a member may see at the time of its request."""
 
     version: int  # changes whenever a result of ``may_see`` may change
     may_see: Callable[[str], bool]  # called with the name of a topic

@@ -67,7 +67,7 @@ class Pattern:
                 return bool(end.value)
 
     def steps(self, name: str) -> Generator[None, None, bool]:
-        """Return whether the name matches. Yields often, so that other tasks can run."""
+        """Match a name, and return whether it matches. Yields often, so that other tasks run."""
         chars, leads = self._chars, self._leads
         states = self._closure((self._start,), name, 0)
         visited = 0

@@ -272,7 +272,7 @@ def _rows_of_lists(facts: wire.TelemetryFacts) -> pa.Table:
 
 
 def names_of(columns: Sequence[str]) -> list[str]:
-    """Quote column names for Spark, because some (``group``) are SQL keywords."""
+    """Quote column names for Spark, because some, such as ``group``, are SQL keywords."""
     return [f"`{name}`" for name in columns]
 
 

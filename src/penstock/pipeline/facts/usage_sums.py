@@ -63,7 +63,7 @@ Name = tuple[str, str]  # node, incarnation
 
 
 class Flushes:
-    """The numbers of the flushes that were counted. A node writes one record per flush."""
+    """The sequence numbers of counted flushes. A node writes one record per flush."""
 
     def __init__(self) -> None:
         self.ranges: dict[Name, list[tuple[int, int]]] = {}

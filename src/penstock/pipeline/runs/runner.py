@@ -110,7 +110,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _text(error: BaseException) -> str:
-    """Return an error's text, or its type's name if the JVM that has the text is gone."""
+    """Return an error's text, or a substitute if the text was in a JVM that has ended."""
     try:
         return str(error)
     except Exception:
@@ -323,7 +323,7 @@ class _Run:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Stop the job on signals: on the first after its current batch, on the second at once.
+        """Stop the job on signals: the first stops it after the current batch, the second at once.
         Outside the main thread, signals are left to the caller."""
         reader, writer = os.pipe()  # the number of each signal, as a byte
         os.set_blocking(writer, False)  # required by signal.set_wakeup_fd
