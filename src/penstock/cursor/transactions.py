@@ -12,7 +12,7 @@ InitProducerId, a timeout and, for clients of transaction version 2, every end o
 raise the producer epoch, and markers have the raised epoch. So a batch or an EndTxn request that
 was delayed on the network never counts for the next transaction. Version 1 clients keep their
 epoch; for them partitions call ``verify`` before the first batch. Timeouts use this node's clock.
-For older clients, the wire protocol replaces PRODUCER_FENCED and TRANSACTION_ABORTABLE."""
+Older clients get other error codes instead of PRODUCER_FENCED and TRANSACTION_ABORTABLE."""
 
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeAlias

@@ -1,9 +1,9 @@
 """Feature levels, which determine what the nodes of a cluster may send to each other and store.
 
 A version of Penstock supports a range of levels. The cluster is at one level, which an operator
-raises when every node supports it (``penstock cluster upgrade``); it is never lowered. Until then
-nothing is sent or stored that an older node does not understand, so a cluster can be upgraded, and
-downgraded again, node by node.
+raises when every node supports it (``penstock cluster upgrade``); it is never lowered. Until it is
+raised, nothing is sent or stored that an older node does not understand, so a cluster can be
+upgraded, and downgraded again, node by node.
 
 | level | adds |
 | --- | --- |

@@ -13,10 +13,10 @@ keeps decoding unambiguous. The ``penstock`` header is trusted only in batches t
 (``is_server_batch``); any other record gets its message id from its position in the log, and its
 headers become attributes. To add a field: append it to ``_System`` with a default.
 
-A sealed message has, instead of its body, its encrypted body and attributes, which only a frontend
-can decrypt. A producer's sealed record has no headers (or no value and one header,
-``penstock.sealed``, because compaction depends on which values are null). A record counts as sealed
-only if its batch has the sealed bit, which no producer can set. The sealed content:
+The record value of a sealed message is its encrypted body and attributes, which only a frontend can
+decrypt. A producer's sealed record has no headers (or no value and one header, ``penstock.sealed``,
+because compaction depends on which values are null). A record counts as sealed only if its batch
+has the sealed bit, which no producer can set. The sealed content:
 
     content = kind 1 B (0: a message's, 1: a producer's) │ value │ header count │ headers
 

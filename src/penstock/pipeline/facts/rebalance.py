@@ -3,8 +3,8 @@ and deterministic: the same loads give the same plan, including its id.
 
 Load is a vector (bytes in, bytes out, requests). A partition's score is the mean of its shares of
 the three totals, so that no unit outweighs another. A node must be overloaded in *each* of the last
-windows: a single burst, or load that moves between nodes, causes no plan. After a plan there is a
-pause, to measure the new placement.
+time windows: a single burst, or load that moves between nodes, causes no plan. After a plan there
+is a pause, to measure the new placement.
 
 A plan is advice: placement checks that it is still valid before it moves a partition. The key of a
 record of ``__plans`` is the kind of the plan, so a newer plan replaces the older one of its

@@ -6,7 +6,7 @@
                                   └──► failed       any other error
 
 Spark reports errors as text, so the text is searched for known transient errors, after which the
-checkpoint is intact; all others count as permanent.
+checkpoint is intact; all other errors count as permanent.
 
 A stream is stopped between two batches, because Spark's ``stop`` would discard the current one.
 Signals are read from a pipe (``set_wakeup_fd``): a Python handler runs in the main thread, which
