@@ -243,7 +243,7 @@ class Acquire(PartitionCall[ports.Acquired], frozen=True):
 
 
 class Finish(PartitionCall[Results], frozen=True):
-    """Ack or reject records of a share. Either way they are never delivered again."""
+    """Ack or reject records of a share. Rejected records go to its dead-letter queue, if any."""
 
     claims: Sequence[Claim]
     is_rejected: bool = False
