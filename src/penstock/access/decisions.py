@@ -107,9 +107,9 @@ class Decisions:
         topic: Topic | None,
         circumstances: CircumstancesOf,
     ) -> Decision:
-        """Decide on an action on the queue ``arn``; ``topic`` is None if there is no such queue.
-        For a share (a second view of a queue), a Deny in the policy of that queue applies as
-        well."""
+        """Decide whether an action on the queue ``arn`` is allowed. ``topic`` is None if the queue
+        does not exist. If the queue is a share (a second view of a source queue), a Deny in the
+        policy of the source queue applies too."""
         policy = None if topic is None else topic.settings.policy
         decision = self.decide(
             caller, action, arn=arn, owner=owner, policy=policy, circumstances=circumstances
@@ -153,7 +153,7 @@ class Decisions:
     def is_cached(
         self, caller: Caller, action: str, *, arn: str, owner: str, policy: str | None
     ) -> bool:
-        """Return whether a decision is cached that does not depend on address or time."""
+        """Return whether a decision that applies to every address, transport and time is cached."""
         return (caller.account, caller.user, action, arn, owner, policy) in self._decisions
 
     def grants_anything(
@@ -264,7 +264,7 @@ def _compile_resource(question: Question) -> Compiled | None:
         return evaluation.compile_policy(text, Kind.RESOURCE)
     except MalformedPolicy as error:
         log.error(
-            "resource policy is invalid: denying all requests except to replace it",
+            "resource policy is invalid: denying all requests except those that replace it",
             extra={"arn": arn, "reason": str(error)},
         )
         return _INVALID_RESOURCE

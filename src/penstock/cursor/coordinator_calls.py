@@ -34,7 +34,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class CoordinatorCall(msgspec.Struct, Generic[R_co], frozen=True):
-    """A request to a coordinator, whose reply has the type ``R_co``."""
+    """A request to a coordinator. Its reply has the type ``R_co``."""
 
 
 Handlers = dict[type[CoordinatorCall[Any]], Callable[[Any], Coroutine[Any, Any, Any]]]
@@ -64,7 +64,7 @@ class GroupCall(CoordinatorCall[R_co], Generic[R_co], frozen=True):
 
 
 class Join(GroupCall[JoinReply], frozen=True):
-    """Join a classic group. If the call is cancelled, the member stays for its session timeout."""
+    """Join a classic group. A cancelled call leaves the member in the group until it times out."""
 
     request: JoinRequest
 
@@ -129,7 +129,7 @@ class CommitInTransaction(GroupCall[CommitReply], frozen=True):
 
 
 class CompleteTransaction(GroupCall[Reply], frozen=True):
-    """End a transaction for all groups that have the same coordinator as this one. Idempotent."""
+    """End a transaction for all groups that have the same coordinator as ``group_id``."""
 
     producer_id: int
     producer_epoch: int
@@ -204,7 +204,7 @@ class CommitOffsets(ProducerCall[CommitReply], frozen=True):
 
 
 class EndTransaction(ProducerCall[TxnReply], frozen=True):
-    """Commit or abort. Returns when the decision is durable; markers are written afterwards."""
+    """Commit or abort a transaction. Returns when this is durable; markers are written later."""
 
     is_commit: bool
     raises_epoch: bool  # the client continues with the producer id and epoch of the reply

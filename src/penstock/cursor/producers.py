@@ -226,7 +226,8 @@ class Producers:
         return producer
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the offset below which all transactions have a committed marker."""
+        """Return the offset below which every transaction has ended, with a commit or abort marker
+        below the high watermark."""
         ended = self._ended
         while ended and ended[0][1] < high_watermark:
             ended.popleft()

@@ -1,4 +1,4 @@
-"""Counts the groups, group configs, offset bytes and transactional ids of each tenant.
+"""Counts the groups, group configs, bytes of offsets and transactional ids of each tenant.
 
 A tenant's quota applies to the sum over the partitions that this node coordinates. In addition,
 each tenant may use only a part of the limit of each partition. Nodes do not exchange their sums, so
@@ -63,7 +63,7 @@ class PartitionUsage:
         return self._counts.get((account, quota.what), 0)
 
     def room(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> int:
-        """Return how much more the tenant may use. ``bound`` is the limit of the partition."""
+        """Return the unused part of a tenant's quota. ``bound`` is the limit of the partition."""
         most = self.node.most(account, quota)
         if most == NO_LIMIT:
             return NO_LIMIT
@@ -71,7 +71,7 @@ class PartitionUsage:
         return max(0, min(most - self.node.used(account, quota), left_here))
 
     def may_add(self, scoped_id: str, quota: Quota, bound: int) -> bool:
-        """Return whether the tenant may add one more. If not, count a rejection."""
+        """Return False, and count a rejection, if the tenant has used up the quota."""
         account = self.account_of(scoped_id)
         has_room = self.room(account, quota, bound=bound) > 0
         if not has_room:

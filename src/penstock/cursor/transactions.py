@@ -12,7 +12,7 @@ InitProducerId, a timeout and, for clients of transaction version 2, every end o
 raise the producer epoch, and markers have the raised epoch. So a batch or an EndTxn request that
 was delayed on the network never counts for the next transaction. Version 1 clients keep their
 epoch; for them partitions call ``verify`` before the first batch. Timeouts use this node's clock.
-The wire protocol replaces PRODUCER_FENCED and TRANSACTION_ABORTABLE for older clients."""
+Older clients get other error codes instead of PRODUCER_FENCED and TRANSACTION_ABORTABLE."""
 
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -107,7 +107,7 @@ class TxnReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class TxnDecision(msgspec.Struct):
-    """The rows to write and, after their commit, the markers to send for a request or timeout."""
+    """The result of a request or timeout: rows to write, and markers to send after their commit."""
 
     now_ms: int
     wall_ms: int
@@ -201,8 +201,8 @@ class Transactions:
     def _fence(
         self, transactional_id: str, txn: TxnValue, decision: TxnDecision, *, is_own: bool = False
     ) -> None:
-        """Abort and raise the epoch. If ``is_own``, the producer requested this and may
-        continue."""
+        """Abort the transaction and raise the producer's epoch. ``is_own`` is True if the producer
+        itself requested this, so that it may continue."""
         value = txn.moved(
             TxnState.PREPARE_ABORT,
             decision,

@@ -128,7 +128,7 @@ class ActiveManager:
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
-        """Manage the cluster until another node is manager. Raises metadata errors at the start."""
+        """Manage the cluster until another node does. Raises metadata errors if the start fails."""
         try:
             await self._drains.start()
             await self._places.start()
@@ -151,7 +151,7 @@ class ActiveManager:
             await part.stop()
 
     async def _look_around(self) -> None:
-        """Load nodes, then rows: without nodes, all partitions would look leaderless."""
+        """Load nodes before rows, because without nodes all partitions would look leaderless."""
         self.saw_nodes()
         for at, key in enumerate(list(self._view.rows)):
             self.saw_row(key, self._view.rows.get(key))

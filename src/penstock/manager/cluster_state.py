@@ -131,7 +131,7 @@ class ClusterState:
         self.due.update(dict.fromkeys(keys))
 
     def launch(self, key: PartitionKey, replicas: tuple[int, ...]) -> None:
-        """Count the replicas of a row that is being written, as load on their nodes."""
+        """Count the replicas of a row as load on their nodes while the row is being written."""
         self.land(key)
         self._coming[key] = replicas
         self.loads.add(key.topic_id, replicas)

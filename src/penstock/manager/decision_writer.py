@@ -64,7 +64,7 @@ class DecisionWriter:
         await self._has_room.wait()
 
     def send(self, decisions: Iterable[Decision]) -> None:
-        """Start writing the decisions. ``on_end`` is called when a decision is written or fails."""
+        """Start writing the decisions. Calls ``on_end`` for each that is written or has failed."""
         for some in _together(decisions):
             self._start(some)
 

@@ -167,7 +167,7 @@ def _leader(state: ClusterState, key: PartitionKey, view: View, standings: Stand
 
 
 def _election(state: ClusterState, key: PartitionKey, view: View) -> Change | None:
-    """Elect a leader. Avoid nodes that drain or stop and, in a move, replicas to be removed."""
+    """Elect a leader. Avoid nodes that drain or stop, and replicas that a move will remove."""
     avoided = state.avoided
     request = state.requests.get(key)
     if request is not None:
@@ -230,9 +230,9 @@ class Situation(NamedTuple):
 def placed(
     state: ClusterState, keys: Iterable[PartitionKey], topics: Topics, policy: Policy
 ) -> dict[PartitionKey, Placed]:
-    """Return the planner's view of some partitions. A moving partition counts as already moved. A
-    partition that is not fully in sync is not moved for balance. If a row changes after it was
-    collected, ``beginnings`` does not start a move that was planned with the old row."""
+    """Return the planner's view of these partitions. A moving partition counts as already moved. A
+    partition that is not fully in sync is not moved for balance. If a row changes later,
+    ``beginnings`` does not start a move that was planned with the old row."""
     partitions = {}
     for key in keys:
         view, request = state.rows.get(key), state.requests.get(key)
@@ -305,7 +305,7 @@ def _toward(
 def _begin(
     state: ClusterState, key: PartitionKey, view: View, target: tuple[int, ...], room: "_Room"
 ) -> Decision | None:
-    """Start a move: add new replicas, and write a placement request if old ones must go later."""
+    """Return the decision that starts a move, or None if the move cannot start now."""
     row = view.row
     if not state.is_led(row):
         return None

@@ -1,10 +1,10 @@
 """The manager inside the cluster: every node is a candidate, and one of them manages at a time.
 
 A node becomes manager by creating the manager's entry in the store. The entry depends on the lease
-of the node, so it disappears with the node, and the watch notifies the others. The entry guarantees
-nothing: two nodes may act as manager for a moment, so every change compares what it relies on (rule
-R3 of docs/replication.md). A node that finds its own entry, written before a restart or in a call
-whose reply was lost, manages until the entry disappears."""
+of the node, so it disappears with the node, and a watch notifies the other nodes. The entry
+guarantees nothing: two nodes may act as manager for a moment, so every change compares what it
+relies on (rule R3 of docs/replication.md). A node that finds its own entry, written before a
+restart or in a call whose reply was lost, manages until the entry disappears."""
 
 import asyncio
 import logging

@@ -55,8 +55,8 @@ class Refused(Enum):
 
 
 def reassignment(row: PartitionRow, request: PlacementRequest) -> Reassignment:
-    """Return the move from the row's replicas to the requested ones. Requests made by the manager
-    do not name the original replicas; for these, a replica counts as new until it is in sync."""
+    """Return the move from the row's replicas to the requested ones. A request made by the manager
+    does not name the original replicas; then a replica counts as added until it is in sync."""
     wanted = frozenset(request.replicas)
     old = frozenset(request.before) or row.whole
     replicas = (*row.replicas, *(node for node in request.replicas if node not in row.replicas))
@@ -125,7 +125,7 @@ async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> Non
     view = await _row(store, key)
     nodes, _ = await read_nodes(store)
     if not replicas or len(set(replicas)) != len(replicas):
-        raise InvalidRequest("Name at least one node for a partition, and each only once.")
+        raise InvalidRequest("Name at least one node for the partition, and no node twice.")
     if len(replicas) < view.row.in_sync_min:
         raise InvalidRequest(
             f"Partition {key} needs at least {view.row.in_sync_min} replicas, not {len(replicas)}."
@@ -143,7 +143,7 @@ async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> Non
 
 
 def _requested(entry: Entry, view: View) -> PlacementRequest:
-    """Return the placement request in an entry, or one without changes if it is unreadable."""
+    """Return the entry's placement request, or one without changes if the entry is unreadable."""
     try:
         return stored.decode_placement(entry.key, entry.value)
     except Damaged:
@@ -223,7 +223,7 @@ async def discard(store: Store, topic_id: str) -> None:
 async def elect(
     store: Store, key: PartitionKey, choose: Callable[[View], Change | Refused]
 ) -> Refused | None:
-    """Elect the leader that ``choose`` selects from the current row. Return None on success."""
+    """Elect the leader that ``choose`` selects. Return the reason if it selects none, else None."""
 
     async def swap() -> Refused | None:
         chosen = choose(await _row(store, key))

@@ -60,7 +60,8 @@ class Loads:
         return min(nodes, key=lambda n: (led[topic_id, n], self.replicas[n], self.leaders[n], n))
 
     def order(self, first: int, nodes: Sequence[int]) -> tuple[int, ...]:
-        """Return ``first``, then the node that least often follows it, then the other nodes."""
+        """Return the nodes: ``first``, then the node that is second to it least often, then
+        others."""
         others = sorted(node for node in nodes if node != first)
         second = min(others, key=lambda node: (self.seconds[first, node], node), default=first)
         return (first, *sorted(others, key=lambda node: node != second))
@@ -75,7 +76,7 @@ def _count(counts: Counter[T], key: T, change: int) -> None:
 
 def choose(hosts: Sequence[Host], loads: Loads, topic_id: str, *, count: int) -> tuple[int, ...]:
     """Return ``count`` nodes for a new partition, or all nodes if there are fewer. The leader is
-    chosen first; otherwise nodes that never have the least load would never lead a topic."""
+    first: the node that leads the fewest partitions of the topic, even if it has much load."""
     if not hosts or count < 1:
         return ()
     racks = _Racks(hosts)
@@ -222,7 +223,7 @@ class _Plan:
     def _substituted(
         self, replicas: Sequence[int], kept: Sequence[int], chosen: Sequence[int], wanted: int
     ) -> tuple[int, ...]:
-        """Put new nodes in the positions of draining nodes, as far as there are new nodes."""
+        """Replace draining nodes by chosen ones. If these are too few, draining nodes stay."""
         draining = [node for node in replicas if node in self._draining]
         staying = draining[: max(0, wanted - len(kept) - len(chosen))]
         coming = deque(chosen)
@@ -277,7 +278,7 @@ class _Plan:
         return False
 
     def _movable(self, giving: int, taking: int) -> PartitionKey | None:
-        """Return a partition that can move from ``giving`` to ``taking``, preferably a follower."""
+        """Find a partition to move to ``taking``, if possible one that ``giving`` does not lead."""
         led: PartitionKey | None = None
         led_more = 0
         for key in self._on[giving]:

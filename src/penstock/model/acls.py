@@ -5,7 +5,7 @@ as ``User:ann``, need not exist. As in Kafka, a matching deny wins over every al
 every user, the literal resource name ``*`` is every resource of its type, and an allowed read,
 write, delete or alter allows describe as well.
 
-Rules are indexed. A check takes a few dict lookups, plus one for each length of prefixes in use."""
+Rules are indexed. A check takes a few dict lookups, plus one for each length of a prefix."""
 
 import ipaddress
 from collections.abc import Iterator, Mapping

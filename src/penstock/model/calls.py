@@ -196,11 +196,11 @@ class FindTime(PartitionCall[tuple[int, int]], frozen=True):
 
 
 class MaxTimestamp(PartitionCall[tuple[int, int]], frozen=True):
-    """Return offset and time of the newest record, or (-1, -1)."""
+    """Return offset and time of the record with the highest timestamp, or (-1, -1)."""
 
 
 class DeleteRecords(PartitionCall[int], frozen=True):
-    """Delete records below ``before``, or all committed ones if -1. Returns the start offset."""
+    """Delete records below ``before``; -1 means all committed records. Returns the start offset."""
 
     before: int
 
@@ -214,8 +214,8 @@ class LogBytes(PartitionCall[int], frozen=True): ...
 
 
 class OpenShare(PartitionCall[Topic], frozen=True):
-    """Return the share of a share group on the source ``topic``, and create it if it is missing.
-    The leader of partition 0 creates shares."""
+    """Return a share group's share (its lease cursor) of the source ``topic``, and create it if it
+    is missing. The leader of partition 0 creates shares."""
 
     group: str
     start: int  # where a new share begins in every partition: EARLIEST or LATEST
@@ -243,7 +243,7 @@ class Acquire(PartitionCall[ports.Acquired], frozen=True):
 
 
 class Finish(PartitionCall[Results], frozen=True):
-    """Ack records of a share, or reject them, after which they are never delivered again."""
+    """Ack or reject records of a share. Rejected records go to its dead-letter queue, if any."""
 
     claims: Sequence[Claim]
     is_rejected: bool = False

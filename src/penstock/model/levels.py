@@ -1,9 +1,9 @@
 """Feature levels, which determine what the nodes of a cluster may send to each other and store.
 
 A version of Penstock supports a range of levels. The cluster is at one level, which an operator
-raises when every node supports it (``penstock cluster upgrade``); it is never lowered. Until then
-nothing is sent or stored that an older node does not understand, so a cluster can be upgraded, and
-downgraded again, node by node.
+raises when every node supports it (``penstock cluster upgrade``); it is never lowered. Until it is
+raised, nothing is sent or stored that an older node does not understand, so a cluster can be
+upgraded, and downgraded again, node by node.
 
 | level | adds |
 | --- | --- |
@@ -16,8 +16,7 @@ downgraded again, node by node.
 | 7 | configs of brokers, client metrics and client quotas are in the metadata store |
 
 To add a level, raise LEVEL_MAX, add a row here, and check the level where the new data is sent or
-stored. LEVEL_MIN is raised in the release after next.
-"""
+stored. LEVEL_MIN is raised two releases later."""
 
 from typing import Final, NamedTuple
 

@@ -1,6 +1,6 @@
-"""Names and ids with their allowed characters, and how ids of Kafka clients carry an account.
+"""Names and ids with their allowed characters, and how the account is added to Kafka clients' ids.
 
-Groups and transactions of all tenants are kept together, so inside the server their ids carry the
+Groups and transactions of all tenants are kept together, so inside the server their ids contain the
 account of the tenant:
 
     tenant           id of the client      id in the server
@@ -91,7 +91,7 @@ def uuid_text(raw: bytes) -> str:
 
 
 def scoped_id(account: str, plain_id: str, *, own_account: str) -> str:
-    """Return the id that the server uses for a client's id. ``own_account``: the node's account."""
+    """Return the id that the server uses for a client's group id or transactional id."""
     if not plain_id or (account == own_account and not _has_account(plain_id)):
         return plain_id
     return f"{account}/{plain_id}"

@@ -123,14 +123,14 @@ class Catalog(Protocol):
     def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool: ...
 
     def tombstone(self, topic_id: str) -> Topic | None:
-        """Return the topic with this id if it was deleted in the last minutes."""
+        """Return the topic with this id if it was deleted in the last few minutes, else None."""
 
     async def create(self, topic: Topic) -> Topic: ...
 
     async def change(
         self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
     ) -> Topic:
-        """Replace a topic by the result of a function, which is called again after a conflict."""
+        """Replace a topic by ``change(topic)``. After a conflict, ``change`` is called again."""
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic: ...
 
@@ -172,7 +172,7 @@ class Identities(Protocol):
 
     def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:
         """Return the numbers of users, by account and by the iteration count of their passwords.
-        Counts above SCRAM_ITERATIONS_MAX, which older versions accepted, are left out."""
+        Users with more than SCRAM_ITERATIONS_MAX (from older versions) are left out."""
 
     def acls(self, account: str) -> AclIndex | None: ...
 

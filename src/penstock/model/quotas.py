@@ -1,4 +1,4 @@
-"""Quotas of a tenant. Defaults are fixed numbers, but at most a part of the limit for all tenants.
+"""Quotas of a tenant. A default is a fixed number, but at most a part of the limit for all tenants.
 
 A quota that an operator sets (``penstock quota set``) replaces the default. Zero means no limit.
 The node's own tenant has no defaults, so a server with a single tenant can use all of each
@@ -62,7 +62,7 @@ def share_of(bound: int, percent: float) -> int:
 
 
 def most_of(tenant: Tenant | None, quota: Quota, *, own_account: str, bound: int = NO_LIMIT) -> int:
-    """Return the most that a tenant may use. ``bound`` is the common limit of all tenants."""
+    """Return how much a tenant may use. ``bound`` is the limit that all tenants share."""
     if tenant is None:
         return NO_LIMIT
     value: int | None = getattr(tenant.quotas, quota.field)

@@ -1,10 +1,9 @@
 """The number of replicas of a topic's partitions, and how many of them must be in sync.
 
 Both are configs of the topic, if they differ from the defaults of the cluster:
-``replication.factor``, and ``replication.factor.<index>`` for a partition with another number.
-``penstock.placement`` is ``manual`` if a client has assigned the replicas: the manager then moves
-them only away from drained nodes, not for balance.
-"""
+``replication.factor``, and ``replication.factor.<index>`` for a partition that differs from its
+topic. ``penstock.placement`` is ``manual`` if a client has assigned the replicas: the manager then
+moves them only away from drained nodes, not for balance."""
 
 from collections.abc import Mapping
 from typing import Final

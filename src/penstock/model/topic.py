@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 
 class Fsync(StrEnum):
-    """When an append counts as durable: after fdatasync, within an interval, or once written."""
+    """When an append is confirmed: after a sync to disk (always) or before (interval, never)."""
 
     ALWAYS = "always"
     INTERVAL = "interval"

@@ -24,7 +24,7 @@ SIZE: Final = Kind("size", {**_BINARY, **_SHORT, **_DECIMAL}, 5, "too small", "t
 
 
 def parsed(text: str, kind: Kind, *, base: int = 1) -> float | None:
-    """Return the value of a text like ``90s``, or None. A bare number is in units of ``base``."""
+    """Return the value of a text like ``90s``, or None if invalid. ``base`` is the default unit."""
     match = _NUMBER.match(text.strip())
     if match is None:
         return None

@@ -10,8 +10,8 @@ broker may set base offset and leader epoch without touching the records; the lo
 that the CRC leaves out with a separate file (``log/storage/side_files.py``).
 
     attributes   bits 0-2 codec · 3 append time · 4 transactional · 5 control · 6 delete horizon
-                 · 13 produced: a producer's batch that got its append time here
-                 · 14 sealed: on disk only; no consumer sees it
+                 · 13 produced: a producer's batch that got its timestamp from the broker
+                 · 14 sealed: the records are encrypted on disk; consumers never see this bit
                  No producer may set bit 3, 13 or 14.
 """
 
@@ -169,7 +169,7 @@ def encode_batch(
 
 
 def repacked(header: BatchHeader, records: Sequence[bytes]) -> bytes:
-    """Return a batch with the offsets of ``header`` and these records, not compressed."""
+    """Return an uncompressed batch with these records and the offsets of ``header``."""
     return with_body(header._replace(count=len(records)), b"".join(records))
 
 

@@ -86,7 +86,7 @@ def compact_batch(
 
 
 def empty_batch(header: BatchHeader, *, with_producer: bool) -> bytes:
-    """Return a batch with the same offsets but no records. ``with_producer`` keeps its producer."""
+    """Return a batch with the same offsets but no records. ``with_producer`` keeps the producer."""
     attributes = header.attributes & ATTR_APPEND_TIME
     if with_producer:
         attributes |= header.attributes & ATTR_TRANSACTIONAL
@@ -161,9 +161,9 @@ class Covered(NamedTuple):
 def covered(
     buffers: Sequence[bytes | memoryview], start: int, end: int, *, next_offset: int
 ) -> Covered:
-    """Return the batches from ``start`` to the lower of ``next_offset`` and ``end``, with empty
-    batches in gaps. The first may begin below ``start``. Raises MalformedBatch if one crosses
-    ``end``."""
+    """Return the batches from ``start`` to the lower of ``next_offset`` and ``end``, with gaps
+    filled by empty batches. The first batch may begin below ``start``. Raises MalformedBatch if a
+    batch crosses ``end``."""
     if _is_plain(buffers, start, end, next_offset):
         return Covered(b"".join(buffers), start, next_offset)
     parts: list[bytes | memoryview] = []

@@ -103,7 +103,6 @@ def _decompress_stream(stream: _DecompressInto, data: bytes, bytes_max: int) -> 
 
 
 def _decompress_blocks(blocks: Sequence[memoryview], bytes_max: int) -> memoryview:
-    """Decompress snappy blocks into one buffer."""
     try:
         sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
         total = sum(sizes)
@@ -131,7 +130,7 @@ def _xerial_blocks(data: bytes, bytes_max: int) -> list[memoryview]:
     position = XERIAL_HEAD.size
     while position < len(data):
         if len(data) - position < _LENGTH.size:
-            raise MalformedBatch("the length of a snappy block is incomplete")
+            raise MalformedBatch("the length prefix of a snappy block is incomplete")
         (size,) = _LENGTH.unpack_from(data, position)
         position += _LENGTH.size
         if size == 0 or size > len(data) - position:

@@ -8,15 +8,15 @@
     header 1…      one per message attribute: name, raw value; and, when its data type is not
                    exactly ``String``, right after it ``penstock.type.<name>`` with the type
 
-If any attribute's name starts with ``penstock``, every attribute gets its type written, which keeps
-decoding unambiguous. The ``penstock`` header is trusted only in batches that the server wrote
+If any attribute's name starts with ``penstock``, the type of every attribute is written, which
+keeps decoding unambiguous. The ``penstock`` header is trusted only in batches that the server wrote
 (``is_server_batch``); any other record gets its message id from its position in the log, and its
 headers become attributes. To add a field: append it to ``_System`` with a default.
 
-A sealed message has, instead of its body, its encrypted body and attributes, which only a frontend
-can decrypt. A producer's sealed record has no headers (or no value and one header,
-``penstock.sealed``, because compaction depends on which values are null). A record counts as sealed
-only if its batch has the sealed bit, which no producer can set. The sealed content:
+The record value of a sealed message is its encrypted body and attributes, which only a frontend can
+decrypt. A producer's sealed record has no headers (or no value and one header, ``penstock.sealed``,
+because compaction depends on which values are null). A record counts as sealed only if its batch
+has the sealed bit, which no producer can set. The sealed content:
 
     content = kind 1 B (0: a message's, 1: a producer's) │ value │ header count │ headers
 
@@ -61,8 +61,8 @@ BINARY = "Binary"
 
 
 class _System(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The fields of the ``penstock`` header. Numbers have ranges, because in old logs a producer's
-    header of this name may look like one of the server's."""
+    """The fields of the ``penstock`` header. The ranges of numbers are checked, because in old logs
+    a producer's header may have the same name and look alike."""
 
     message_id: bytes
     sender: str = ""
@@ -183,7 +183,7 @@ def decode_at(
 
 
 def decode_batch(batch: bytes, *, origin: bytes, from_offset: int = 0) -> list[Record]:
-    """Decode the records of a batch. ``origin`` goes into the ids of messages that have no id."""
+    """Decode the records of a batch. A message without an id gets an id derived from ``origin``."""
     header = parse_header(batch)
     blob = records_blob(batch, header)
     records, number, end = decode_some(blob, 0, header.count, header, origin, from_offset)

@@ -2,7 +2,8 @@
 
 Each event is the value of one control record. It contains durations instead of times of day, so
 every replica uses its local clock. Replay needs no message contents: a lease event lists the
-records that it leased and skipped.
+records that it leased and skipped. ``head`` is the first offset that no lease has examined, and
+``passed`` the number of messages that the head moved past.
 
     type  event    fields, in order, as a MessagePack array
     64    Lease    lease_seq, duration_ms, head, passed, offsets, leased_at_ms, detail or nil
@@ -106,7 +107,7 @@ def is_shared_type(number: int) -> bool:
 def split_shared(number: int, data: bytes | memoryview) -> tuple[bytes, int, memoryview]:
     """Split the value of a share's event into the share's id, the event type and the event."""
     if len(data) < SHARE_ID_BYTES:
-        raise ValueError(f"control record of type {number} is too short for an event of a share")
+        raise ValueError(f"control record of type {number} is too short: it has no share id")
     view = memoryview(data)
     return bytes(view[:SHARE_ID_BYTES]), number - SHARE_STEP, view[SHARE_ID_BYTES:]
 
@@ -119,7 +120,7 @@ def decode(number: int, data: bytes | memoryview) -> Event:
     """Decode an event. Raises ValueError if it is damaged or has an unknown type."""
     decoder = _DECODERS.get(number)
     if decoder is None:
-        raise ValueError(f"control record type {number} is not a cursor event")
+        raise ValueError(f"control record of type {number} is not a cursor event")
     try:
         return decoder.decode(data)
     except msgspec.MsgspecError as error:

@@ -319,7 +319,7 @@ class LeaseState:
 
     # ── Hydration: message contents that replay does not decode ──────────────────────────────
     def unhydrated(self) -> list[int]:
-        """Return the offsets of records that ``hydrate`` must get before the first lease."""
+        """Return the offsets of records to pass to ``hydrate`` before the first lease."""
         return sorted(self._unhydrated)
 
     def hydrate(self, records: Iterable[Record], *, now_ms: int, wall_ms: int) -> None:
@@ -411,7 +411,7 @@ class LeaseState:
     def feed(
         self, records: Sequence[Record], next_offset: int, *, now_ms: int, wall_ms: int
     ) -> None:
-        """Add records to those read ahead until the limit is reached."""
+        """Add records to the window (the records read ahead) until the window is full."""
         self._is_dry = True
         for record in records:
             if record.offset < self.scan_from:
@@ -438,7 +438,7 @@ class LeaseState:
 
     @property
     def _may_skip(self) -> bool:
-        """Whether one more record may be skipped. Skipped records are kept in memory."""
+        """Return False if the limit of skipped records, which stay in memory, is reached."""
         return len(self._table) - self._in_flight < DEFERRED_MAX
 
     def _pass(self, record: Record, selection: Selection) -> None:

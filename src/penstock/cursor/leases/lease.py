@@ -192,7 +192,7 @@ class LeaseCursor(LeaseState):
         is_strict: bool = False,
     ) -> Outcome[Results]:
         """Ack records, and return None or an error for each. Standard queues accept any receipt of
-        a record; FIFO queues, or ``is_strict``, accept only the receipt of the current lease."""
+        a record; FIFO queues, and all queues if ``is_strict``, only that of the current lease."""
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
         results: list[Exception | None] = []
@@ -269,7 +269,7 @@ class LeaseCursor(LeaseState):
         return Outcome(None, (event,))
 
     def trim(self, start_offset: int, *, passed: int = 0) -> Outcome[None]:
-        """Drop records below ``start_offset``. ``passed`` counts those that no lease examined."""
+        """Drop records below ``start_offset``. ``passed`` is how many of them no lease examined."""
         if start_offset <= self.low_offset():
             return Outcome(None)
         assert start_offset > self.head or passed == 0, "messages passed but the head did not move"
@@ -315,7 +315,7 @@ class LeaseCursor(LeaseState):
 
     @property
     def in_flight_most(self) -> int:
-        """The number of records in flight, including some whose leases have recently ended."""
+        """The number of records in flight. Some leases that ended recently are still counted."""
         return self._in_flight
 
     def next_wake_ms(self) -> int | None:

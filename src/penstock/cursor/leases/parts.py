@@ -66,10 +66,10 @@ def due_at(record: Record, delay_ms: int, *, now_ms: int, wall_ms: int) -> int:
 
 
 class DelayBuckets(dict[int, tuple[int, int]]):
-    """The delayed records that no lease has examined, by second of the wall clock (at most 1,800
-    seconds). Each value is the number of records and the latest of their due (or append) times. A
-    standard queue counts a record in the second in which it is due. A FIFO queue counts it in the
-    second of its append, because one delay applies to all records."""
+    """The delayed records that no lease has examined, counted by second of the wall clock (at most
+    1,800 seconds). A standard queue counts a record in the second in which it is due. A FIFO queue
+    counts it in the second of its append, because one delay applies to all records. Each value is
+    the number of records and the latest of their due times (FIFO: append times)."""
 
     def __init__(self, *, by_append: bool) -> None:
         self._by_append = by_append
@@ -108,7 +108,7 @@ class DelayBuckets(dict[int, tuple[int, int]]):
         return sum(n for n, from_ms in self.values() if from_ms + extra_ms > now_ms)
 
     def next_ms(self, *, now_ms: int, delay_ms: int = 0) -> int | None:
-        """Return when the first delayed record is due (in whole seconds), or None."""
+        """Return when the next delayed record is due, or None if no record is delayed."""
         extra_ms = delay_ms if self._by_append else 0
         due = (from_ms + extra_ms for _, from_ms in self.values())
         return min((each for each in due if each > now_ms), default=None)
@@ -171,8 +171,8 @@ EntryRow = tuple[int, int, int, int, bool, int, int]
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """The state of a lease cursor, stored so that a start is faster; it may be deleted. Times are
-    durations left or elapsed, because a monotonic clock has no meaning for the next process. What
-    depends on message contents is read from the log. To change the layout, add fields at the end
+    durations left or elapsed, because a monotonic clock has no meaning for the next process. State
+    that depends on messages is read from the log. To change the layout, add fields at the end
     with a default, or take a new magic number, which makes older brokers replay the log instead."""
 
     is_fifo: bool

@@ -4,11 +4,11 @@ A receive first gets records that became available again, lowest offset first, t
 log order. A delayed new record is skipped until it is due.
 
 Fairness: a message group with many messages must not make the other groups wait. A group is noisy
-while it has at least thirty records, and more than a tenth of all, in flight. Its records are
-parked: records of other groups are delivered first, and parked records only when there are none,
-beginning with the group that has the fewest in flight. Records without a group are never parked. A
-noisy group may still use all idle consumers. The number of parked groups is bounded, because each
-receive checks all of them."""
+while it has at least thirty records in flight, and more than a tenth of all records in flight. Its
+records are parked: records of other groups are delivered first, and parked records only when there
+are none, beginning with the group that has the fewest in flight. Records without a group are never
+parked. A noisy group may still use all idle consumers. The number of parked groups is bounded,
+because each receive checks all of them."""
 
 from collections import deque
 from collections.abc import Iterator

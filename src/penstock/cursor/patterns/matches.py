@@ -45,7 +45,7 @@ class Matches:
             self._rows[regex] = _Row()
 
     def of(self, regex: str, topics: Collection[str], epoch: int) -> frozenset[str]:
-        """Return the topics that match. Raises InvalidPattern if ``regex`` is invalid."""
+        """Return the topics whose names match ``regex``. Raises InvalidPattern if it is invalid."""
         for _ in self.catch_up(regex, topics, epoch):
             pass
         row = self._rows[regex]
@@ -56,8 +56,8 @@ class Matches:
     def catch_up(
         self, regex: str, topics: Collection[str], epoch: int
     ) -> Generator[None, None, None]:
-        """Match a pattern against topic names that are new. Yields often, so that other tasks can
-        run. If the topics change meanwhile, this ends early and must be called again."""
+        """Match a pattern against new topic names. Yields often, so that other tasks can run. If
+        the topics change meanwhile, this ends early and must be called again."""
         self._see(topics, epoch)
         if regex not in self._rows:
             self.check(regex)
@@ -131,7 +131,7 @@ class Topics(msgspec.Struct, frozen=True):
 
 
 class TopicVisibility(NamedTuple):
-    """Which topics a member may see at the time of its request."""
+    """The topics that a member may see at the time of its request."""
 
     version: int  # changes whenever a result of ``may_see`` may change
     may_see: Callable[[str], bool]  # called with the name of a topic
@@ -152,7 +152,7 @@ class VisibleMatches:
         self, member_id: str, regex: str, topics: Topics, visibility: TopicVisibility | None
     ) -> bool:
         """Find the topics that match a member's pattern and that the member may see. Return True if
-        they may have changed although the tenant's topics did not."""
+        they may differ from the topics found for the member before."""
         before = self._found.get(member_id)
         if not self.is_due(member_id, regex, topics, visibility):
             return False

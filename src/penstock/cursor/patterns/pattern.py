@@ -67,7 +67,7 @@ class Pattern:
                 return bool(end.value)
 
     def steps(self, name: str) -> Generator[None, None, bool]:
-        """Return whether the name matches. Yields often, so that other tasks can run."""
+        """Match a name, and return whether it matches. Yields often, so that other tasks run."""
         chars, leads = self._chars, self._leads
         states = self._closure((self._start,), name, 0)
         visited = 0
@@ -99,7 +99,7 @@ class Pattern:
 
 
 class _Passes(dict[int, bool]):
-    """A cache of whether one character passes the tests of a pattern, by the number of the test."""
+    """A cache of test results for one character: whether it passes the test with a given number."""
 
     def __init__(self, tests: list[Test], character: str) -> None:
         self._tests = tests
@@ -263,7 +263,7 @@ class _Program:
         self._flags = before
 
     def _opens_group(self) -> bool:
-        """Read the name or flags after ``(?``. Return False for flags without a group, ``(?i)``."""
+        """Read what follows ``(?``. Return False if it only sets flags, as in ``(?i)``."""
         if self._text.startswith(("P<", "<"), self._at):
             self._named_group()
             return True

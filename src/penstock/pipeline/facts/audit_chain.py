@@ -104,7 +104,7 @@ def rehashed(rows: "DataFrame") -> "DataFrame":
 
 
 def gaps(rows: "DataFrame", tails: Mapping[Chain, Tail]) -> "DataFrame":
-    """Return a row for each broken link. ``tails`` has the end of each chain before ``rows``."""
+    """Return the broken links as rows. ``tails`` has the chains' last records before ``rows``."""
     tail_rows = [(*chain, tail.seq, tail.hash) for chain, tail in tails.items()]
     tail_table = pa.Table.from_batches([batch_of(tail_rows, _TAIL)])
     ends = rows.sparkSession.createDataFrame(tail_table)
@@ -199,7 +199,7 @@ def _days(
 
 
 def differences(rows: "DataFrame") -> "DataFrame":
-    """Return the columns that differ from the original bytes of the record in the same row."""
+    """Return the columns whose value differs from the record's original bytes in the same row."""
     by_bytes = map_in_arrow(rows.select(*AUDIT_SCHEMA.names), _differing, _DIFFERENCE)
     checks = ", ".join(f"if({n} <=> {made}, NULL, '{n}')" for n, made in _DERIVED.items())
     by_fields = rows.selectExpr("partition", "offset", f"explode(array({checks})) AS column")

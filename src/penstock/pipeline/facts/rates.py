@@ -129,13 +129,13 @@ def parse(text: str) -> RateCard:
         raise RatesInvalid("currency must be three capital letters, like EUR")
     raw = data.pop("version", None)
     if not isinstance(raw, list) or not raw or len(raw) > VERSIONS_MAX:
-        raise RatesInvalid(f"the rate card needs 1 to {VERSIONS_MAX} tables [[version]]")
+        raise RatesInvalid(f"the rate card must have 1 to {VERSIONS_MAX} [[version]] tables")
     card.finish()
     versions = [_version(number, each) for number, each in enumerate(raw, 1)]
     versions.sort(key=lambda version: version.valid_from)
     for before, after in itertools.pairwise(versions):
         if before.valid_from == after.valid_from:
-            raise RatesInvalid(f"two versions are valid from {after.valid_from}")
+            raise RatesInvalid(f"two versions have the same valid_from, {after.valid_from}")
     return RateCard(currency, versions)
 
 

@@ -3,8 +3,8 @@ and deterministic: the same loads give the same plan, including its id.
 
 Load is a vector (bytes in, bytes out, requests). A partition's score is the mean of its shares of
 the three totals, so that no unit outweighs another. A node must be overloaded in *each* of the last
-windows: a single burst, or load that moves between nodes, causes no plan. After a plan there is a
-pause, to measure the new placement.
+time windows: a single burst, or load that moves between nodes, causes no plan. After a plan there
+is a pause, to measure the new placement.
 
 A plan is advice: placement checks that it is still valid before it moves a partition. The key of a
 record of ``__plans`` is the kind of the plan, so a newer plan replaces the older one of its
@@ -245,7 +245,7 @@ class _Draft:
         return self._add(Action.MOVE, best, giver, receiver)
 
     def _split(self, giver: str, receiver: str, *, above: float) -> bool:
-        """Split the node's largest partition if its load is above ``above`` times the mean load."""
+        """Split the giver's largest partition if it has over ``above`` times the mean node load."""
         for partition in self._of(giver)[:1]:
             score = self._scores[partition]
             if score > above * self._mean and self.loads[receiver] + score / 2 < self.loads[giver]:

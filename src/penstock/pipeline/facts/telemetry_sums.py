@@ -1,7 +1,7 @@
-"""Sums records of ``__telemetry`` by minute, and sums by minute to sums by hour or day, in the
-executors of the job ``telemetry``. Rows with equal ``KEYS`` become one row, with the sums of
-counters, the maxima or minima of gauges, and merged histograms. So a rollup of rollups, in any
-order, equals one rollup of all rows.
+"""Sums up records of ``__telemetry`` by minute, and these sums by hour or day, in the executors of
+the job ``telemetry``. Rows with equal ``KEYS`` become one row, with the sums of counters, the
+maxima or minima of gauges, and merged histograms. So a rollup of rollups, in any order, equals one
+rollup of all rows.
 
 Two kinds of rows do not come from nodes: a ``source`` row has the end offset of a batch in one
 partition; a ``reject`` row has the number of records that could not be read, and the reason.
@@ -272,7 +272,7 @@ def _rows_of_lists(facts: wire.TelemetryFacts) -> pa.Table:
 
 
 def names_of(columns: Sequence[str]) -> list[str]:
-    """Quote column names for Spark, because some (``group``) are SQL keywords."""
+    """Quote column names for Spark, because some, such as ``group``, are SQL keywords."""
     return [f"`{name}`" for name in columns]
 
 

@@ -63,7 +63,7 @@ Name = tuple[str, str]  # node, incarnation
 
 
 class Flushes:
-    """The numbers of the flushes that were counted. A node writes one record per flush."""
+    """The sequence numbers of counted flushes. A node writes one record per flush."""
 
     def __init__(self) -> None:
         self.ranges: dict[Name, list[tuple[int, int]]] = {}
@@ -267,7 +267,7 @@ class Written:
 def write(
     frame: "DataFrame", reading: "RecordReader", *, seen: Flushes, turn: int, lake: Path
 ) -> Written:
-    """Sum records in Spark tasks, which write the sums to files. ``reading`` decodes ``frame``."""
+    """Sum the records that ``reading`` decodes from ``frame``, and write the sums to files."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from write_share(reading(batches), seen=seen, turn=turn, lake=lake)

@@ -69,7 +69,7 @@ class Signature(NamedTuple):
 def signature_of(
     source: str, attributes: Mapping[str, bytes], body: bytes, *, error_name: str | None = None
 ) -> Signature:
-    """Compute the signature of a message, whose attribute ``error_name`` has the error text."""
+    """Compute a message's signature. ``error_name`` names the attribute with the error text."""
     by_name = {name.lower(): value for name, value in list(attributes.items())[:NAMES_MAX]}
     error = masked(_error_text(by_name, error_name)) if by_name else ""
     kinds = [

@@ -3,7 +3,7 @@ check rows against them. A mistake in any rule of a file is reported before any 
 
 Each rule of a topic becomes one column that is true where a row fails, so that all rules are
 checked in one pass and counted in one aggregation; ``unique`` rules add a sort. A missing value
-only fails ``not_null``, so that each fault is counted once. JSON is parsed once for each row, as a
+fails only ``not_null``, so that each fault is counted once. JSON is parsed once for each row, as a
 variant. A body that is not JSON has no fields."""
 
 import re
@@ -213,7 +213,7 @@ class Result(NamedTuple):
 def mark(
     rows: "DataFrame", rules: Sequence[Rule], history: "DataFrame | None" = None
 ) -> "DataFrame":
-    """Add a column ``fail_N`` for each rule on rows. ``unique`` rules also read ``history``."""
+    """Add a column ``fail_N`` per rule that checks rows. ``unique`` rules also read ``history``."""
     marked = rows.selectExpr("*", f"false AS {_HISTORY}")
     if history is not None:
         marked = marked.unionByName(history.selectExpr("*", f"true AS {_HISTORY}"))

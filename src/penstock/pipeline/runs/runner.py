@@ -6,7 +6,7 @@
                                   └──► failed       any other error
 
 Spark reports errors as text, so the text is searched for known transient errors, after which the
-checkpoint is intact; all others count as permanent.
+checkpoint is intact; all other errors count as permanent.
 
 A stream is stopped between two batches, because Spark's ``stop`` would discard the current one.
 Signals are read from a pipe (``set_wakeup_fd``): a Python handler runs in the main thread, which
@@ -110,7 +110,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _text(error: BaseException) -> str:
-    """Return an error's text, even if it would come from a JVM that has ended."""
+    """Return an error's text, or a substitute if the text was in a JVM that has ended."""
     try:
         return str(error)
     except Exception:
@@ -323,7 +323,7 @@ class _Run:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Stop the job on signals: on the first after its current batch, on the second at once.
+        """Stop the job on signals: the first stops it after the current batch, the second at once.
         Outside the main thread, signals are left to the caller."""
         reader, writer = os.pipe()  # the number of each signal, as a byte
         os.set_blocking(writer, False)  # required by signal.set_wakeup_fd
