@@ -67,7 +67,7 @@ def test_what_is_no_record_of_this_version_is_refused() -> None:
         decode(b"\xc1")
     uneven = facts()
     uneven.columns.op.append("one too many")
-    with pytest.raises(UsageUnreadable, match="column op has 3 rows, others have 2"):
+    with pytest.raises(UsageUnreadable, match="column op has 3 rows instead of 2"):
         decode(encode(uneven))
     plain = msgspec.to_builtins(facts())
     del plain["columns"]["op"]

@@ -58,8 +58,8 @@ class RemoteBroker:
         chance: Callable[[int], int] = random.getrandbits,
     ) -> None:
         """Create a client. ``caller`` returns the connection to the node or raises Unreachable,
-        ``parked`` a separate connection for long polls, ``epoch_of`` the known leader epoch of a
-        partition. ``outcomes`` counts the calls by outcome."""
+        ``parked`` returns a second connection for long polls, and ``epoch_of`` returns the known
+        leader epoch of a partition. ``outcomes`` counts the calls by outcome."""
         self._caller = caller
         self._parked = parked or caller
         self._epoch_of = epoch_of

@@ -68,7 +68,7 @@ class Form(Generic[Facts, Block]):
             if not column and name in self._nothing:
                 setattr(columns, name, [self._nothing[name]] * count)
             elif len(column) != count:
-                raise self._unreadable(f"column {name} has {len(column)} rows, others have {count}")
+                raise self._unreadable(f"column {name} has {len(column)} rows instead of {count}")
         return facts
 
     def block(self, value: bytes) -> Block:

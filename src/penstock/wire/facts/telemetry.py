@@ -52,7 +52,7 @@ def bucket_of(seconds: float) -> int:
 
 
 def bound(bucket: int) -> float:
-    """Return the upper bound of a bucket in seconds (of the last bucket, the lower bound)."""
+    """Return the upper bound of a bucket in seconds; for the last bucket, the lower bound."""
     return BOUNDS_SECONDS[min(bucket, BUCKET_LAST - 1)]
 
 

@@ -172,7 +172,7 @@ def _reply_of(kind: type[BrokerCall[Any]]) -> Any:
         for generic in vars(base).get("__orig_bases__", ()):
             if get_args(generic):
                 return get_args(generic)[0]
-    raise AssertionError(f"{kind.__name__} names no reply")
+    raise AssertionError(f"{kind.__name__} does not declare the type of its reply")
 
 
 # ── Requests ─────────────────────────────────────────────────────────────────────────────────
