@@ -126,7 +126,7 @@ class CalleeRefused(CalleeUnavailable): ...
 
 
 class Bulkhead:
-    """Limits the calls to one callee. ``call`` makes a whole call; other callers use ``enter`` or
+    """Limits the calls to one callee. ``call`` makes a whole call. Without it, use ``enter`` or
     ``park`` before the call, and ``left`` or ``failed`` after it."""
 
     def __init__(

@@ -38,7 +38,7 @@ class Peer(asyncio.BaseProtocol):
 
     @abstractmethod
     def close_if_idle(self) -> None:
-        """Close the connection now, or after the reply to the request in progress."""
+        """Close the connection if it is idle, otherwise after the reply to the current request."""
 
     def abort(self) -> None:
         self._transport.abort()

@@ -2,7 +2,7 @@
 
 A call about one partition goes to its leader, a call about a whole queue to all its leaders, whose
 replies are joined. A task that moves messages runs at the leader of the first partition of its
-source queue. That leader also creates the shares of a topic.
+source queue. The leader of a topic's first partition also creates the topic's shares.
 
 A message to a standard queue may go to any partition that has a leader. Sending a message to
 another node costs about twice as much as storing it locally. So a node stores messages in the
@@ -95,7 +95,7 @@ class Router:
         return self._leaders.at_leader(source, 0, call)
 
     async def _cancel_move(self, call: calls.CancelMove) -> MoveTask | None:
-        """Find and cancel a move task. It may run at a node that no longer leads the queue."""
+        """Cancel a task that moves messages, at any node: the leader may have changed."""
         error: PenstockError | None = None
         leaders = self._leaders
         for node in sorted(leaders.routes.nodes(), key=lambda node: node != leaders.own_node):

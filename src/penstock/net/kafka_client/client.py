@@ -158,8 +158,7 @@ class KafkaClient:
 
     def retried(self, ask: Callable[[], T], *, is_repeatable: bool = True) -> T:
         """Call ``ask`` until it succeeds, fails for good, or the timeout is over. After a lost
-        reply, ``ask`` is called again only if it is repeatable and the cluster was reached
-        before."""
+        reply, ``ask`` is called again only if it is repeatable and the cluster was once reached."""
         ends_at = time.monotonic() + self._dialling.timeout_s
         pause_s = _PAUSE_S
         while True:
@@ -226,15 +225,14 @@ class KafkaClient:
         for node in self.nodes() if nodes is None else nodes:
             reply = self.call(_LIST_GROUPS, ListGroupsRequest(), node=node)
             if reply.error_code:
-                raise KafkaRefused(reply.error_code, subject=f"list of groups of node {node}")
+                raise KafkaRefused(reply.error_code, subject=f"listing the groups of node {node}")
             for one in reply.groups:
                 kind = (one.group_type or "classic").lower()
                 found.append(Group(one.group_id, node, kind, one.group_state, one.protocol_type))
         return sorted(found)
 
     def coordinator(self, name: str, *, kind: int = GROUP) -> int:
-        """Return the coordinator of a group, or of a transactional id if ``kind`` is
-        TRANSACTION."""
+        """Return the coordinator of a group, or of a transactional id (``kind`` TRANSACTION)."""
         from penstock.wire.kafka.generated.find_coordinator import FindCoordinatorRequest
 
         request = FindCoordinatorRequest(key=name, key_type=kind)
@@ -415,7 +413,7 @@ class KafkaClient:
         return by_node
 
     def _by_place(self, replies: Iterable[Any]) -> dict[Place, Any]:
-        """Return the replies by partition, and forget leaders that are out of date."""
+        """Return the reply for each partition, and forget leaders that are out of date."""
         by_place: dict[Place, Any] = {}
         for reply in replies:
             for topic in reply.topics:

@@ -51,7 +51,7 @@ class MalformedFrame(PenstockError): ...
 
 
 class HelloRefused(PenstockError):
-    """The other node has the wrong cluster or version, or an id that is not in its certificate."""
+    """The handshake failed because of the other node's cluster, version, certificate or proof."""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):

@@ -14,10 +14,11 @@ chooses request ids, and may not reuse the id of a request in progress.
 A connection begins with one HELLO in each direction, the caller's first. HELLO has version 0, and
 its layout never changes. From it both nodes find the highest version that both support, and all
 later frames have this version. Between processes that share a secret there are two HELLO in each
-direction, and the first pair proves the secret. To change other frames, raise VERSION_MAX, keep
-reading the previous version, and raise VERSION_MIN in the release after next, so that a cluster can
-be upgraded node by node. New calls, and new fields with defaults at the end of a payload, need no
-new version. Any other change needs a new feature level of the cluster, which excludes older nodes.
+direction, so that both ends can prove the secret (see below). To change other frames, raise
+VERSION_MAX, keep reading the previous version, and raise VERSION_MIN in the release after next, so
+that a cluster can be upgraded node by node. New calls, and new fields with defaults at the end of a
+payload, need no new version. Any other change needs a new feature level of the cluster, which
+excludes older nodes.
 
 ``net/frames.py`` splits a stream into frames and never allocates memory for a forbidden length.
 

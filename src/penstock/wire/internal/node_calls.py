@@ -9,9 +9,9 @@ Coordinators call each other, because different nodes may coordinate a group and
 that commits offsets for it, or a transaction and the partitions that it writes to. The codes in
 these calls are Kafka's error codes.
 
-A backup first calls HOLD on every node, to stop messages that move from one log to another
-(crossings). Then it calls POSITIONS three times (``broker/backup_positions.py``). Then it calls
-HOLD again, to let messages move but keep the segments to copy until the backup is complete."""
+A backup first calls HOLD on every node, to stop messages that move from one log to another. Then it
+calls POSITIONS three times (``broker/backup_positions.py``). Then it calls HOLD again, to let
+messages move but keep the segments that the backup copies."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -79,7 +79,7 @@ class StandingsRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StandingsReply(msgspec.Struct, frozen=True, array_like=True):
-    """The last epoch and end offset of each partition, (-2, -1) if the node has no replica."""
+    """The last epoch and the end offset of each replica, or (-2, -1) if the node has none."""
 
     incarnation: int
     standings: Sequence[tuple[int, int]] = ()
