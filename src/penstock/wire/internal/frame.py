@@ -186,7 +186,7 @@ def check_proof(secret: bytes, side: Side, *, caller: Hello, answerer: Hello, po
     expected = prove(secret, side, caller=caller, answerer=answerer, port=port)
     if len(shown.nonce) != NONCE_BYTES or not hmac.compare_digest(shown.proof, expected):
         raise HelloRefused(
-            f"Node {shown.node_id} has not proved that it knows the secret shared by the workers."
+            f"Node {shown.node_id} did not prove that it knows the secret shared by the workers."
         )
 
 
