@@ -61,7 +61,7 @@ def test_a_missing_number_is_zero_and_an_unknown_column_is_passed_over() -> None
 
 
 def test_what_is_no_record_of_this_version_is_refused() -> None:
-    with pytest.raises(UsageUnreadable, match="version 9, only 1 is supported"):
+    with pytest.raises(UsageUnreadable, match="version 9; only 1 is supported"):
         decode(encode(msgspec.structs.replace(facts(), v=9)))
     with pytest.raises(UsageUnreadable, match="not a usage record"):
         decode(b"\xc1")

@@ -101,8 +101,7 @@ class InternalConfig:
 @dataclass(frozen=True, slots=True)
 class NodeEnd:
     """The settings of this node for its connections to other nodes. ``check_hello`` raises
-    HelloRefused for an unsuitable peer. With a ``secret``, both ends must prove that they know
-    it."""
+    HelloRefused for an unsuitable peer. If ``secret`` is set, both ends must prove it."""
 
     node_id: str
     cluster_id: str

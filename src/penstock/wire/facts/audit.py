@@ -92,7 +92,7 @@ def decode(value: bytes) -> AuditRecord:
         raise AuditUnreadable(f"the value is not an audit record: {error}") from None
     if record.v != VERSION:
         raise AuditUnreadable(
-            f"the audit record has version {record.v}, only {VERSION} is supported"
+            f"the audit record has version {record.v}; only {VERSION} is supported"
         )
     return record
 

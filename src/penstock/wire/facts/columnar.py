@@ -81,6 +81,6 @@ class Form(Generic[Facts, Block]):
             raise self._unreadable(f"the value is not a {self._noun} record: {error}") from None
         if found.v != self._version:
             raise self._unreadable(
-                f"the {self._noun} record has version {found.v}, only {self._version} is supported"
+                f"the {self._noun} record has version {found.v}; only {self._version} is supported"
             )
         return found

@@ -155,7 +155,7 @@ def decode_hello(frame: bytes | memoryview) -> Hello:
 
 
 def agree(own: Hello, other: Hello) -> int:
-    """Return the version of all later frames. Raises HelloRefused if the nodes are incompatible."""
+    """Return the version of all later frames. Raises HelloRefused for an incompatible node."""
     if own.cluster_id != other.cluster_id:
         raise HelloRefused(
             f"Node {other.node_id} belongs to cluster {other.cluster_id}, but node {own.node_id}"
