@@ -66,7 +66,7 @@ class Breaker:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether a failure since the last success concerns more than one tenant."""
+        """Return whether failures since the last success concern more than one tenant."""
         return self._general_failures > 0 or len(self._tenants) >= TENANTS_MIN
 
     def state(self, *, now_ms: int) -> BreakerState:
@@ -77,7 +77,7 @@ class Breaker:
         return BreakerState.OPEN
 
     def admits(self, *, now_ms: int) -> bool:
-        """Return whether a call may be made now. If so, the caller must report its result."""
+        """Return whether a call may be made now. If so, the result of the call must be reported."""
         if not self._is_open:
             return True
         if self._is_probing or now_ms < self._retry_at_ms:
@@ -126,7 +126,7 @@ class CalleeRefused(CalleeUnavailable): ...
 
 
 class Bulkhead:
-    """Limits the calls to one callee. ``call`` makes a whole call; other callers use ``enter`` or
+    """Limits the calls to one callee. ``call`` makes a whole call. Without it, use ``enter`` or
     ``park`` before the call, and ``left`` or ``failed`` after it."""
 
     def __init__(
@@ -196,7 +196,7 @@ class Bulkhead:
         topic: Topic | None = None,
         partition: int = ALL_PARTITIONS,
     ) -> T:
-        """Make a call unless the bulkhead rejects it. ``work`` returns the awaitable."""
+        """Make a call by awaiting ``work()``, unless the bulkhead rejects the call."""
         number = self.enter(topic, partition)
         try:
             reply = await work()

@@ -1,6 +1,6 @@
 """The bulkheads around everything that a frontend calls: the metadata service, and each node that
 serves partitions. The group and transaction coordinators of a node have separate bulkheads, because
-the log of one may hang while the others work. Metrics and the admin API show their states.
+the log of one may hang while the others work. Metrics and the admin API show all bulkheads.
 
 A broker call passes only one bulkhead: that of the metadata service, of the local broker, or of the
 other node to which ``routing`` sends the call."""

@@ -125,7 +125,7 @@ class FrameReader:
         (length,) = _LENGTH.unpack_from(view, at)
         if not 0 < length <= self.frame_bytes_max:
             raise FrameRejected(
-                f"the frame has {length} bytes, at most {self.frame_bytes_max} are allowed"
+                f"the frame has {length} bytes; at most {self.frame_bytes_max} are allowed"
             )
         start = at + LENGTH_BYTES
         stop = start + length

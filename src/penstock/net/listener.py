@@ -47,7 +47,7 @@ class Peer(asyncio.BaseProtocol):
 
     @abstractmethod
     def close_if_idle(self) -> None:
-        """Close the connection now, or after the reply to the request in progress."""
+        """Close the connection if it is idle, otherwise after the reply to the current request."""
 
     def abort(self) -> None:
         self._transport.abort()
@@ -165,11 +165,11 @@ class Listener:
         self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
 
     def swept(self) -> None:
-        """Called twice a second, at the beginning of each sweep."""
+        """A hook for subclasses, called at the beginning of each sweep, twice a second."""
 
 
 def source_of(address: str) -> str:
-    """Return the address to count connections by: for IPv6 the /64 network, not one address."""
+    """Return the address under which a connection is counted: for IPv6, its /64 network."""
     if ":" not in address:
         return address
     try:

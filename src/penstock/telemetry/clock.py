@@ -36,7 +36,7 @@ class SystemClock:
 
 
 def elapsed_trustworthy(before: ClockAnchor, now: ClockAnchor) -> bool:
-    """Return whether neither a reboot nor a change of the wall clock came between two anchors."""
+    """Return whether there was no reboot and no change of the wall clock between two anchors."""
     if not before.boot_id or before.boot_id != now.boot_id:
         return False
     return abs(before.offset_ms - now.offset_ms) <= JUMP_MS_MAX

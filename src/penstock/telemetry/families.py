@@ -72,8 +72,8 @@ WAITS = _gauge("waits: Parked long polls: receive calls that wait for a message.
 
 # ── Rejections and targets of the frontend ───────────────────────────────────────────────────
 FRONTEND_THROTTLED = _counter(
-    "frontend_throttled_total{tenant_class,limit}: Requests rejected by a limit; tenant_class own:"
-    " requests of the node's own tenant."
+    "frontend_throttled_total{tenant_class,limit}: Requests rejected by a limit; tenant_class is"
+    " own for the node's own tenant."
 )
 FRONTEND_REPEATED = _counter(
     "frontend_repeated_total: Retried requests that got the stored reply of the first attempt."
@@ -212,8 +212,8 @@ ELECTIONS = _counter(
     "elections_total{reason}: Leaders elected by this node as the manager, by reason."
 )
 PARTITION_CHANGES = _counter(
-    "partition_changes_total{kind}: Other changes of partitions by this node as the manager, by "
-    "kind."
+    "partition_changes_total{kind}: Changes of partitions by this node as the manager, except "
+    "elections, by kind."
 )
 FEATURE_LEVEL = _gauge("feature_level: Feature level of the cluster.")
 FEATURE_LEVEL_MAX = _gauge("feature_level_max: Highest feature level that this node supports.")

@@ -143,8 +143,8 @@ class Meter:
 def render_samples(
     by_family: Mapping[Family, Sequence[Sample]],
 ) -> Generator[None, None, list[bytes]]:
-    """Return samples as pieces of text. The generator yields None every 2 ms or so, to let the
-    event loop do other work."""
+    """Render samples in pieces of text, which are the generator's return value. It yields None
+    about every 2 ms, to let the event loop do other work."""
     pieces: list[bytes] = []
     for family, samples in by_family.items():
         for start in range(0, len(samples), RENDERED_SAMPLES):

@@ -61,13 +61,13 @@ def test_a_missing_number_is_zero_and_an_unknown_column_is_passed_over() -> None
 
 
 def test_what_is_no_record_of_this_version_is_refused() -> None:
-    with pytest.raises(UsageUnreadable, match="version 9, only 1 is supported"):
+    with pytest.raises(UsageUnreadable, match="version 9; only 1 is supported"):
         decode(encode(msgspec.structs.replace(facts(), v=9)))
     with pytest.raises(UsageUnreadable, match="not a usage record"):
         decode(b"\xc1")
     uneven = facts()
     uneven.columns.op.append("one too many")
-    with pytest.raises(UsageUnreadable, match="column op has 3 rows, others have 2"):
+    with pytest.raises(UsageUnreadable, match="column op has 3 rows instead of 2"):
         decode(encode(uneven))
     plain = msgspec.to_builtins(facts())
     del plain["columns"]["op"]

@@ -1,1 +1,1 @@
-"""Connections between nodes: the calling side, the listening side, and what both share."""
+"""Connections between nodes: the calling side, the listening side, and the code that both use."""

@@ -347,7 +347,7 @@ class InternalClient:
 
 
 class FirstReachable:
-    """Calls one of several equivalent nodes, and changes to the next when that one fails."""
+    """Calls one of several equivalent nodes. After a failed call, the next node is used."""
 
     def __init__(
         self,

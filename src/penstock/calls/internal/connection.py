@@ -101,8 +101,7 @@ class InternalConfig:
 @dataclass(frozen=True, slots=True)
 class NodeEnd:
     """The settings of this node for its connections to other nodes. ``check_hello`` raises
-    HelloRefused for an unsuitable peer. With a ``secret``, both ends must prove that they know
-    it."""
+    HelloRefused for an unsuitable peer. If ``secret`` is set, both ends must prove it."""
 
     node_id: str
     cluster_id: str
@@ -237,9 +236,9 @@ class NodeConnection(Peer, asyncio.BufferedProtocol):
         return wire.decode_hello(frame)
 
     def _has_proved(self, hello: Hello, secret: bytes) -> bool:
-        """Return whether the peer has proved the shared secret: False for its first hello, which is
-        answered with this node's proof, and True for its second hello. Raises HelloRefused if a
-        proof is wrong."""
+        """Check a hello, and return whether the peer has now proved that it knows the secret. This
+        takes two hellos; the first is answered with this node's proof. Raises HelloRefused if the
+        peer's proof is wrong."""
         is_caller, first = self.side is Side.CALLER, self._first
         if first is not None and msgspec.structs.replace(hello, proof=b"") != first:
             raise HelloRefused(f"The second hello of node {hello.node_id} differs from its first.")

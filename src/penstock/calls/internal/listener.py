@@ -1,8 +1,8 @@
 """Serves the calls of other nodes.
 
 Replies are sent in the order in which they are ready. A call that is served from memory needs no
-task. The hello states a maximum of calls in progress; calls beyond it are rejected, because the
-caller should queue them. When a connection is lost, its calls are cancelled."""
+task. The hello states the maximum number of calls in progress. The listener rejects further calls,
+which the caller should have queued. When a connection is lost, its calls are cancelled."""
 
 import asyncio
 import logging

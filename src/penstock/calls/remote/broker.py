@@ -7,10 +7,10 @@ If the reply to a lease call is lost, late or no longer wanted, the call GIVE_BA
 messages. GIVE_BACK is sent on the same connection, so it cannot overtake the lease call. It names
 the lease call by a ticket number that is used only once.
 
-All listeners on partitions of one topic share one call that waits at the other node. It contains
-the known state of each partition, and is made again after each reply, which comes when a state has
-changed or the wait is over. If the node does not reply or no longer leads a partition, the
-listeners are called as well, and the next call is made after a pause."""
+All listeners on partitions of one topic share one call that waits at the other node. This call
+contains the known state of each partition, and is made again after each reply. The reply comes when
+a state has changed or the wait is over. If the node does not reply or no longer leads a partition,
+the listeners are called as well, and the next call is made after a pause."""
 
 import asyncio
 import random
@@ -58,8 +58,8 @@ class RemoteBroker:
         chance: Callable[[int], int] = random.getrandbits,
     ) -> None:
         """Create a client. ``caller`` returns the connection to the node or raises Unreachable,
-        ``parked`` a separate connection for long polls, ``epoch_of`` the known leader epoch of a
-        partition. ``outcomes`` counts the calls by outcome."""
+        ``parked`` returns a second connection for long polls, and ``epoch_of`` returns the known
+        leader epoch of a partition. ``outcomes`` counts the calls by outcome."""
         self._caller = caller
         self._parked = parked or caller
         self._epoch_of = epoch_of

@@ -5,12 +5,12 @@ service rejects a call whose leader epoch differs from the current one and names
 one of the two nodes does not know of an election yet. The service also remembers the leases of each
 ticket for a while, so that they can be released if the reply was lost.
 
-A listener cannot be sent to another node. Instead the other node repeats a call that states what it
-knows, and the call waits here until that has changed. A wait for new end offsets states the offsets
-that the caller knows, and nothing is kept here between two calls. A wait for records of a share to
-become available again has no such state, so these events are counted here, from the first call
-until a while after the last. A new counter, also after an election, begins with a number that was
-never sent, so the other node checks once more than needed, which is safe."""
+A listener cannot be sent to another node. Instead the other node repeats a call that contains the
+state it knows, and the call waits here until the state is different. For new end offsets, this
+state is the offsets, and nothing is kept here between two calls. If records become available again
+in a share (a lease cursor over a topic), no state shows this. So these events are counted here,
+from the first call until a while after the last. A new counter, also after an election, begins with
+a number that was never sent, so the other node checks once more than needed, which is safe."""
 
 import asyncio
 import secrets

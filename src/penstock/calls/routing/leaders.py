@@ -40,7 +40,7 @@ C = TypeVar("C", bound=BrokerCall[Any])
 
 
 class Routes(Protocol):
-    """The leaders that this node knows. A share has the leaders of its source topic."""
+    """The leaders that this node knows. A share has the leaders of the topic that it reads."""
 
     def leader(self, topic: Topic, partition: int) -> tuple[int, int] | None:
         """Return the node id and the epoch of the leader, or None if no leader is known."""

@@ -337,9 +337,9 @@ class _Queue:
 
 class NodeOrder:
     """The order in which the leaders of a queue are asked for messages. This node usually comes
-    first, because that needs no network call. Another node comes first every fourth time, as long
-    as its messages have waited longer than those here. If they have not, another node comes first
-    half as often, down to every thirty-second time, but at least once a second."""
+    first, because that needs no network call. Another node comes first every fourth time. If its
+    messages have not waited longer than those here, this interval is doubled, up to every
+    thirty-second time, but another node comes first at least once a second."""
 
     def __init__(self, own_node: int) -> None:
         self._own = own_node

@@ -2,13 +2,13 @@
 
 A call about one partition goes to its leader, a call about a whole queue to all its leaders, whose
 replies are joined. A task that moves messages runs at the leader of the first partition of its
-source queue. That leader also creates the shares of a topic.
+source queue. The leader of a topic's first partition also creates the topic's shares.
 
 A message to a standard queue may go to any partition that has a leader. Sending a message to
 another node costs about twice as much as storing it locally. So a node stores messages in the
 partitions that it leads itself, round robin. A node that leads none uses the partition that the
-caller chose, or the next one whose leader is reachable. After a local partition has rejected a
-message (full disk, damage), the node uses the caller's choice for a second."""
+caller chose, or the next one whose leader is reachable. When a local partition has rejected a
+message (full disk, damage), the node also does this for one second."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -95,7 +95,7 @@ class Router:
         return self._leaders.at_leader(source, 0, call)
 
     async def _cancel_move(self, call: calls.CancelMove) -> MoveTask | None:
-        """Cancel a move task at any node, because the leader may have changed since it began."""
+        """Cancel a task that moves messages, at any node: the leader may have changed."""
         error: PenstockError | None = None
         leaders = self._leaders
         for node in sorted(leaders.routes.nodes(), key=lambda node: node != leaders.own_node):
@@ -205,7 +205,7 @@ class LocalPartitions:
 
 
 class Joining:
-    """A call to all leaders of a topic. An attempt keeps the replies of earlier attempts."""
+    """A call to all leaders of a topic. A retry keeps the replies that have already arrived."""
 
     def __init__(self, leaders: Leaders, call: calls.LeadersCall[Any]) -> None:
         rule = RULES[type(call)]

@@ -69,9 +69,9 @@ def check_head(headers: Mapping[str, str], parser: Parser, body_bytes_max: int) 
 
 
 def body_after_upgrade(headers: Mapping[str, str], parser: Parser) -> bytes:
-    """Return a header section for a second parser, which then reads the body of a request with an
-    ``Upgrade`` header; empty if there is no body. The first parser stops at the body, and bytes in
-    the body that look like a request must not be served as one."""
+    """Return the header section with which a second parser can read the body of a request that has
+    an ``Upgrade`` header, or nothing if there is no body. The first parser stops before the body,
+    and bytes in the body that look like a request must not be served as one."""
     method = parser.get_method()
     if method == b"CONNECT":
         raise Refused(400, "this server is not a proxy")

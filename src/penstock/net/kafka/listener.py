@@ -292,7 +292,7 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         task.add_done_callback(lambda task: self._served(request, task))
 
     def written(self) -> None:
-        """Called by a produce request that has its offsets, so that the next one may start."""
+        """Let the next produce request start. A produce request calls this once it has offsets."""
         self._is_written = True
         if not self._is_starting and (self._waiting or self._is_reading_paused):
             self._listener.loop.call_soon(self._start_waiting)

@@ -154,11 +154,11 @@ class KafkaClient:
                 if number:
                     self._first.insert(0, self._first.pop(number))
                 return node
-        raise AssertionError("there is at least one address")
+        raise AssertionError("the client needs at least one address")
 
     def retried(self, ask: Callable[[], T], *, is_repeatable: bool = True) -> T:
         """Call ``ask`` until it succeeds, fails for good, or the timeout is over. After a lost
-        reply, it is called again only if it is repeatable and the cluster was reached before."""
+        reply, ``ask`` is called again only if it is repeatable and the cluster was once reached."""
         ends_at = time.monotonic() + self._dialling.timeout_s
         pause_s = _PAUSE_S
         while True:
@@ -225,15 +225,14 @@ class KafkaClient:
         for node in self.nodes() if nodes is None else nodes:
             reply = self.call(_LIST_GROUPS, ListGroupsRequest(), node=node)
             if reply.error_code:
-                raise KafkaRefused(reply.error_code, subject=f"groups of node {node}")
+                raise KafkaRefused(reply.error_code, subject=f"listing the groups of node {node}")
             for one in reply.groups:
                 kind = (one.group_type or "classic").lower()
                 found.append(Group(one.group_id, node, kind, one.group_state, one.protocol_type))
         return sorted(found)
 
     def coordinator(self, name: str, *, kind: int = GROUP) -> int:
-        """Return the node that coordinates a group, or a transactional id if ``kind`` is
-        TRANSACTION."""
+        """Return the coordinator of a group, or of a transactional id (``kind`` TRANSACTION)."""
         from penstock.wire.kafka.generated.find_coordinator import FindCoordinatorRequest
 
         request = FindCoordinatorRequest(key=name, key_type=kind)
@@ -253,9 +252,9 @@ class KafkaClient:
     def offsets(
         self, wanted: Mapping[Place, int], *, is_committed: bool = False
     ) -> dict[Place, int]:
-        """Return an offset for each partition. ``wanted`` has EARLIEST, LATEST or a time in ms,
-        which finds the first record at or after that time (-1 if there is none). With
-        ``is_committed``, LATEST is the start of the first open transaction."""
+        """Return an offset for each partition. ``wanted`` has EARLIEST, LATEST or a time in ms for
+        each; a time finds the first record at or after that time (-1 if there is none). With
+        ``is_committed``, LATEST is the start of the first open transaction, if there is one."""
         from penstock.wire.kafka.generated import list_offsets as api
 
         def request(places: Sequence[Place]) -> Any:
@@ -288,8 +287,8 @@ class KafkaClient:
         self, wanted: Mapping[Place, int], *, wait_ms: int = 500, **limits: Any
     ) -> dict[Place, Fetched]:
         """Return batches of each partition. The first batch may begin before the requested offset.
-        A partition whose leader has changed is missing in the result, unless this is so for all:
-        then the call is retried. Other errors, such as OFFSET_OUT_OF_RANGE, are in the result."""
+        Partitions whose leaders have changed are missing in the result; if all are missing, the
+        call is retried. Other errors, such as OFFSET_OUT_OF_RANGE, are in the result."""
 
         def ask() -> dict[Place, Fetched]:
             replies = self.try_fetch(wanted, wait_ms=wait_ms, **limits)
@@ -344,7 +343,7 @@ class KafkaClient:
     ) -> dict[Place, int]:
         """Append one batch to each partition. Return the first offset of each, -1 for a duplicate.
         ``is_repeatable`` says that batches have a producer id and sequence numbers, so that they
-        can be sent again if no reply comes. After an error, some may have been appended."""
+        can be sent again if no reply comes. After an error, some batches may be stored."""
         left = dict(batches)
         placed: dict[Place, int] = {}
 
@@ -414,7 +413,7 @@ class KafkaClient:
         return by_node
 
     def _by_place(self, replies: Iterable[Any]) -> dict[Place, Any]:
-        """Return the replies by partition, and forget leaders that are out of date."""
+        """Return the reply for each partition, and forget leaders that are out of date."""
         by_place: dict[Place, Any] = {}
         for reply in replies:
             for topic in reply.topics:

@@ -1,1 +1,1 @@
-"""The AWS protocols, without I/O: decodes requests into typed values, and encodes replies."""
+"""The AWS protocols, without I/O: decoders for requests, and encoders for replies."""

@@ -167,7 +167,7 @@ def missing(parameter: str) -> Fault:
 
 
 def invalid_value(value: object, parameter: str, reason: str) -> Fault:
-    """Return the usual SQS error for an invalid value. The message cuts long values."""
+    """Return the usual SQS error for an invalid value. A long value is cut in the message."""
     return fault(
         "InvalidParameterValue",
         f"Value {_cut(str(value))} for parameter {parameter} is invalid. Reason: {reason}",

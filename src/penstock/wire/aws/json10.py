@@ -84,8 +84,8 @@ def encode_reply(reply: Reply | None) -> bytes:
 
 
 def encode_fault(refusal: Fault) -> tuple[bytes, Headers]:
-    """Return body and headers. The header ``x-amzn-query-error`` has the code for clients made for
-    the query protocol: without it, one SDK crashes and another reports a different code."""
+    """Return the body and headers of an error reply. The header ``x-amzn-query-error`` contains the
+    code of the query protocol: without it, one SDK crashes and another reports a different code."""
     code = ("x-amzn-query-error", f"{refusal.code};{refusal.blame}")
     # The text may repeat a rejected value with half a surrogate pair, which cannot be encoded.
     message = refusal.message.encode(errors="replace").decode()
@@ -133,7 +133,7 @@ def _masked(body: bytes) -> Generator[None, None, bytes]:
         piece = piece.replace(rb"\\", b"__").replace(rb"\"", b"__")
         quotes += piece.count(_QUOTE)
         if quotes > 2 * limits.JSON_STRINGS_MAX:
-            raise _too_many(f"has more than {limits.JSON_STRINGS_MAX} names and values")
+            raise _too_many(f"The body has more than {limits.JSON_STRINGS_MAX} names and values")
         pieces.append(piece)
         yield None
     return b"".join(pieces)
@@ -152,12 +152,12 @@ def _long_strings(masked: bytes) -> list[Span]:
         end = closing + 1
     structure += len(masked) - end
     if structure > limits.JSON_STRUCTURE_BYTES_MAX:
-        raise _too_many(f"has more than {limits.JSON_STRUCTURE_BYTES_MAX} bytes outside of strings")
+        raise _too_many(f"The body has over {limits.JSON_STRUCTURE_BYTES_MAX} bytes not in strings")
     return spans
 
 
 def _too_many(what: str) -> Fault:
-    return fault("SerializationException", f"The body {what}. Send less in one request.")
+    return fault("SerializationException", f"{what}. Send less in one request.")
 
 
 def _decode_string(body: bytes, start: int, end: int) -> Generator[None, None, str]:
@@ -173,7 +173,7 @@ def _decode_string(body: bytes, start: int, end: int) -> Generator[None, None, s
         texts.append(_decode_text(b'"%b"' % body[start:stop]))
         size += len(texts[-1])
         if size > limits.JSON_STRING_CHARS_MAX:
-            raise _too_many(f"has a value of more than {limits.JSON_STRING_CHARS_MAX} characters")
+            raise _too_many(f"A value has more than {limits.JSON_STRING_CHARS_MAX} characters")
         start = stop
         yield None
     return "".join(texts)

@@ -60,8 +60,8 @@ def fields_of(query: str, body: bytes = b"") -> dict[str, str]:
 
 
 def fields_in_steps(query: str, body: bytes) -> Generator[None, None, dict[str, str]]:
-    """Return the fields like ``fields_of``. The generator yields None every few milliseconds, to
-    let the event loop do other work."""
+    """Return the fields as ``fields_of`` does, from a generator that yields None every few
+    milliseconds to let the event loop do other work."""
     if len(body) > FORM_BYTES_MAX:
         raise fault(
             "RequestEntityTooLarge",
@@ -161,7 +161,7 @@ _READERS: Mapping[type[inspect.Type], Reader] = {
 
 def _elements(node: Node, name: str, *, wrapper: str, single: frozenset[str]) -> list[Node]:
     """Return the elements of a list, ordered by number. ``wrapper`` is the name of an extra level
-    that some clients add. A node with one of the keys in ``single`` is itself the only element."""
+    that some clients add. If ``node`` has a key in ``single``, it is itself the only element."""
     if isinstance(node, str):
         return [node] if node else []  # SDKs write an empty list as "AttributeName="
     wrapped = node.get(wrapper)
@@ -199,7 +199,7 @@ def _map_reader(read: Reader, key: str) -> Reader:
                 raise fault("MalformedInput", f"The parameter {name}.{i} must be a structure.")
             entry_key = _read_text(_first(element, keys, f"{name}.{i}"), f"{name}.{i}.{key}")
             if entry_key in result:
-                raise fault("InvalidParameterValue", f"{name} {entry_key[:256]} is given twice.")
+                raise fault("InvalidParameterValue", f"{name} {entry_key[:256]} occurs twice.")
             entry_value = _first(element, values, f"{name}.{i}")
             result[entry_key] = read(entry_value, f"{name}.{i}.Value")
         return result

@@ -50,7 +50,7 @@ def _as_text(attributes: TextMap | None) -> TextMap | None:
 
 
 class Shape(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, rename=wire_name):
-    """The base class of requests and replies, which never have reference cycles."""
+    """The base class of requests and replies, which the garbage collector need not track."""
 
 
 class Request(Shape): ...
@@ -113,7 +113,7 @@ class ChangeMessageVisibilityBatchResultEntry(Shape):
 
 
 class BatchResultErrorEntry(Shape):
-    """One rejected entry of a batch. ``code`` is the code of the query protocol, also in JSON."""
+    """One rejected entry of a batch. ``code`` is the query protocol's code, even in JSON."""
 
     id: str
     sender_fault: bool
@@ -132,8 +132,8 @@ class ReceivedMessage(Shape):
 
 
 class CallerIdentity(Shape):
-    """The reply to GetCallerIdentity. This STS action is the only one of another AWS service that
-    SQS clients and their tests send to the same endpoint, to learn their account."""
+    """The reply to GetCallerIdentity, an STS action that SQS clients and their tests send to the
+    same endpoint to learn their account."""
 
     arn: str
     user_id: str

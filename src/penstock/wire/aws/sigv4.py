@@ -150,7 +150,7 @@ class SignedRequest(Protocol):
 
 
 def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_ms: int) -> str:
-    """Check everything that needs no secret, and return the timestamp of the signature."""
+    """Check the parts of a signature that need no secret, and return its timestamp."""
     headers = request.headers
     fields = _query_fields(request.query) if request.query else _NO_FIELDS
     if scope.is_presigned:
@@ -188,7 +188,7 @@ def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_m
 class SigningKey:
     """A key for one day, region and service. Callers cache it, because deriving it takes four
     HMACs. It stores the two prepared SHA-256 states of HMAC, because preparing them would cost more
-    than the rest of a signature. It has no ``repr``, so that logs cannot contain the key."""
+    than signing. It has no ``repr``, so that logs cannot contain the key."""
 
     __slots__ = ("_inner", "_outer", "_scope")
 
@@ -223,8 +223,8 @@ def is_genuine(
     key: SigningKey,
     body_hash: str = "",
 ) -> bool:
-    """Return whether exactly this request was signed with ``key``, which must have this scope. The
-    comparison takes constant time. ``body_hash`` is the SHA-256 of the body, if known."""
+    """Return whether exactly this request was signed with ``key``, which was derived for ``scope``.
+    The comparison takes constant time. ``body_hash`` is the SHA-256 of the body, if known."""
     digest = body_hash or _hash_of(request.body)
     claimed = request.headers.get("x-amz-content-sha256", digest)
     path, query = request.path, request.query

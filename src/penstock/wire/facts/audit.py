@@ -1,7 +1,8 @@
 """Records of the audit topic ``__audit``: one record for each action, in one hash chain per node.
 
-A record's value is one JSON object with all fields in the order below. ``seq`` is the number of the
-node's previous record in the same partition plus one, ``prev_hash`` is the hash of that record:
+A record's value is one JSON object with the fields of ``AuditRecord`` in their order. ``seq`` is
+the number of the node's previous record in the same partition plus one, ``prev_hash`` is the hash
+of that record:
 
     hash(record) = SHA-256( hash(previous record) ‖ the record's value, byte for byte )
 
@@ -91,7 +92,7 @@ def decode(value: bytes) -> AuditRecord:
         raise AuditUnreadable(f"the value is not an audit record: {error}") from None
     if record.v != VERSION:
         raise AuditUnreadable(
-            f"the audit record has version {record.v}, only {VERSION} is supported"
+            f"the audit record has version {record.v}; only {VERSION} is supported"
         )
     return record
 
@@ -120,7 +121,7 @@ def link_of(value: bytes) -> Link:
 
 
 def breaks(values: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield the index and the reason of each break in the chains of all nodes."""
+    """Yield the index of each record that breaks the hash chain of its node, and the reason."""
     links: dict[str, Link] = {}
     for count, value in enumerate(values):
         try:

@@ -68,7 +68,7 @@ class Form(Generic[Facts, Block]):
             if not column and name in self._nothing:
                 setattr(columns, name, [self._nothing[name]] * count)
             elif len(column) != count:
-                raise self._unreadable(f"column {name} has {len(column)} rows, others have {count}")
+                raise self._unreadable(f"column {name} has {len(column)} rows instead of {count}")
         return facts
 
     def block(self, value: bytes) -> Block:
@@ -81,6 +81,6 @@ class Form(Generic[Facts, Block]):
             raise self._unreadable(f"the value is not a {self._noun} record: {error}") from None
         if found.v != self._version:
             raise self._unreadable(
-                f"the {self._noun} record has version {found.v}, only {self._version} is supported"
+                f"the {self._noun} record has version {found.v}; only {self._version} is supported"
             )
         return found

@@ -3,14 +3,15 @@
 
 The column ``kind`` says what a row describes: ``calls`` (sums of one operation on a queue or
 topic), ``partition`` (sums of appends, and start and end of the log), ``queue`` (current state of a
-queue or share), ``lag`` (of a group on a partition) or ``node``. Each kind uses some columns.
+queue or share), ``lag`` (of a consumer group on a partition) or ``node``. A row uses only the
+columns of its kind.
 
-Durations are counted in buckets that grow by the eighth root of two, so a value is known to 9 %,
-and histograms are merged by adding their counts. Bucket 0 has durations up to
+Durations are counted in buckets that grow by the eighth root of two, so a value is known to within
+9 %, and histograms are merged by adding their counts. Bucket 0 has durations up to
 ``BUCKET_SECONDS_MIN``, bucket ``i`` those above ``bound(i - 1)`` and up to ``bound(i)``, and the
 last bucket all longer ones. A histogram is a list: the number of the first used bucket, then the
-counts from that bucket to the last used one. It is empty if nothing was counted. Other buckets
-would need a new ``VERSION``."""
+counts from that bucket to the last used one. It is empty if nothing was counted. A change of the
+buckets needs a new ``VERSION``."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,7 @@ def bucket_of(seconds: float) -> int:
 
 
 def bound(bucket: int) -> float:
-    """Return the upper bound of a bucket in seconds (of the last bucket, the lower bound)."""
+    """Return the upper bound of a bucket in seconds; for the last bucket, the lower bound."""
     return BOUNDS_SECONDS[min(bucket, BUCKET_LAST - 1)]
 
 

@@ -172,7 +172,7 @@ def _reply_of(kind: type[BrokerCall[Any]]) -> Any:
         for generic in vars(base).get("__orig_bases__", ()):
             if get_args(generic):
                 return get_args(generic)[0]
-    raise AssertionError(f"{kind.__name__} names no reply")
+    raise AssertionError(f"{kind.__name__} does not declare the type of its reply")
 
 
 # ── Requests ─────────────────────────────────────────────────────────────────────────────────
@@ -346,8 +346,8 @@ class AdvancedReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Available(OfTopic, frozen=True, array_like=True):
-    """A call that waits until records become available in one of the partitions. ``known`` has, for
-    each partition, the number from the last reply, or 0 before the first reply."""
+    """A call that waits until records become available in one of the partitions. Each such event
+    changes the partition's number. ``known`` has the numbers of the last reply, at first 0."""
 
     wait_ms: int
     known: Sequence[tuple[int, int]]

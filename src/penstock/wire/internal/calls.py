@@ -24,7 +24,7 @@ encode = msgspec.msgpack.Encoder().encode  # a request or a reply
 
 
 class Call(Generic[Q, R]):
-    """One type of call. ``errors`` are errors that it may raise besides those of every call."""
+    """One type of call. ``errors`` are the errors that it may raise besides the common errors."""
 
     def __init__(
         self,
@@ -52,15 +52,13 @@ class Call(Generic[Q, R]):
         try:
             return self._decode_request(payload)
         except (msgspec.DecodeError, ValueError) as error:
-            raise InvalidRequest(
-                f"The request of {self.name} cannot be decoded: {error}"
-            ) from error
+            raise InvalidRequest(f"The {self.name} request cannot be decoded: {error}") from error
 
     def decode_reply(self, payload: bytes | memoryview) -> R:
         try:
             return self._decode_reply(payload)
         except (msgspec.DecodeError, ValueError) as error:
-            raise MalformedFrame(f"the reply to {self.name} cannot be decoded: {error}") from error
+            raise MalformedFrame(f"the {self.name} reply cannot be decoded: {error}") from error
 
 
 class Nothing(msgspec.Struct, frozen=True, array_like=True): ...

@@ -51,7 +51,7 @@ class MalformedFrame(PenstockError): ...
 
 
 class HelloRefused(PenstockError):
-    """The other node has the wrong cluster or version, or an id that is not in its certificate."""
+    """The handshake failed because of the other node's cluster, version, certificate or proof."""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -75,7 +75,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode_failure(error: BaseException) -> bytes:
-    """Encode any error. This never fails, because the caller would wait in vain for a reply."""
+    """Encode any error. This must not fail, because then the caller would get no reply."""
     if not isinstance(error, PenstockError):
         return _encode(Failure((PeerFailed.__name__,), "The node failed; see its log."))
     names = tuple(one.__name__ for one in type(error).__mro__ if issubclass(one, PenstockError))
@@ -97,7 +97,7 @@ def _text(text: str) -> str:
 def decode_failure(
     payload: bytes | memoryview, *, more: Mapping[str, type[PenstockError]]
 ) -> PenstockError:
-    """Return the error in a payload. ``more`` has the error classes of single calls, by name."""
+    """Return the error in a payload. ``more`` has additional error classes by name."""
     try:
         failure = _decoder.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:

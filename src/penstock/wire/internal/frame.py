@@ -14,10 +14,11 @@ chooses request ids, and may not reuse the id of a request in progress.
 A connection begins with one HELLO in each direction, the caller's first. HELLO has version 0, and
 its layout never changes. From it both nodes find the highest version that both support, and all
 later frames have this version. Between processes that share a secret there are two HELLO in each
-direction, and the first pair proves the secret. To change other frames, raise VERSION_MAX, keep
-reading the previous version, and raise VERSION_MIN in the release after next, so that a cluster can
-be upgraded node by node. New calls, and new fields with defaults at the end of a payload, need no
-new version. Any other change needs a new feature level of the cluster, which excludes older nodes.
+direction, so that both ends can prove the secret (see below). To change other frames, raise
+VERSION_MAX, keep reading the previous version, and raise VERSION_MIN in the release after next, so
+that a cluster can be upgraded node by node. New calls, and new fields with defaults at the end of a
+payload, need no new version. Any other change needs a new feature level of the cluster, which
+excludes older nodes.
 
 ``net/frames.py`` splits a stream into frames and never allocates memory for a forbidden length.
 
@@ -154,7 +155,7 @@ def decode_hello(frame: bytes | memoryview) -> Hello:
 
 
 def agree(own: Hello, other: Hello) -> int:
-    """Return the version of all later frames. Raises HelloRefused if the nodes are incompatible."""
+    """Return the version of all later frames. Raises HelloRefused for an incompatible node."""
     if own.cluster_id != other.cluster_id:
         raise HelloRefused(
             f"Node {other.node_id} belongs to cluster {other.cluster_id}, but node {own.node_id}"
@@ -185,7 +186,7 @@ def check_proof(secret: bytes, side: Side, *, caller: Hello, answerer: Hello, po
     expected = prove(secret, side, caller=caller, answerer=answerer, port=port)
     if len(shown.nonce) != NONCE_BYTES or not hmac.compare_digest(shown.proof, expected):
         raise HelloRefused(
-            f"Node {shown.node_id} did not prove the secret that the workers of this server share."
+            f"Node {shown.node_id} did not prove that it knows the secret shared by the workers."
         )
 
 

@@ -3,15 +3,15 @@
 Followers read the log of a partition with ``replica fetch``. One call requests many partitions from
 one leader, and the reply comes as soon as any of them has changes. Partitions without changes are
 not in the reply and are requested again, so that over time busy and quiet partitions are in
-different calls. Every request for a partition has a number, which the reply repeats (rule R16).
+different calls. Every request for a partition has a number, which the reply repeats.
 
 Coordinators call each other, because different nodes may coordinate a group and the transaction
 that commits offsets for it, or a transaction and the partitions that it writes to. The codes in
 these calls are Kafka's error codes.
 
-A backup first calls HOLD on every node, to stop messages that move from one log to another
-(crossings); then POSITIONS, once for each stage; then HOLD again, to let crossings continue but
-keep the segments to copy (``broker/context/backup_hold.py``, ``broker/backup_positions.py``)."""
+A backup first calls HOLD on every node, to stop messages that move from one log to another. Then it
+calls POSITIONS three times (``broker/backup_positions.py``). Then it calls HOLD again, to let
+messages move but keep the segments that the backup copies."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -79,14 +79,14 @@ class StandingsRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StandingsReply(msgspec.Struct, frozen=True, array_like=True):
-    """The last epoch and end offset of each partition, (-2, -1) if the node has no replica."""
+    """The last epoch and the end offset of each replica, or (-2, -1) if the node has none."""
 
     incarnation: int
     standings: Sequence[tuple[int, int]] = ()
 
 
 class DropRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Asks whether a former replica may delete its files of a partition (rule R22)."""
+    """Asks the leader of a partition whether a former replica may delete its files."""
 
     topic_id: str
     index: int

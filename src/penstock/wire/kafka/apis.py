@@ -210,7 +210,8 @@ class UnknownApi(UnsupportedVersion):
 
 
 def parse_request_header(buffer: Buffer, position: int = 0) -> RequestHeader:
-    """Parse the header of a request. Raises UnknownApi, but accepts any version of ApiVersions."""
+    """Parse the header of a request. An ApiVersions request may have any version, any other request
+    must have a served version: otherwise UnknownApi is raised."""
     if len(buffer) - position < REQUEST_BYTES_MIN:
         raise short()
     key, version = _KEY_VERSION.unpack_from(buffer, position)

@@ -54,7 +54,7 @@ def check_batches(
         _, length, _, _, crc, attributes, delta, _, _, producer_id, _, _, count = header
         stop = position + length + batch.LENGTH_FROM
         if stop > end:
-            raise _corrupt(f"the batch ends {stop - end} bytes after the end of the records")
+            raise _corrupt(f"the last {stop - end} bytes of the batch are missing")
         if stop - position > bytes_max:
             raise too_large(f"the batch has {stop - position} bytes; the limit is {bytes_max}")
         # The usual batch passes this test; for others ``_check_rules`` finds the broken rule.

@@ -74,7 +74,7 @@ class _Code:
         return f"{stem}_" if count == 1 else f"{stem}_{count}"
 
     def packer(self, method: str, codes: Sequence[str]) -> str:
-        """Return the name by which the written code calls a method of ``struct.Struct``."""
+        """Return the name that the written code uses for a method of ``struct.Struct``."""
         form = "".join(codes)
         name = f"_{method}_{form.replace('16s', 'u').replace('?', 't')}"
         self.names[name] = getattr(struct.Struct(">" + form), method)
@@ -110,7 +110,7 @@ class _Reader(_Code):
         self.emit(f"position += {struct.calcsize('>' + ''.join(codes))}")
 
     def length(self, code: str) -> None:
-        """Write code that reads a length, to which flexible versions add one (0 means null)."""
+        """Write code that reads a length. Flexible versions send the length + 1, and 0 for null."""
         self.run.append(("B" if self.is_flexible else code, "length"))
         self.flush()
         if self.is_flexible:

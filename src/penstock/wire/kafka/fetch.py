@@ -1,4 +1,4 @@
-"""The codecs of Fetch requests and replies and of ShareFetch replies, compiled from these classes.
+"""The codecs of Fetch requests and replies and of ShareFetch replies.
 
 A reply is a list of buffers, which the connection writes in order. Headers alternate with batches,
 which are not copied."""

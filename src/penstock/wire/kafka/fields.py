@@ -163,7 +163,7 @@ _MANY: Final = {f"{api}.topics" for api in _TOPICS_OF.split()} | set(_OTHERS.spl
 
 
 def bound_of(api: str, array: str) -> int:
-    """Return the maximum number of elements of an array, over the whole request if it is nested."""
+    """Return the maximum number of elements of an array (if it is nested, in a whole request)."""
     if api == "AlterUserScramCredentials":
         return KAFKA_USERS_MAX
     is_many = array in _OF_PARTITIONS and (api, array) != ("SyncGroup", "assignments")

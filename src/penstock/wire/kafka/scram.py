@@ -84,7 +84,7 @@ def invented(
 ) -> ScramCredential:
     """Return a credential for a user that does not exist, so that a client cannot find out which
     users exist. A user's salt is always the same, and the keys match no password. ``counts`` has
-    the number of existing users by iterations, and invented users have the same distribution."""
+    the number of existing users for each iteration count; invented users are distributed alike."""
     place = f"{mechanism}/{account}/{user}".encode("utf-8", "surrogatepass")
     drawn, salt, stored_key, server_key = (
         hmac.digest(seed, what + place, DIGESTS[mechanism])
@@ -104,7 +104,7 @@ def _chosen(counts: Mapping[int, int], drawn: bytes) -> int:
 
 
 def scaled(drawn: bytes, size: int) -> int:
-    """Scale the number in ``drawn`` to the range from 0 to ``size`` - 1."""
+    """Return the random number in ``drawn``, scaled to the range from 0 to ``size`` - 1."""
     return int.from_bytes(drawn, "big") * size >> 8 * len(drawn)
 
 
@@ -180,7 +180,7 @@ class ScramExchange:
         return b"v=" + base64.b64encode(verifier)
 
     def _is_nonce(self, shown: str) -> bool:
-        """Return whether the nonce is right. librdkafka before 2.6.1 repeats the client's half."""
+        """Return whether the nonce is right. librdkafka < 2.6.1 sends the client's half twice."""
         ours, doubled = self._nonce, self._client_first.nonce + self._nonce
         is_ours = hmac.compare_digest(shown.encode(), ours.encode())
         return is_ours or hmac.compare_digest(shown.encode(), doubled.encode())
@@ -238,7 +238,7 @@ class ScramClient:
         if not attribute.startswith("v=") or self._verifier is None:
             raise ScramRefused("the server's last message has no signature")
         if not hmac.compare_digest(_base64(attribute[2:], "a value of the server"), self._verifier):
-            raise ScramRefused("the server does not know the password")
+            raise ScramRefused("the server has not proved that it knows the password")
 
 
 def _read_server_first(text: str) -> tuple[str, bytes, int]:
@@ -252,11 +252,11 @@ def _read_server_first(text: str) -> tuple[str, bytes, int]:
     if len(nonce) > 2 * NONCE_CHARS_MAX or not 0 < len(salt) <= SALT_BYTES_MAX:
         raise ScramRefused("the server's nonce or salt has an invalid size")
     if not count.isascii() or not count.isdigit() or len(count) > 10:
-        raise ScramRefused("the server's iterations are not a number")
+        raise ScramRefused("the server's iteration count is not a number")
     iterations = int(count)
     if not SCRAM_ITERATIONS_MIN <= iterations <= CLIENT_ITERATIONS_MAX:
         raise ScramRefused(
-            f"the server requests {iterations} iterations,"
+            f"the server requests {iterations} iterations;"
             f" {SCRAM_ITERATIONS_MIN} to {CLIENT_ITERATIONS_MAX} are allowed"
         )
     return nonce, salt, iterations
