@@ -100,7 +100,7 @@ class _Upkeep:
     _vacuumed_at: float = -1e9
 
     def turn(self, *, is_last: bool = False) -> int:
-        """Merge small files at most every ``UPKEEP_S`` seconds, and vacuum once a day."""
+        """Merge small files at most once every ``UPKEEP_S`` seconds, and vacuum once a day."""
         now = time.monotonic()
         if not is_last and now - self._compacted_at < UPKEEP_S:
             return 0

@@ -226,7 +226,7 @@ def run(context: JobContext) -> None:
 
 JOB: Final = Job(
     name="usage",
-    summary="Sum the usage in the topic __usage by hour, exactly once.",
+    summary="Sum the usage in the topic __usage by hour, and count each record once.",
     run=run,
     check=lambda context: check_topics(context, [FactTopic(context, TOPIC).name]),
     options=fact_options(TOPIC, "an hour", GRACE_MS),

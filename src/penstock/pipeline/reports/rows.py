@@ -21,7 +21,7 @@ DAY_MS: Final = 86_400_000
 
 
 def times(column: str, since_ms: int | None, until_ms: int | None) -> Any:
-    """Return a filter on a time column and the column ``date``, or None if there are no limits."""
+    """Return a filter on a time column and ``date``, or None if the time range is unlimited."""
     condition = None
     at, date = pc.field(column), pc.field("date")
     if since_ms is not None:
