@@ -279,7 +279,7 @@ class Table:
         return [RemoveAction(path.removeprefix(f"{self.path}/"), True, now_ms) for path in paths]
 
     def _drop(self, parts: Sequence[Part], handle: "DeltaTable") -> None:
-        """Delete the part files that are not in the table."""
+        """Delete the files of ``parts`` that are not in the table."""
         named = set(handle.file_uris())
         for part in parts:
             path = self.path / part.path
@@ -471,7 +471,7 @@ def job_of(app: str) -> str:
 
 
 def query_app(job: str, checkpoint: str | Path) -> str:
-    """Return the app of a streaming query, with the query id from Spark's checkpoint. The job's
-    name alone is not enough, because a new checkpoint counts batches from 0 again."""
+    """Return ``<job>:<query id>``, with the query id from Spark's checkpoint. The job's name alone
+    is not enough, because a new checkpoint counts batches from 0 again."""
     metadata = json.loads((Path(checkpoint) / "metadata").read_text())
     return f"{job}:{metadata['id']}"

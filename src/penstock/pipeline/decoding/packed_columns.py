@@ -110,9 +110,9 @@ def read_together(
     read_many: Callable[[Sequence[Record]], None],
     read_one: Callable[[Record], None],
 ) -> None:
-    """Pass records to ``read_many``, about ``READ_BYTES`` at a time. If ``read_many`` raises
-    UnusualRecords, pass the records that the exception names to ``read_one``, and the others to
-    ``read_many`` again. A record is a tuple that ends with the value."""
+    """Pass records (tuples that end with the value) to ``read_many``, about ``READ_BYTES`` at a
+    time. If ``read_many`` raises UnusualRecords, which it must do before it changes any state,
+    pass the records that the exception names to ``read_one``, and continue without them."""
 
     def read(waiting: list[Record]) -> None:
         while waiting:

@@ -55,7 +55,7 @@ def topic_of(table: str) -> str:
 
 
 def archived_ends(lake: Lake) -> Ends:
-    """Return the end offsets of all archive tables, except of tables that a user has renamed."""
+    """Return the end offsets of all archive tables that no user has renamed."""
     found = {topic_of(name): lake.end_offsets(name, NAME) for name in lake.tables(FOLDER)}
     return {topic: ends[topic] for topic, ends in found.items() if topic in ends}
 

@@ -117,7 +117,7 @@ def _system(raw: bytes) -> _System:
 
 
 def with_returns(rows: "DataFrame") -> "DataFrame":
-    """Add ``is_return``: whether the same content had failed before the message was sent."""
+    """Add ``is_return``, which is true if the same content failed before the message was sent."""
     same = "OVER (PARTITION BY topic, source, content ORDER BY died_at, partition, offset)"
     is_other = f"message_id <> first(message_id) {same}"
     is_later = f"sent_at_ms >= unix_millis(first(died_at) {same})"

@@ -101,7 +101,7 @@ def _lag_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def by_window(rows: DataFrame) -> DataFrame:
-    """Return the load of each partition, topic and node by time window, from rows by minute."""
+    """Sum up the load of each partition, topic and node in each time window."""
     query = f"""
         SELECT unix_millis(at) div {WINDOW_MS} AS window, kind, node, account, region, resource,
             partition, sum(requests) AS requests, sum(messages) AS messages,
