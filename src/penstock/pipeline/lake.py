@@ -466,7 +466,7 @@ class Lake:
 
 
 def job_of(app: str) -> str:
-    """Return the name of the job in an app, such as ``archive`` in ``archive:3f2a…``."""
+    """Return the name of the job in an app id: ``archive`` for ``archive:3f2a…``."""
     return app.partition(":")[0]
 
 

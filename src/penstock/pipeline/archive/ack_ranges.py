@@ -151,7 +151,7 @@ def _read(path: str, group: int) -> pa.Table:
 def floors(
     found: Mapping[Key, Islands], starts: Mapping[Place, int]
 ) -> dict[Place, dict[str, int]]:
-    """Return, by partition and cursor, the first offset in the log that is not acked."""
+    """Return, for each partition and cursor, the first offset in the log that is not acked."""
     needs: dict[Place, dict[str, int]] = {}
     for (topic, partition, cursor), (first, last) in found.items():
         place = Place(topic, partition)

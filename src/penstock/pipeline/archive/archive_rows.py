@@ -57,5 +57,5 @@ def _values(hour: int) -> tuple[str | None, ...]:
 
 
 def known_id(text: str) -> str:
-    """Return a topic's id, or "" if it is all zeros because the server has no topic ids."""
+    """Return a topic id, or "" for all zeros, which means that the server has no topic ids."""
     return text if text.strip("0") else ""

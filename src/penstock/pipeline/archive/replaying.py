@@ -320,7 +320,7 @@ def _topic_sender(client: KafkaClient, replay: Replay) -> Sender:
 
 
 def _headers(headers: Sequence[Any] | None) -> list[tuple[bytes, bytes | None]]:
-    """Return the headers without ``penstock``, which is only valid for the original message."""
+    """Return all headers except ``penstock``, which is valid only for the original message."""
     return [
         (h["key"].encode(), h["value"]) for h in headers or () if h["key"] != SYSTEM_HEADER.decode()
     ]

@@ -301,7 +301,7 @@ def _has(position: Position, sentinel: int) -> bool:
 
 
 def _position(given: Options, end: str, default: str) -> Position:
-    """Parse a position. One time overrides times by partition, and both override offsets."""
+    """Parse one of three options, in order of precedence: a time, times by partition, offsets."""
     one, several = f"{end}Timestamp", f"{end}OffsetsByTimestamp"
     if one in given:
         return Position(given.number(one, least=0), is_time=True, option=one)

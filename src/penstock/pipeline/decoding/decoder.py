@@ -102,7 +102,7 @@ class Decoder:
     def decode(
         self, buffers: Sequence[Buffer], aborted: Iterable[Aborted] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the records of fetch replies, without those of ``aborted`` transactions."""
+        """Yield the records of fetch replies, except records of ``aborted`` transactions."""
         begin = self.next_offset
         still_aborted = set(aborted)
         for buffer in buffers:

@@ -376,7 +376,7 @@ def _read_block(data: Bytes, begin: Longs, end: Longs) -> Fields:
 
 
 def without_system_header(data: Bytes, fields: Fields, which: npt.NDArray[np.bool_]) -> Fields:
-    """Remove the header ``penstock`` from records marked in ``which`` if it comes first there."""
+    """Remove the header ``penstock``, if it is the first one, from records marked in ``which``."""
     rows = np.flatnonzero(which & (fields.headers_count > 0))
     at = fields.headers_at[rows]
     for number, octet in enumerate(_SYSTEM_NAME):

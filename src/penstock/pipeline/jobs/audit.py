@@ -101,7 +101,7 @@ class AuditTables:
         return True
 
     def state_roots(self, *, before: datetime.date | None = None) -> int:
-        """Store a Merkle root for each day with new records, if it is earlier than ``before``."""
+        """Store a Merkle root for each day with new records, if the day is before ``before``."""
         days = [day for day in self._unstated() if before is None or day < before]
         if not days:
             return 0

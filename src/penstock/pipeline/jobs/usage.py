@@ -42,7 +42,7 @@ SEEN_DAYS: Final = 40  # flushes of these days are remembered; longer than the t
 
 
 def adjustments(partial: DataFrame, hours: DataFrame) -> DataFrame:
-    """Return the sums of usage that arrived after its hour was sealed, by commit (turn)."""
+    """Return, for each commit (turn), the sums of usage that came after its hour was sealed."""
     counted = partial.where(f.col("kind").isin(CALLS, STORAGE))
     late = counted.join(f.broadcast(hours.select("hour", "through")), "hour")
     sums = [f.sum(name).alias(name) for name in usage_sums.SUMS]

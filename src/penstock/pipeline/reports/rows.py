@@ -100,7 +100,7 @@ def by_column(column: str) -> Callable[[Row], str]:
 
 
 def ranked_by(rows: Iterable[Row], name: Callable[[Row], str], value: str) -> dict[str, float]:
-    """Return the sums of a column by name, largest first. Names whose sum is 0 are left out."""
+    """Sum up a column for each name, largest sum first. Names whose sum is 0 are left out."""
     totals: Counter[str] = Counter()
     for row in rows:
         totals[name(row)] += row[value]
@@ -117,7 +117,7 @@ def over_time(
     step_s_min: int,
     series_max: int = len(COLOURS),
 ) -> Series:
-    """Return the sums of a column by name and time step. ``at`` is the name of the time column."""
+    """Sum up a column for each name and time step. ``at`` is the name of the time column."""
     seconds = [int(row[at].timestamp()) for row in rows]
     for step_s, room in _ROOM:
         first = min(seconds) // step_s
