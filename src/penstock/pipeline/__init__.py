@@ -2,4 +2,4 @@
 
 The pipeline is a client of the server and runs in separate processes. Only this package imports
 PySpark, PyArrow and Delta. Of Penstock's other packages it imports only ``model``, ``record``,
-``wire``, ``net`` and ``telemetry``. Importing the package itself imports nothing."""
+``wire``, ``net`` and ``telemetry``. ``import penstock.pipeline`` loads no other module."""

@@ -252,7 +252,7 @@ class Table:
         return {**known, **ids}
 
     def _advance(self, handle: "DeltaTable", job: str, parts: Sequence[Part]) -> Ends:
-        """Return the end offsets after these parts. Raises RecordsRepeated if records repeat."""
+        """Return the end offsets that the table has after these parts are added."""
         ends = self._ends(handle, job)
         spans: Spans = {}
         for part in parts:
@@ -279,7 +279,7 @@ class Table:
         return [RemoveAction(path.removeprefix(f"{self.path}/"), True, now_ms) for path in paths]
 
     def _drop(self, parts: Sequence[Part], handle: "DeltaTable") -> None:
-        """Delete the part files that are not in the table."""
+        """Delete the files of ``parts`` that are not in the table."""
         named = set(handle.file_uris())
         for part in parts:
             path = self.path / part.path
@@ -328,7 +328,7 @@ class Table:
         return dict(json.loads(str(info.get(_IDS, "{}")))) if info is not None else {}
 
     def _last_tracked(self, handle: "DeltaTable", job: str) -> Mapping[str, Any] | None:
-        """Return the metadata of a job's last commit with end offsets, or None if not found."""
+        """Return the metadata of a job's last commit that stored end offsets, or None."""
         log, version = self.path / "_delta_log", handle.version()
         for number in range(version, max(-1, version - _HISTORY_MAX), -1):
             try:
@@ -373,7 +373,7 @@ class Table:
         return Counter(tuple("" if each is None else str(each) for each in key) for key in keys)
 
     def vacuum(self, retention_hours: int = 7 * 24) -> list[str]:
-        """Delete files that no version of the last ``retention_hours`` has. Return their paths."""
+        """Delete files that no version of the last ``retention_hours`` uses. Return their paths."""
         if retention_hours < VACUUM_HOURS_MIN:
             raise LakeError(
                 f"vacuum must keep at least {VACUUM_HOURS_MIN} hours: a commit may be in progress"
@@ -437,8 +437,8 @@ class Lake:
         *,
         files: str | None = None,
     ) -> "DataFrame":
-        """Read the current version of a table. ``where`` is an SQL condition on rows, which also
-        selects files. If it is too complex for that, ``files`` is a simpler condition on files."""
+        """Read the current version of a table. ``where`` is an SQL condition on rows. It also
+        selects the files to read, unless ``files``, a simpler condition on files, is given."""
         from deltalake.exceptions import DeltaError
 
         target = self.table(table)
@@ -466,12 +466,12 @@ class Lake:
 
 
 def job_of(app: str) -> str:
-    """Return the name of the job in an app, such as ``archive`` in ``archive:3f2a…``."""
+    """Return the name of the job in an app id: ``archive`` for ``archive:3f2a…``."""
     return app.partition(":")[0]
 
 
 def query_app(job: str, checkpoint: str | Path) -> str:
-    """Return the app of a streaming query, with the query id from Spark's checkpoint. The job's
-    name alone is not enough, because a new checkpoint counts batches from 0 again."""
+    """Return ``<job>:<query id>``, with the query id from Spark's checkpoint. The job's name alone
+    is not enough, because a new checkpoint counts batches from 0 again."""
     metadata = json.loads((Path(checkpoint) / "metadata").read_text())
     return f"{job}:{metadata['id']}"

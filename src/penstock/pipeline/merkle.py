@@ -4,8 +4,8 @@
     node(l, r) = SHA-256( 01 ‖ l ‖ r )
 
 The tree over n leaves splits at the largest power of two below n, as in RFC 6962: the root over the
-first leaves never depends on later ones. The two prefixes prevent a leaf from being presented as a
-node. ``Merkle`` holds one hash for each bit that is set in the number of leaves."""
+first leaves never depends on later leaves. The prefixes 00 and 01 prevent a leaf from being
+presented as a node. ``Merkle`` holds one hash for each bit that is set in the number of leaves."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256

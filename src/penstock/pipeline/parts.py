@@ -335,7 +335,7 @@ def _is_comparable(value: Any) -> bool:
 
 
 def _stat(value: Any, *, is_max: bool) -> Any:
-    """Convert a minimum or maximum for Delta's log. Maximum times are rounded up to 1 ms."""
+    """Convert a minimum or maximum for Delta's log. Maximum times are rounded up to whole ms."""
     if isinstance(value, datetime.datetime):
         if is_max:
             value += datetime.timedelta(microseconds=999)

@@ -74,5 +74,5 @@ def find_job(command: str, name: str) -> Job:
     except (ImportError, AttributeError, ValueError) as error:
         raise NoSuchJob(f"'{name}' cannot be imported: {error}") from None
     if not isinstance(found, Job):
-        raise NoSuchJob(f"'{name}' is not a Job of penstock.pipeline.job")
+        raise NoSuchJob(f"'{name}' is not a Job (penstock.pipeline.job.Job)")
     return found

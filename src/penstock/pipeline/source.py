@@ -108,7 +108,7 @@ class PenstockSource(DataSource):
         """Parse the options, and create a missing topic now, so that a failure is reported once."""
         with in_one_line():
             if use:
-                raise OptionInvalid(f"a log is append-only: use {use}")
+                raise OptionInvalid(f"a topic is append-only: use {use}")
             options = parse_write_options(self.options)
             check_columns(schema, options)
             if options.topic:

@@ -73,7 +73,7 @@ def merge_acks(batches: Iterable[pa.RecordBatch | pa.Table]) -> dict[Key, Island
 
 
 def _by_key(batch: pa.RecordBatch | pa.Table) -> Iterator[tuple[Key, Longs, Longs]]:
-    """Yield the acked ranges by topic, partition and cursor. Invalid rows are skipped."""
+    """Yield, for each topic, partition and cursor, its acked ranges. Skip invalid rows."""
     table = pa.table({name: batch.column(name) for name in COLUMNS})
     codes = np.zeros(table.num_rows, np.int64)
     names: list[list[Any]] = []
@@ -151,7 +151,7 @@ def _read(path: str, group: int) -> pa.Table:
 def floors(
     found: Mapping[Key, Islands], starts: Mapping[Place, int]
 ) -> dict[Place, dict[str, int]]:
-    """Return, by partition and cursor, the first offset in the log that is not acked."""
+    """Return, for each partition and cursor, the first offset in the log that is not acked."""
     needs: dict[Place, dict[str, int]] = {}
     for (topic, partition, cursor), (first, last) in found.items():
         place = Place(topic, partition)

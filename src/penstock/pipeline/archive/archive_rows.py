@@ -1,9 +1,9 @@
 """Defines the schema of archive tables, and divides the records of a table among files by hour.
 
 Each row is a decoded record. Files are divided by the hour (UTC) of the record timestamps. Nearly
-all batches lie within one hour; all others are sorted by hour once. A batch has records of only one
-partition, in the order of the log, so its first and last row give its range of offsets. Producers
-may send any timestamp; if it is not a valid calendar date, the record's date is null."""
+all batches lie within one hour; the records of other batches are sorted by hour. A batch has
+records of only one partition, in log order, so its first and last row give its range of offsets.
+Producers may send any timestamp; if it is not a valid calendar date, the record's date is null."""
 
 import datetime
 from collections.abc import Iterable, Iterator
@@ -49,7 +49,7 @@ def by_hour(batches: Iterable[pa.RecordBatch], place: Place) -> Iterator[Piece]:
 
 
 def _values(hour: int) -> tuple[str | None, ...]:
-    """Return the values of the partition columns date and hour, for an hour since the epoch."""
+    """Return the values of columns date and hour. ``hour`` counts hours since the Unix epoch."""
     days, of_day = divmod(hour, 24)
     if not _DAYS_MIN <= days <= _DAYS_MAX:
         return None, str(of_day)
@@ -57,5 +57,5 @@ def _values(hour: int) -> tuple[str | None, ...]:
 
 
 def known_id(text: str) -> str:
-    """Return a topic's id, or "" if it is all zeros because the server has no topic ids."""
+    """Return a topic id, or "" for all zeros, which means that the server has no topic ids."""
     return text if text.strip("0") else ""

@@ -113,7 +113,7 @@ def entry_of(job: str, row: Sequence[Any]) -> dict[str, Any]:
     try:
         body = (value or b"").decode("utf-8")
     except UnicodeDecodeError:
-        raise NotSendable(f"{where}: the value is not UTF-8, so it is not a message") from None
+        raise NotSendable(f"{where}: the value is not UTF-8, but a message body must be") from None
     if not body:
         raise NotSendable(f"{where}: the value is empty, but a message must have a body")
     group = (key or b"").decode("utf-8", "replace")
@@ -256,7 +256,7 @@ def _send_partition(
     sender: Sender,
     replay: Replay,
 ) -> tuple[int, int, int]:
-    """Send the rows from the position on. Return the partition, rows sent, and duplicate rows."""
+    """Send the remaining rows. Return the partition, and the numbers of rows and of duplicates."""
     position = read_position(client, replay, number)
     if position is None:
         raise ProgressLost(
@@ -320,7 +320,7 @@ def _topic_sender(client: KafkaClient, replay: Replay) -> Sender:
 
 
 def _headers(headers: Sequence[Any] | None) -> list[tuple[bytes, bytes | None]]:
-    """Return the headers without the broker's own, which is valid only for the original message."""
+    """Return all headers except ``penstock``, which is valid only for the original message."""
     return [
         (h["key"].encode(), h["value"]) for h in headers or () if h["key"] != SYSTEM_HEADER.decode()
     ]

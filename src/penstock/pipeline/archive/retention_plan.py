@@ -192,7 +192,6 @@ def gather(
     archived: Mapping[Place, int],
     acked: Mapping[Place, Mapping[str, int]],
 ) -> Facts:
-    """Collect a plan's input. ``acked`` has the first offset that each external reader needs."""
     places = _places(client, policies)
     needs = _needs(client, places, acked)
     firsts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}

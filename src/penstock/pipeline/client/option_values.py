@@ -111,7 +111,7 @@ class Options:
                     shape = '{"topic":{"0":23}}'
                     raise OptionInvalid(
                         f"option {name} must be JSON like {shape} with numbers >= {least};"
-                        f" the value of {topic} {number} is invalid"
+                        f" the value for topic {topic}, partition {number} is invalid"
                     )
                 found[Place(topic, int(number))] = value
         return found

@@ -112,7 +112,7 @@ class Subscription(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The offset or time at which a read begins or ends, for all partitions or for each one."""
+    """The offset or time at which a read begins or ends: one for all partitions or one for each."""
 
     everywhere: int | None = None  # EARLIEST, LATEST, or a time
     by_place: Mapping[Place, int] | None = None
@@ -266,7 +266,7 @@ def _columns(given: Options) -> tuple[str, ...]:
     for name in given.names_list("columns"):
         if name.lower() not in known:
             raise OptionInvalid(
-                f"option columns has the unknown column {name}; known: {', '.join(made.TYPES)}"
+                f"option columns has the unknown column {name}; use {', '.join(made.TYPES)}"
             )
         chosen.append(known[name.lower()])
     if len(set(chosen)) != len(chosen):
@@ -301,7 +301,7 @@ def _has(position: Position, sentinel: int) -> bool:
 
 
 def _position(given: Options, end: str, default: str) -> Position:
-    """Parse a position. A time takes precedence over times by partition, and these over offsets."""
+    """Parse one of three options, in order of precedence: a time, times by partition, offsets."""
     one, several = f"{end}Timestamp", f"{end}OffsetsByTimestamp"
     if one in given:
         return Position(given.number(one, least=0), is_time=True, option=one)

@@ -2,7 +2,7 @@
 
 Each header field becomes one column, because small batches are common, and a Python object for a
 header would cost as much time as its records. Only two steps are done batch by batch: finding the
-next batch by the length of this one, and the checksum. ``record/batch.py`` documents the layout.
+next batch by the length of this one, and checking its checksum. ``record/batch.py`` has the layout.
 
 Batches are decompressed one after another into one shared buffer, which is neither cleared before
 nor copied afterwards: for small batches, that would take most of the time. The size of a batch is
@@ -174,7 +174,7 @@ class _Unsupported(Exception):
 def _lz4_into(data: memoryview, free: Any) -> int:
     """Decompress an LZ4 frame block by block, in a fifth of the time of the library's own function,
     which uses small buffers and computes checksums that the batch's checksum makes unnecessary.
-    Raises _Unsupported, for example for dependent blocks, and cramjam.DecompressionError."""
+    Raises _Unsupported for frames that it cannot decode, such as those with dependent blocks."""
     flags, size_code = data[_LZ4_FLAGS_AT], data[_LZ4_SIZE_AT] >> 4
     if bytes(data[:4]) != _LZ4_MAGIC or flags & _LZ4_DICTIONARY or not 4 <= size_code <= 7:
         raise _Unsupported

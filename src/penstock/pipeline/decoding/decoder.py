@@ -102,7 +102,7 @@ class Decoder:
     def decode(
         self, buffers: Sequence[Buffer], aborted: Iterable[Aborted] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the records of fetch replies, without those of ``aborted`` transactions."""
+        """Yield the records of fetch replies, except records of ``aborted`` transactions."""
         begin = self.next_offset
         still_aborted = set(aborted)
         for buffer in buffers:
@@ -158,7 +158,7 @@ class Decoder:
         return is_wanted
 
     def _end_aborted(self, buffer: Buffer, batch: BatchHeaders, aborted: set[Aborted]) -> None:
-        """Remove the producer's oldest transaction from ``aborted`` if the batch is its marker."""
+        """At an abort marker, remove the producer's oldest transaction from ``aborted``."""
         try:
             kinds = [kind for _, kind, _ in iter_control(_raw(buffer, batch, 0))]
         except MalformedBatch as error:
@@ -214,7 +214,7 @@ class Decoder:
     def _rows(
         self, buffer: Buffer, batches: BatchHeaders, begin: int
     ) -> tuple[list[pa.RecordBatch], int]:
-        """Decode as many batches as fit in the buffer. Return their rows and their number."""
+        """Decode batches until the buffer is full. Return their rows and the number of batches."""
         octets, starts, stops = self._unpacker.unpack(buffer, batches)
         taken = len(starts)
         batches = batches.chosen(slice(taken))

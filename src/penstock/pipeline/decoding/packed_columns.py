@@ -72,8 +72,8 @@ def read_columns(
     numbers: Sequence[str],
     signed: Sequence[str] = (),
 ) -> Columns:
-    """Decode the columns with these names. A column of ``numbers`` that a record lacks is all 0. A
-    record has as many rows as its first column of ``texts``."""
+    """Decode the columns ``texts`` and ``numbers`` of records. If a record lacks a column of
+    numbers, its numbers are all 0. The first column of ``texts`` gives a record's row count."""
     chains = _Chains(records, (*texts, *numbers))
     chains.check_counts(len(texts))
     found_numbers: dict[str, Longs] = {}
@@ -110,9 +110,9 @@ def read_together(
     read_many: Callable[[Sequence[Record]], None],
     read_one: Callable[[Record], None],
 ) -> None:
-    """Pass records, whose last element is the value, to ``read_many``, about ``READ_BYTES`` at a
-    time. If it raises UnusualRecords, which it must do before it changes any state, the named
-    records are passed to ``read_one`` instead."""
+    """Pass records (tuples that end with the value) to ``read_many``, about ``READ_BYTES`` at a
+    time. If ``read_many`` raises UnusualRecords, which it must do before it changes any state,
+    pass the records that the exception names to ``read_one``, and continue without them."""
 
     def read(waiting: list[Record]) -> None:
         while waiting:
@@ -308,7 +308,7 @@ def _follow(blob: bytes, at: int, count: int) -> tuple[list[int], int]:
 
 
 def listed(columns: object, *, texts: Sequence[str], numbers: Sequence[str]) -> Columns:
-    """Return the columns of a decoded record, which ``read_columns`` did not support."""
+    """Convert a record that was decoded without ``read_columns`` to ``Columns``."""
     found = {name: pa.array(getattr(columns, name), pa.string()) for name in texts}
     count = len(found[texts[0]])
     return Columns(

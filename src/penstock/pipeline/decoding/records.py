@@ -97,7 +97,7 @@ class StepPlan(NamedTuple):
 
 
 def _jumps() -> npt.NDArray[np.int16]:
-    """Return the distance to the next record, indexed by the first two bytes of a record."""
+    """Return a table of distances to the next record, indexed by a record's first two bytes."""
     pair = np.arange(65_536)
     low, high = pair & 0xFF, pair >> 8
     short = (low >> 1) + 1
@@ -376,7 +376,7 @@ def _read_block(data: Bytes, begin: Longs, end: Longs) -> Fields:
 
 
 def without_system_header(data: Bytes, fields: Fields, which: npt.NDArray[np.bool_]) -> Fields:
-    """Remove the ``penstock`` header from records ``which``, if it is a record's first header."""
+    """Remove the header ``penstock``, if it is the first one, from records marked in ``which``."""
     rows = np.flatnonzero(which & (fields.headers_count > 0))
     at = fields.headers_at[rows]
     for number, octet in enumerate(_SYSTEM_NAME):

@@ -55,7 +55,7 @@ def topic_of(table: str) -> str:
 
 
 def archived_ends(lake: Lake) -> Ends:
-    """Return the end offsets of all archive tables, except of tables that a user has renamed."""
+    """Return the end offsets of all archive tables that no user has renamed."""
     found = {topic_of(name): lake.end_offsets(name, NAME) for name in lake.tables(FOLDER)}
     return {topic: ends[topic] for topic, ends in found.items() if topic in ends}
 
@@ -100,7 +100,7 @@ class _Upkeep:
     _vacuumed_at: float = -1e9
 
     def turn(self, *, is_last: bool = False) -> int:
-        """Merge small files at most every ``UPKEEP_S`` seconds, and vacuum once a day."""
+        """Merge small files at most once every ``UPKEEP_S`` seconds, and vacuum once a day."""
         now = time.monotonic()
         if not is_last and now - self._compacted_at < UPKEEP_S:
             return 0

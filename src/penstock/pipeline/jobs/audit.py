@@ -101,7 +101,7 @@ class AuditTables:
         return True
 
     def state_roots(self, *, before: datetime.date | None = None) -> int:
-        """Record a Merkle root for each day with new records, or only days before ``before``."""
+        """Store a Merkle root for each day with new records, if the day is before ``before``."""
         days = [day for day in self._unstated() if before is None or day < before]
         if not days:
             return 0

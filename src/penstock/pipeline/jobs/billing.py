@@ -98,8 +98,8 @@ def invoices(
 
 
 def usage_of(spark: SparkSession, lake: Lake, month: Month) -> tuple[DataFrame, bool]:
-    """Return all usage of a month, and whether all its hours are sealed. The usage is that of
-    sealed hours, of late additions to them, and of open hours, each counted once."""
+    """Return all usage of a month, and whether all its hours are sealed. The usage
+    includes sealed hours, late additions to sealed hours, and open hours, each counted once."""
     where = f"hour >= timestamp'{month.first} 00:00:00' AND hour < timestamp'{month.end} 00:00:00'"
     files = f"date >= '{month.first}' AND date < '{month.end}'"
     columns = [*KEYS, *SUMS]
@@ -141,8 +141,8 @@ def bill(spark: SparkSession, lake: Lake, card: RateCard, month: Month) -> int:
 def _write(
     lake: Lake, month: Month, fresh: list[dict[str, Any]], lines: list[dict[str, Any]]
 ) -> None:
-    """Write lines before invoices, so that each invoice has all its lines. Each write has its own
-    table partition. If it is killed before its invoices, the next write replaces its lines."""
+    """Write lines before invoices, so that each invoice has all its lines. If a run is killed
+    before it writes the invoices, the next run replaces the lines."""
     app = f"billing:{month}"
     writing = (lake.version_of(INVOICE, app) or 0) + 1
     rows = pa.Table.from_pylist([{**line, "writing": writing} for line in lines], _LINE)

@@ -103,7 +103,7 @@ class Cluster:
         master = ("--port", str(self._port), "--webui-port", str(self._page_port))
         self._launch("master", _MASTER, *shared, *master)
         deadline = time.monotonic() + START_SECONDS_MAX
-        if not self._until(self._listens, deadline, "the master does not listen"):
+        if not self._until(self._listens, deadline, "the Spark master does not accept connections"):
             return
         for number in range(1, self._worker_count + 1):
             name = f"worker-{number}"

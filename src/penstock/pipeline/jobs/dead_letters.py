@@ -99,7 +99,7 @@ def _split(headers: Sequence[Mapping[str, Any]]) -> tuple[_System, dict[str, byt
 
 
 def _system(raw: bytes) -> _System:
-    """Decode the header, of which only id, attempts, source queue and time of sending are used."""
+    """Decode id, attempts, source queue and time of sending from the broker's header."""
     try:
         fields = msgspec.msgpack.decode(raw, type=list[Any])
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -117,7 +117,7 @@ def _system(raw: bytes) -> _System:
 
 
 def with_returns(rows: "DataFrame") -> "DataFrame":
-    """Add ``is_return``: whether the same content had failed before the message was sent."""
+    """Add ``is_return``, which is true if the same content failed before the message was sent."""
     same = "OVER (PARTITION BY topic, source, content ORDER BY died_at, partition, offset)"
     is_other = f"message_id <> first(message_id) {same}"
     is_later = f"sent_at_ms >= unix_millis(first(died_at) {same})"
@@ -125,7 +125,7 @@ def with_returns(rows: "DataFrame") -> "DataFrame":
 
 
 def groups(rows: "DataFrame") -> "DataFrame":
-    """Return one row with counts for each queue and cause of failure."""
+    """Count dead letters by queue and cause of failure."""
     query = """
         SELECT topic, signature, first(source) AS source, min(error) AS error, min(shape) AS shape,
             count(*) AS letters,
@@ -149,7 +149,7 @@ def hourly(rows: "DataFrame") -> "DataFrame":
 def ranked(
     found: Sequence[Any], *, now_ms: int, groups_max: int = GROUPS_MAX
 ) -> list[dict[str, Any]]:
-    """Return the groups of one queue, most frequent first. The last row sums up rarer causes."""
+    """Rank the causes of one queue by frequency. A last row sums up those beyond ``groups_max``."""
     order = sorted(found, key=lambda row: (-row.letters, row.signature))
     rows = [_ranked_row(rank, row, now_ms=now_ms) for rank, row in enumerate(order[:groups_max], 1)]
     rest = order[groups_max:]
@@ -197,7 +197,7 @@ def _ranked_row(rank: int, row: Any, *, now_ms: int) -> dict[str, Any]:
 def summarise(
     spark: "SparkSession", lake: Lake, queue: str, *, now_ms: int
 ) -> list[dict[str, Any]]:
-    """Replace the rows of one queue in ``dlq_group`` and ``dlq_hourly``, and return its groups."""
+    """Replace one queue's rows in ``dlq_group`` and ``dlq_hourly``. Return its causes, ranked."""
     table = lake.table(LETTER).open()
     rows = lake.read(spark, LETTER, f"queue = '{queue}'").persist()
     try:
@@ -288,15 +288,15 @@ def _now_ms() -> int:
 
 JOB: Final = Job(
     name=NAME,
-    summary="Group the messages of dead-letter queues by the reason of their failure.",
+    summary="Group the messages of dead-letter queues by the cause of their failure.",
     run=run,
     check=lambda context: check_topics(context, _queues(context)),
     options=(
         option("--queue", "NAME", "name of a dead-letter queue; repeatable", multiple=True),
         option(
-            "--error-attribute", "NAME", "attribute with the error text [default: common names]"
+            "--error-attribute", "NAME", "message attribute with the error [default: common names]"
         ),
-        option("--top", None, "number of groups to show", type=_TOP, default=SHOWN),
-        option("--csv", "PATH", "CSV file to write all groups to"),
+        option("--top", None, "number of causes to show", type=_TOP, default=SHOWN),
+        option("--csv", "PATH", "CSV file to write all causes to"),
     ),
 )

@@ -120,7 +120,7 @@ class QualityRun:
     def _history(
         self, rows: "DataFrame", rules: Sequence[checks.Rule], places: Sequence[Place]
     ) -> "DataFrame | None":
-        """Return rows before this batch, as far back as the longest window of a unique rule."""
+        """Return the earlier rows with which ``unique`` rules compare this batch, if any."""
         windows = [rule.window_s for rule in rules if rule.check is checks.Check.UNIQUE]
         if not windows:
             return None
@@ -194,7 +194,7 @@ def _summary(result: checks.Result) -> str:
 
 
 def judge(rule: checks.Rule, value: float | None) -> checks.Result:
-    """Compare a topic's age or volume with the limits of a rule. An empty topic (None) fails."""
+    """Check a topic's age or volume against a rule. None (the topic is empty) fails."""
     is_low = value is None or (rule.minimum is not None and value < rule.minimum)
     is_high = value is not None and rule.maximum is not None and value > rule.maximum
     return checks.Result(rule, checked=1, failed=int(is_low or is_high), value=value)

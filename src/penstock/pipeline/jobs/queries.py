@@ -94,7 +94,7 @@ def process(
     batch_bytes: str,
     query: str = "query",
 ) -> None:
-    """Run a query to its end. Call ``take`` with each batch, its app (``lake.py``) and its id."""
+    """Run a query to its end. Call ``take(batch, app, batch_id)`` for each batch."""
     checkpoint = context.checkpoint_of(query)
 
     def take_batch(batch: "DataFrame", batch_id: int) -> None:
@@ -146,7 +146,7 @@ def fact_options(topic: str, span: str, grace_ms: int) -> tuple[click.Option, ..
     seconds, text = click.IntRange(0, 86_400), f"time to wait for late records after {span} ends"
     return (
         option("--grace grace_s", "SECONDS", text, type=seconds, default=grace_ms // 1_000),
-        option("--topic", None, "topic to read; can be a mirror of the default", default=topic),
+        option("--topic", None, "topic to read: the default or a mirror of it", default=topic),
     )
 
 

@@ -129,11 +129,11 @@ def run(context: JobContext) -> None:
     refused = {place: why for place, why in outcomes.items() if why}
     if refused:
         place, why = next(iter(refused.items()))
-        raise Unsound(f"records of {len(refused)} partitions were not deleted; {place}: {why}")
+        raise Unsound(f"records of {len(refused)} partitions were not deleted ({place}: {why})")
 
 
 def _row(decision: plans.Decision, outcomes: Mapping[Place, str]) -> dict[str, Any]:
-    """Return a row for the table. Its outcome is "done", an error, or "" if only planned."""
+    """Return a row of ``retention_plan``. The outcome is "done", an error, or "" if not tried."""
     segment = decision.segment
     is_tried = decision.action == plans.DELETE and segment.place in outcomes
     return {

@@ -101,7 +101,7 @@ def _lag_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def by_window(rows: DataFrame) -> DataFrame:
-    """Return the load of each partition, topic and node by time window, from rows by minute."""
+    """Sum up the load of each partition, topic and node in each time window."""
     query = f"""
         SELECT unix_millis(at) div {WINDOW_MS} AS window, kind, node, account, region, resource,
             partition, sum(requests) AS requests, sum(messages) AS messages,
@@ -214,7 +214,7 @@ class TelemetryTables:
             self._append_dated(rolled_up(rows, unit), target, "roll", last)
 
     def _pending(self, table: str, app: str, unit_ms: int, through_ms: int) -> tuple[int, int]:
-        """Return the number of the last complete unit, and the time (ms) when the table ends."""
+        """Return the number of the last complete time unit, and the end time of the table in ms."""
         done = self.lake.version_of(table, app)
         return through_ms // unit_ms - 1, 0 if done is None else (done + 1) * unit_ms
 

@@ -42,7 +42,7 @@ SEEN_DAYS: Final = 40  # flushes of these days are remembered; longer than the t
 
 
 def adjustments(partial: DataFrame, hours: DataFrame) -> DataFrame:
-    """Return the sums of usage that arrived after its hour was sealed, by commit (turn)."""
+    """Return, for each commit (turn), the sums of usage that came after its hour was sealed."""
     counted = partial.where(f.col("kind").isin(CALLS, STORAGE))
     late = counted.join(f.broadcast(hours.select("hour", "through")), "hour")
     sums = [f.sum(name).alias(name) for name in usage_sums.SUMS]
@@ -226,7 +226,7 @@ def run(context: JobContext) -> None:
 
 JOB: Final = Job(
     name="usage",
-    summary="Sum the usage in the topic __usage by hour, exactly once.",
+    summary="Sum the usage in the topic __usage by hour, and count each record once.",
     run=run,
     check=lambda context: check_topics(context, [FactTopic(context, TOPIC).name]),
     options=fact_options(TOPIC, "an hour", GRACE_MS),

@@ -195,9 +195,9 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start: dict[str, Any],  # noqa: ARG002 - the end identifies a batch
         end: dict[str, Any],
     ) -> Sequence[InputPartition]:
-        """Return the tasks of a batch. A batch of an earlier run has none: its leases are lost."""
+        """Return the tasks of a batch, or [] for a batch of an earlier run: its leases are lost."""
         if end.get("v") != VERSION:
-            raise OptionInvalid(f"the checkpoint belongs to another source: {end!s:.200}")
+            raise OptionInvalid(f"another source wrote the checkpoint: {end!s:.200}")
         if end.get("run") != self._run:
             return []
         messages = self._leased.get(int(end["batch"]), [])
@@ -210,7 +210,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield rows_of(partition.messages)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Delete the messages up to this batch. A message whose lease has expired comes again."""
+        """Delete the messages of all batches up to this one."""
         if end.get("run") == self._run:
             last, leased = int(end["batch"]), self._leased.items()
             self._sqs.delete(self._queue_url, _receipts({n: m for n, m in leased if n <= last}))

@@ -51,7 +51,7 @@ class _Reply(NamedTuple):
 
 
 def _fetcher(client: KafkaClient, wanted: Range, options: ReadOptions) -> Callable[[int], _Reply]:
-    """Return a function that fetches the records at an offset. At the end of the range, it returns
+    """Return a function that fetches records from an offset on. At the end of the range, it returns
     a reply without buffers."""
     place, end, size = wanted.place, wanted.end, options.fetch_bytes
 

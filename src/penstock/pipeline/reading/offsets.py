@@ -70,7 +70,8 @@ def resolve(
         unknown = sorted(set(position.by_place) - set(wanted))
         if unknown:
             raise OptionInvalid(
-                f"option {position.option}: {'; '.join(map(str, unknown))} is not subscribed"
+                f"option {position.option} names partitions that are not subscribed:"
+                f" {'; '.join(map(str, unknown))}"
             )
     fixed = {} if position.is_time else {at: to for at, to in wanted.items() if to >= 0}
     unresolved = {place: to for place, to in wanted.items() if place not in fixed}
@@ -79,8 +80,8 @@ def resolve(
     if too_old:
         if position.timestamp_strategy is TimestampStrategy.ERROR:
             raise OptionInvalid(
-                f"option {position.option}: {'; '.join(map(str, too_old))} has no record after"
-                " this time; set startingOffsetsByTimestampStrategy=latest to start at the end"
+                f"option {position.option} is after all records of {'; '.join(map(str, too_old))};"
+                " set startingOffsetsByTimestampStrategy=latest to start at the end"
             )
         found |= client.offsets(dict.fromkeys(too_old, LATEST), is_committed=is_committed)
     return fixed | found
@@ -226,7 +227,7 @@ class StreamOffset:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
         if not isinstance(found, Mapping) or found.get("v") != VERSION:
-            raise OffsetUnreadable(f"the checkpoint is not of version {VERSION}: {found!s:.200}")
+            raise OffsetUnreadable(f"the checkpoint must have version {VERSION}: {found!s:.200}")
         try:
             at = {
                 Place(topic, int(number)): int(offset)
@@ -235,7 +236,7 @@ class StreamOffset:
             }
             return cls(at, {str(name): str(each) for name, each in found.get("ids", {}).items()})
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise OffsetUnreadable(f"the checkpoint is of another source: {found!s:.200}") from None
+            raise OffsetUnreadable(f"another source wrote the checkpoint: {found!s:.200}") from None
 
     def same_topic(self, other: "StreamOffset", topic: str) -> bool:
         """Return whether a topic has the same id in both offsets. An unknown id matches any id."""

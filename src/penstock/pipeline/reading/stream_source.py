@@ -197,7 +197,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffset(ends, found.ids)
 
     def _begins(self, begun: StreamOffset, end: StreamOffset) -> dict[Place, int]:
-        """Return the offset at which the next batch begins in each partition of ``end``."""
+        """Return the offset at which the batch begins, for each partition of ``end``."""
         is_strict = self._options.on_data_loss is OnDataLoss.FAIL
         begins: dict[Place, int] = {}
         fresh: list[Place] = []  # new partitions, which begin at their first record
@@ -225,8 +225,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def ranges(
         self, start: dict[str, Any], end: dict[str, Any], *, records_min: int = 0
     ) -> list[Range]:
-        """Return the ranges of a batch, divided as the options require. They are divided among all
-        tasks if each task then gets at least ``records_min`` records."""
+        """Return the ranges of a batch, divided as the options require. A batch with at least
+        ``records_min`` records per task is divided further, so that all tasks get records."""
         reached = StreamOffset.from_json(end)
         begins = self._begins(StreamOffset.from_json(start), reached)
         found = split(

@@ -105,7 +105,7 @@ def page(invoices: Sequence[Row], lines: Sequence[Row]) -> Page:
         ("Requests", numbers.count(sum(invoice["requests"] for invoice in invoices))),
         ("Messages", numbers.count(sum(invoice["messages"] for invoice in invoices))),
     ]
-    period = "no data in this time"
+    period = "no data in this time range"
     if months:
         period = months[0] if len(months) == 1 else f"{months[0]} to {months[-1]}"
     sections = []

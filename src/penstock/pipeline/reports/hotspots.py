@@ -110,9 +110,9 @@ def _last(lags: Iterable[Row]) -> list[Row]:
 
 
 def _timed(rows: Sequence[Row]) -> Row:
-    """Return the last row, with the age of its lag in ``seconds`` or, if only a minimum is known,
-    in ``seconds_min``. A row has no seconds if no record was appended shortly before it. If the
-    group has been stalled since an earlier row with seconds, the time since then is added."""
+    """Return the last row, completed with the age of its lag. While a group is stalled, its lag
+    ages with the clock, so ``seconds`` is computed from the last earlier row that has it. If no
+    row of the stall has it, ``seconds_min`` is the time since the first of these rows."""
     last = rows[-1]
     if last["seconds"] is not None:
         return last

@@ -29,7 +29,7 @@ def number(name: str, title: str, format: Callable[[Any], str] = str) -> Column:
 
 
 class Table(NamedTuple):
-    """A table of values by column name. Only the first ``ROWS_MAX`` rows are shown."""
+    """A table whose rows map column names to values. Only the first ``ROWS_MAX`` are shown."""
 
     columns: Sequence[Column]
     rows: Sequence[Mapping[str, Any]]

@@ -21,7 +21,7 @@ DAY_MS: Final = 86_400_000
 
 
 def times(column: str, since_ms: int | None, until_ms: int | None) -> Any:
-    """Return a filter on a time column and the column ``date``, or None if there are no limits."""
+    """Return a filter on a time column and ``date``, or None if the time range is unlimited."""
     condition = None
     at, date = pc.field(column), pc.field("date")
     if since_ms is not None:
@@ -100,7 +100,7 @@ def by_column(column: str) -> Callable[[Row], str]:
 
 
 def ranked_by(rows: Iterable[Row], name: Callable[[Row], str], value: str) -> dict[str, float]:
-    """Return the sums of a column by name, largest first. Names whose sum is 0 are left out."""
+    """Sum up a column for each name, largest sum first. Names whose sum is 0 are left out."""
     totals: Counter[str] = Counter()
     for row in rows:
         totals[name(row)] += row[value]
@@ -117,7 +117,7 @@ def over_time(
     step_s_min: int,
     series_max: int = len(COLOURS),
 ) -> Series:
-    """Return the sums of a column by name and time step. ``at`` is the name of the time column."""
+    """Sum up a column for each name and time step. ``at`` is the name of the time column."""
     seconds = [int(row[at].timestamp()) for row in rows]
     for step_s, room in _ROOM:
         first = min(seconds) // step_s

@@ -148,7 +148,7 @@ def _rankings(sums: Sequence[Row]) -> list[Plot]:
 
 def period_of(at: Sequence[datetime.datetime], *, step_s: int) -> str:
     if not at:
-        return "no data in this time"
+        return "no data in this time range"
     last = max(at) + datetime.timedelta(seconds=step_s)
     return f"{numbers.moment(min(at))} to {numbers.moment(last)}"
 

@@ -217,7 +217,7 @@ def archive_file(java: Java) -> Path:
 
 
 def archive_options(java: Java) -> list[str]:
-    """Return the JVM options to use the class-data archive, or none if ``warm`` has not run."""
+    """Return the JVM options to use the class-data archive, or [] if ``warm`` has not run."""
     top = archive_file(java)
     if not top.is_file():
         return []

@@ -109,7 +109,7 @@ def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool
 
 
 def decide(client: KafkaClient, query_id: str, decision: Decision, *, topic: str) -> None:
-    """Store the decision to commit a batch, as a committed offset of an existing ``topic``."""
+    """Store the decision to commit a batch as a committed offset of ``topic``, which must exist."""
     written = decision.written
     if len(written) > TASKS_MAX:
         raise TooManyTasks(
@@ -131,7 +131,7 @@ def decided(client: KafkaClient, query_id: str) -> Decision | None:
 
 
 def settle(client: KafkaClient, query_id: str, decision: Decision) -> frozenset[int]:
-    """Commit the transactions of a decision, and return the tasks whose commit succeeded."""
+    """Commit the transactions that a decision names. Return the tasks whose commit succeeded."""
     return frozenset(
         each.task for each in decision.written if end(client, query_id, each, is_commit=True)
     )
