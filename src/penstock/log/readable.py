@@ -262,7 +262,7 @@ class ReadableLog:
         self.stored_low_watermark = offset
 
     def lower_low_watermark(self) -> None:
-        """If the low watermark is above the log's end, lower it: it would hide new records."""
+        """Lower the low watermark to at most the log's end, or it would hide new records."""
         if self.stored_low_watermark > self.end_offset:
             self.store_low_watermark(self.end_offset)
 

@@ -192,7 +192,7 @@ class Replica:
         return self._fetch
 
     def apply_reply(self, reply: Reply[B]) -> Step[B] | None:
-        """Return the operation that the caller must apply to the log, if any."""
+        """Return the operation that the caller must apply to the log after the leader's reply."""
         if self.role is not Role.FOLLOWER:
             return None
         step = self._take(reply)

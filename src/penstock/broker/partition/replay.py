@@ -95,7 +95,7 @@ def forget_beyond(log: Log, offset: int) -> None:
 
 
 def origin_of(topic: Topic, index: int) -> bytes:
-    """Return the bytes from which the ids of messages without a message id are derived."""
+    """Return the bytes from which to generate ids for messages that were sent without an id."""
     return f"{topic.topic_id}-{index}".encode("ascii")
 
 
@@ -259,7 +259,7 @@ class Replay:
         return max(0, cursor.unseen - left)
 
     def _clip(self, cursor: LeaseCursor, event: events.Event) -> events.Event:
-        """Remove records before the start of the replay from an event, and correct its count."""
+        """Remove records before the start of the replay from an event, and adjust its count."""
         start = max(self.begun_at, self._low_watermark)
         if not start:
             return event
@@ -310,7 +310,7 @@ class Replay:
         return self
 
     def _hydrate(self, cursor: LeaseCursor, origin: bytes) -> None:
-        """Read message groups and due times, which events lack, from the records."""
+        """Read message groups and due times from the records, because lease events lack them."""
         clock, log = self._context.clock, self._log
         records: list[Record] = []
         opened: OpenedBatch | None = None

@@ -66,7 +66,7 @@ class FollowerLog:
         return self._owner.topic
 
     async def producers(self) -> Sequence[ProducerSeen] | None:
-        """Return the producers of committed records, or None if the log is not replayed yet."""
+        """Return the producers known from committed records, or None if the log is not replayed."""
         up_to = self._owner.replica.high_watermark
         if self.replay is None and self._work is None:
             self._continue()  # otherwise the log is replayed after the leader's next reply
@@ -172,7 +172,7 @@ class FollowerLog:
             owner.halt(f"{type(error).__name__}: {error}")  # reading from disk failed
 
     def _continue(self, *, after_ms: int = 0) -> None:
-        """Start what the log needs next: a replay, a checkpoint, or the next fetch."""
+        """Start the next work on the log: a replay, a checkpoint, or the next fetch."""
         replica = self._owner.replica
         if replica.role is not Role.FOLLOWER or self._owner.is_changing_role:
             return

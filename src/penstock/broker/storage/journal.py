@@ -255,7 +255,7 @@ class Journal:
         except DiskFull as error:
             return error
         except _NotEncoded as error:
-            log_.error("append encoding failed", extra=self._log_fields, exc_info=error.__cause__)
+            log_.error("batch encoding failed", extra=self._log_fields, exc_info=error.__cause__)
             return Overloaded("The append failed because a message could not be encoded.")
         except Exception as error:
             return self._append_failed(error)

@@ -1,7 +1,7 @@
 """Reads all logs of a node slowly, again and again, to find damage on disk while other replicas
 still have the data. Each segment is read in small pieces in a thread. Concurrent changes of the log
 may look like damage, so a segment with damage is checked a second time. Pages in the kernel's cache
-are not read from the disk."""
+are not read from the disk, so damage there is not found."""
 
 import asyncio
 import logging

@@ -55,7 +55,7 @@ def checked_header(
 
 
 class BatchReader:
-    """Reads verified batches up to a bad one. Raises DamagedRange if the first one is bad."""
+    """Reads and verifies batches up to a bad one. Raises DamagedRange if the first one is bad."""
 
     def __init__(self, segment: "Segment", place: BatchStart, *, bytes_max: int) -> None:
         self._segment = segment
@@ -358,7 +358,7 @@ class Segment:
         return True
 
     def is_indexed(self, scan: Scan, *, from_ordinal: int = 0) -> bool:
-        """Return whether the side files match a scan. Other batches may be indexed."""
+        """Return whether the side files are intact and agree with a scan."""
         index = self.files.index
         last = index.place(index.count - 1)
         return (
