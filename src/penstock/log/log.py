@@ -263,8 +263,8 @@ class Log(ReadableLog):
             raise
 
     def begin_sync(self) -> SyncJob | None:
-        """Return a job that syncs all dirty files, or None. Only one job may be in progress,
-        because the recovery point of a later job would cover unsynced files of an earlier one."""
+        """Return a job that syncs all dirty files, or None if none are dirty. Only one job may run:
+        the recovery point of a later job would cover unsynced files of an earlier one."""
         if self.refusal is not None:
             raise AppendsRefused(self.refusal)
         assert self._job is None, "a sync job is still in progress"
@@ -454,7 +454,7 @@ class Log(ReadableLog):
 
     def close(self, *, clean: bool = True) -> None:
         """Sync, write the indexes and record a clean stop. Without ``clean``, after a failure, or
-        while a sync job is unfinished, only close the files, as a crash would."""
+        while a sync job is unfinished, only close the files: the next start runs a recovery."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -54,7 +54,8 @@ class BackupHold:
             await self._released.wait()
 
     def hold_crossings(self, holder: str, for_ms: int) -> bool:
-        """Delay messages that move between logs. Returns False if too many backups run already."""
+        """For a backup, delay messages between logs. Returns False if too many backups already
+        run."""
         if holder not in self._holders and len(self._holders) >= HOLDERS_MAX:
             return False
         self.release_crossings(holder)

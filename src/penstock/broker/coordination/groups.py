@@ -1,7 +1,7 @@
 """The group coordinators of this node. They store their state as rows
 (``cursor/groups/records.py``) in the internal topic ``__groups``. A group notices changed topics at
 the next heartbeat of any member. If a topic is deleted, its committed offsets are deleted too. A
-group reads topics of its own tenant, which is part of the group id (``model/names.py``)."""
+group reads only topics of its tenant, which the group id contains (``model/names.py``)."""
 
 import asyncio
 import logging

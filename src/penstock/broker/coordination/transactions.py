@@ -260,7 +260,7 @@ class TransactionCoordinator(CoordinatorRuntime):
             self._retry_later(marker)
             return str(error)
         except Exception as error:
-            log_.exception("transaction marker not written", extra={"coordinator": self._label})
+            log_.exception("transaction marker write failed", extra={"coordinator": self._label})
             self._retry_later(marker)
             return type(error).__name__
         finally:

@@ -102,7 +102,7 @@ class Partitions:
         ]
 
     def _partitions(self) -> list[Partition]:
-        """Return the partitions of all topics. Shares have no partitions of their own."""
+        """Return the partitions of all topics except shares, which use those of their topics."""
         return [
             partition
             for queue in self._queues.values()

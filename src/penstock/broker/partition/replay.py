@@ -179,7 +179,7 @@ class Replay:
         return frozenset(share.topic_id for share, _ in self.shares)
 
     def advance(self, up_to: int, *, bytes_max: int | None = None) -> bool:
-        """Replay up to offset ``up_to`` or about ``bytes_max``. Returns False if more is left."""
+        """Replay up to ``up_to``, but only about ``bytes_max``. Returns False if more is left."""
         read = 0
         while self.offset < up_to and self.damage is None:
             try:

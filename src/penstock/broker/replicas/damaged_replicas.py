@@ -57,7 +57,7 @@ class DamagedReplicas:
         self, key: PartitionKey, view: View, context: BrokerContext, *, may_be_new: bool
     ) -> OpenedLog | None:
         """Open a replica's log. If records may be missing, store this in the partition's row,
-        unless the log is new and ``may_be_new``."""
+        unless the log is new and ``may_be_new`` is set."""
         topic = context.catalog.find_id(key.topic_id)
         if topic is None:
             return None

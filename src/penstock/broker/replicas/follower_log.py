@@ -102,7 +102,7 @@ class FollowerLog:
         try:
             self._apply(reply, news.start_offset, news.low_watermark)
         except Exception as error:
-            log_.exception("leader's reply not applied", extra={"partition": str(self._key)})
+            log_.exception("applying a fetch reply failed", extra={"partition": str(self._key)})
             self._owner.halt(f"{type(error).__name__}: {error}")
 
     def _apply(self, reply: Reply[bytes], leader_start: int, low_watermark: int) -> None:
@@ -295,7 +295,7 @@ class FollowerLog:
                 await self._owner.in_thread(lambda: write_epochs(self._log, entries, end))
 
     def _drop_segments(self) -> None:
-        """Delete segments that the leader has deleted, once they are committed and replayed."""
+        """Delete segments that the leader deleted, once they are committed and replayed here."""
         start = max(self.leader_start, self._log.stored_low_watermark)
         start = min(start, self._owner.replica.high_watermark)
         if self.replay is not None:

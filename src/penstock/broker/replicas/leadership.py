@@ -185,7 +185,7 @@ class InSyncSets:
         except PenstockError as error:
             self.counts.refused += 1
             replicator.change_unknown(change)
-            log_.warning("in-sync set not changed, retrying", extra=about(key, error))
+            log_.warning("in-sync set change not confirmed, retrying", extra=about(key, error))
 
     async def stop(self) -> None:
         await cancel_all(self._proposing.values())

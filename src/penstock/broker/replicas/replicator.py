@@ -229,7 +229,7 @@ class Replicator:
         return await self.in_thread(replay.finish)
 
     def new_replay(self) -> Callable[[], Replay]:
-        """Return a function that opens a new replay. Call it in a thread."""
+        """Return a function that opens a new replay. The caller runs the function in a thread."""
         shares, place = self.shares, (self.log, self.topic, self.key.index)
         return lambda: Replay(*place, shares=shares, context=self.context)
 

@@ -220,7 +220,7 @@ class Compactor:
             await self._in_thread(ended.close)
 
     async def stop(self) -> None:
-        """Stop. When this returns, no thread uses the log and temporary files are removed."""
+        """Stop compacting. Afterwards no thread uses the log, and temporary files are removed."""
         self._is_stopped = True
         while self._thread is not None and not self._thread.done():
             await asyncio.wait([self._thread])

@@ -299,7 +299,8 @@ class Segment:
         self.last_epoch = headers[-1].leader_epoch
 
     def _take_back(self, position: int, error: OSError | None = None) -> NoReturn:
-        """Undo a partial write and raise DiskFull. On other errors, only raise ``error``."""
+        """If the disk is full, undo a partial write and raise DiskFull. Otherwise raise
+        ``error``."""
         if error is not None and not is_full(error):
             raise error
         self.disk.truncate(self.files.log_fd, position)

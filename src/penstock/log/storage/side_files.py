@@ -13,8 +13,8 @@ flipped bit there would move records or invent an epoch. ``.check`` covers them.
 differ, the entry's ``crc`` shows which of them is wrong.
 
 Entry n of ``.index`` and of ``.time`` describes the same batch; its ordinal is the number of its
-entry in ``.check``. The first batch of a segment has an entry, and the last one when the segment is
-closed. Look-ups bisect in the file, so no index has to be in memory.
+entry in ``.check``. The first batch of a segment always has an entry, and the last batch gets one
+when the segment is closed. Look-ups bisect in the file, so no index has to be in memory.
 """
 
 import struct
@@ -31,7 +31,7 @@ _CRC = struct.Struct(">I")
 
 
 class EntryFile:
-    """A file of fixed-size entries. A CRC detects changed and misplaced entries."""
+    """A file of fixed-size entries. Each has a CRC that detects changed and misplaced entries."""
 
     def __init__(self, fd: int, fields: str, *, disk: Disk) -> None:
         self._disk = disk
