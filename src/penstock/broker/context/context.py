@@ -54,8 +54,8 @@ class BackupHold:
             await self._released.wait()
 
     def hold_crossings(self, holder: str, for_ms: int) -> bool:
-        """For a backup, delay messages between logs. Returns False if too many backups already
-        run."""
+        """Delay messages that move between logs while a backup runs. Returns False if too many
+        backups are delaying them already."""
         if holder not in self._holders and len(self._holders) >= HOLDERS_MAX:
             return False
         self.release_crossings(holder)
@@ -145,7 +145,7 @@ log_ = logging.getLogger(__name__)
 
 
 def log_config(topic: Topic, context: BrokerContext) -> LogConfig:
-    """Return a topic's log settings. A limit is the lower of the topic's and the node's limit."""
+    """Return a topic's log settings. Each limit is the lower of the topic's and the node's."""
     stream, node = settings_of(topic, context.defaults), context.log
     age_ms_max = stream.segment_ms
     if stream.is_compacted:

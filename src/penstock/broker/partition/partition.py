@@ -386,7 +386,7 @@ class Partition:
         await self._loop.run_in_executor(self._context.pool, self.log.close)
 
     async def release(self, reason: PenstockError) -> None:
-        """Stop leading, because another node leads now. The log stays open for the follower."""
+        """Stop leading, because another node leads now. The log stays open for following it."""
         await self._stop_views()
         await self.journal.end(reason)
         await self._low_watermark.rest()

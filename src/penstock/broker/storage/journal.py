@@ -171,7 +171,7 @@ class Journal:
         return header
 
     def commit(self) -> Flush | None:
-        """Commit the batches of ``append_batch``. Returns the flush to wait for, if any."""
+        """Commit what ``append_batch`` has appended. Returns the flush to wait for, if any."""
         size, self._batches_bytes = self._batches_bytes, 0
         if not size or self.failure is not None:
             return None

@@ -189,7 +189,7 @@ def save_damage(folder: Path, damage: Sequence[Damage], disk: Disk) -> None:
 
 
 def merge_damage(known: Sequence[Damage], found: Sequence[Damage]) -> list[Damage]:
-    """Return all damage, sorted by offset. If both lists have a range, the known entry is used."""
+    """Return all damage, sorted by offset. A range in both lists is taken from ``known``."""
     merged: dict[tuple[str, int], Damage] = {}
     for damage in (*known, *found):
         merged.setdefault((damage.file, damage.position), damage)
