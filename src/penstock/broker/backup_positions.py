@@ -71,7 +71,7 @@ class BackupPositions:
                     await self._partitions.open(topic)
 
     def take(self, *stages: Stage) -> Sequence[PartitionPositions]:
-        """Return the start and end offsets of all logs that belong to these stages."""
+        """Return the start and end offsets of all logs that belong to these stages of a backup."""
         taken = []
         for queue in self._partitions.queues():
             if queue.topic.is_share or stage_of(queue.topic) not in stages:

@@ -151,7 +151,6 @@ class Broker:
         return await queue.leases[call.partition].extend(call.claims, is_strict=call.is_strict)
 
     async def _check_led(self, call: calls.LeadersCall[R]) -> None:
-        """Raise NotLeader unless this node leads all partitions for which it must reply."""
         for partition, _ in call.counted_on:
             await self._partition(call.topic, partition)
 

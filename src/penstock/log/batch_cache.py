@@ -1,7 +1,7 @@
 """The most recent batches of a log in memory. Consumers that keep up with producers read them here.
 
-Each cache has a limit, and all caches of a node share a limit. When the shared limit is exceeded,
-the log whose last append is the oldest frees its cache, and its readers read the file."""
+Each cache has a limit, and all caches of a node together have another limit. If it is exceeded, the
+log whose last append is the oldest frees its cache, and its readers read the file."""
 
 from bisect import bisect_right
 from collections import deque

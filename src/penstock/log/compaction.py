@@ -80,7 +80,7 @@ def read_clean_offset(log: Log) -> int:
 
 
 def forget_clean_beyond(log: Log, offset: int) -> None:
-    """Remove a checkpoint of compaction beyond ``offset``. Call this before a truncation."""
+    """Delete the compaction checkpoint if it is beyond ``offset``. Call this before truncating."""
     if read_clean_offset(log) > offset:
         log.remove_checkpoint(CHECKPOINT_NAME)
 
@@ -177,7 +177,7 @@ class Compaction:
         self._made = None
 
     def _survey(self) -> Iterator[Progress]:
-        """Find the last offset of each uncompacted key, and the last batch of each producer."""
+        """Find the last offset of every key, and the last batch of every producer."""
         for segment in self._segments:
             for batches in read_segment(self._folder, segment, self._disk):
                 for header, batch in batches:

@@ -156,7 +156,7 @@ class Verification:
 
 
 def verify_checkpoints(folder: Path) -> list[str]:
-    """Return a text for each corrupt checkpoint file. Replaying the log replaces these files."""
+    """Return a message for each corrupt checkpoint file. Replaying the log replaces these files."""
     disk = ReadOnlyDisk()
     return [
         f"{path.name} is corrupt or incomplete"
@@ -199,6 +199,6 @@ def _segment(folder: Path, base_offset: int) -> Segment:
 
 
 def segments_of(place: PartitionFolder) -> list[tuple[int, int | None]]:
-    """Return each segment's base offset, paired with the next segment's (None for the last)."""
+    """Return each segment's base offset, paired with the next segment's base offset or None."""
     bases = segment_bases(place.folder)
     return list(zip(bases, (*bases[1:], None), strict=True))

@@ -80,7 +80,7 @@ class SyncJob:
 
 @dataclass
 class Detached:
-    """Segments that were removed from a log, oldest first. A crash may bring them back."""
+    """Segments that were removed from a log, oldest first. After a crash, they may exist again."""
 
     disk: Disk
     paths: list[Path]
@@ -195,7 +195,7 @@ class Log(ReadableLog):
     def _append_portion(
         self, headers: Sequence[BatchHeader], first: int, view: memoryview, now_ms: int
     ) -> tuple[int, int]:
-        """Append batches until a segment is full. Returns the next batch's index and the bytes."""
+        """Append batches to one segment. Returns the next batch's index and the bytes appended."""
         config, active, header = self.config, self._active, headers[first]
         size = header.total_bytes
         if active.bytes and (
@@ -263,8 +263,8 @@ class Log(ReadableLog):
             raise
 
     def begin_sync(self) -> SyncJob | None:
-        """Return a job that syncs all dirty files, or None. Only one job may be in progress,
-        because the recovery point of a later job would cover unsynced files of an earlier one."""
+        """Return a job that syncs all dirty files, or None if none are dirty. Only one job may run:
+        the recovery point of a later job would cover unsynced files of an earlier one."""
         if self.refusal is not None:
             raise AppendsRefused(self.refusal)
         assert self._job is None, "a sync job is still in progress"
@@ -365,8 +365,8 @@ class Log(ReadableLog):
             save_damage(self.folder, left, self.disk)
 
     def restart(self, at: int) -> None:
-        """Delete all records and begin again as an empty log at offset ``at``. After a crash there
-        is the old log or the new one. May run in a thread if nothing else uses the log."""
+        """Delete all records and begin again as an empty log at offset ``at``. After a crash, the
+        log is either the old or the new one. May run in a thread if nothing else uses the log."""
         self._assert_at_rest()
         assert at >= 0
         while self._detached:
@@ -445,7 +445,7 @@ class Log(ReadableLog):
         return freed
 
     def settle(self) -> None:
-        """Clear the DOUBT flags (records may be missing) on disk, once they were reported."""
+        """Clear the DOUBT flags on disk after it was reported that records may be missing."""
         assert self._job is None, "a sync is in progress"
         if self._doubts:
             point = read_point(self.folder, self.disk) or RecoveryPoint(self.sealed_offset)
@@ -454,7 +454,7 @@ class Log(ReadableLog):
 
     def close(self, *, clean: bool = True) -> None:
         """Sync, write the indexes and record a clean stop. Without ``clean``, after a failure, or
-        while a sync job is unfinished, only close the files, as a crash would."""
+        while a sync job is unfinished, only close the files: the next start runs a recovery."""
         if self._is_closed:
             return
         self._is_closed = True

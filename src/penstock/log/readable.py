@@ -62,7 +62,7 @@ class Segments:
         return max(segment.max_timestamp for segment in self._all)
 
     def holding(self, offset: int) -> Segment:
-        """Return the segment that holds an offset. The log's end is in the active segment."""
+        """Return the segment that holds an offset, or the active segment for the log's end."""
         return self._all[bisect_right(self._bases, offset) - 1]
 
     def since(self, offset: int) -> Sequence[Segment]:
@@ -262,7 +262,7 @@ class ReadableLog:
         self.stored_low_watermark = offset
 
     def lower_low_watermark(self) -> None:
-        """If the low watermark is above the log's end, lower it: it would hide new records."""
+        """Lower the low watermark to at most the log's end, or it would hide new records."""
         if self.stored_low_watermark > self.end_offset:
             self.store_low_watermark(self.end_offset)
 

@@ -88,7 +88,7 @@ def remove_segments(disk: Disk, folder: Path, bases: Iterable[int]) -> None:
 
 
 def end_replacement(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Remove the mark file durably. If it reappeared, it would apply to the next rewrite."""
+    """Remove the mark file durably, so that a crash cannot bring it back for the next rewrite."""
     disk.sync_folder(folder)
     disk.unlink(mark_path(folder, base_offset, end_offset))
     disk.sync_folder(folder)

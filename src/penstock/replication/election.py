@@ -53,7 +53,7 @@ def loss_of(row: PartitionRow, found: Found) -> str | None:
 
 
 def declare_loss(view: View, node: int) -> Change | None:
-    """Return the change that notes that a node may lack records, if it is needed (rule R5)."""
+    """Return a change that notes that a node may lack records, or None if not needed (rule R5)."""
     row = view.row
     if node not in row.whole:
         return None
@@ -61,7 +61,7 @@ def declare_loss(view: View, node: int) -> Change | None:
 
 
 def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_min: int) -> Change:
-    """Return the first row of a partition. All replicas must be alive, and count as in sync."""
+    """Return the first row of a partition, with all replicas in sync. All nodes must be alive."""
     first = replicas[0]
     row = PartitionRow(
         tuple(replicas),
@@ -77,7 +77,7 @@ def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_
 def elect(
     view: View, incarnations: Mapping[int, int], *, avoiding: frozenset[int] = frozenset()
 ) -> Change | None:
-    """Elect the first live replica with all committed records, preferably not in ``avoiding``."""
+    """Elect the first live replica with all committed records, if possible not in ``avoiding``."""
     row = view.row
     able = [node for node in row.replicas if node in row.whole and node in incarnations]
     chosen = next((node for node in able if node not in avoiding), able[0] if able else None)
@@ -174,8 +174,8 @@ def next_step(
 
 
 def resign(view: View, node: int) -> Change:
-    """Return a change to a new epoch that this node does not lead. If another replica has all
-    records, this node is marked lost."""
+    """Return a change that begins a new epoch, without a leader if this node was the leader. If
+    another replica has all records, this node is marked lost."""
     row = view.row
     changed = replace(row, epoch=row.epoch + 1)
     if row.leader == node:

@@ -37,7 +37,7 @@ class EpochHistory:
         self._starts.append(start)
 
     def end_of(self, epoch: int, *, end_offset: int) -> tuple[int, int]:
-        """Return the last epoch up to ``epoch`` (or NO_EPOCH), and the offset at which it ends."""
+        """Return the last epoch not after ``epoch`` (NO_EPOCH if none), and its end offset."""
         at = bisect_right(self._epochs, epoch)
         end = self._starts[at] if at < len(self._starts) else end_offset
         return (self._epochs[at - 1] if at else NO_EPOCH), end

@@ -92,8 +92,8 @@ class Leader:
         return None
 
     def _compare(self, fetch: Fetch) -> Diverge | Behind | None:
-        """Return None if this log contains the follower's log, else the reply (rule R15). Behind
-        means that the follower must start over."""
+        """Return None if this log contains the follower's log, else the reply (rule R15). The reply
+        Behind makes the follower start over."""
         start_offset, end_offset = self._replica.start_offset, self._replica.end_offset
         if fetch.offset < start_offset:
             return Behind(fetch, start_offset)
@@ -137,7 +137,7 @@ class Leader:
         self, *, now_ms: int, lag_ms_max: int = LAG_MS_MAX, gone: Collection[int] = ()
     ) -> Change | None:
         """Return the next change of the in-sync set, or None. Nodes in ``gone`` are removed at once
-        (rule R9). An unchanged row is written to learn the outcome of an earlier change."""
+        (rule R9). If an earlier change has an unknown outcome, the row is rewritten to learn it."""
         if len(self._pending) >= PENDING_MAX:
             return None
         row = self.row

@@ -118,7 +118,7 @@ class Replica:
             self.role = Role.FOLLOWER
 
     def reincarnated(self, incarnation: int) -> "Replica":
-        """Return a copy without a role, for a new registration of this node."""
+        """Return a copy of this replica without a role, for a new registration of the node."""
         fresh = copy(self)
         fresh.incarnation = incarnation
         fresh.role, fresh.epoch, fresh.halt_reason = Role.WAITING, -1, ""
@@ -192,7 +192,7 @@ class Replica:
         return self._fetch
 
     def apply_reply(self, reply: Reply[B]) -> Step[B] | None:
-        """Return the operation that the caller must apply to the log, if any."""
+        """Return what the caller must do with the log after this reply, or None."""
         if self.role is not Role.FOLLOWER:
             return None
         step = self._take(reply)

@@ -49,12 +49,13 @@ class BackupHold:
         return now_ms < self._segments_until_ms
 
     async def crossing(self) -> None:
-        """Wait while a backup delays messages that move between logs. Call this before the ack."""
+        """Wait while a backup delays acks of messages that were copied to another log."""
         if self._released is not None:
             await self._released.wait()
 
     def hold_crossings(self, holder: str, for_ms: int) -> bool:
-        """Delay messages that move between logs. Returns False if too many backups already do."""
+        """Delay messages that move between logs while a backup runs. Returns False if too many
+        backups are delaying them already."""
         if holder not in self._holders and len(self._holders) >= HOLDERS_MAX:
             return False
         self.release_crossings(holder)
@@ -144,7 +145,7 @@ log_ = logging.getLogger(__name__)
 
 
 def log_config(topic: Topic, context: BrokerContext) -> LogConfig:
-    """Return the log settings of a topic. A lower limit of the topic replaces the node's limit."""
+    """Return a topic's log settings. Each limit is the lower of the topic's and the node's."""
     stream, node = settings_of(topic, context.defaults), context.log
     age_ms_max = stream.segment_ms
     if stream.is_compacted:
@@ -158,7 +159,7 @@ def log_config(topic: Topic, context: BrokerContext) -> LogConfig:
 
 
 def open_log(topic: Topic, index: int, topics: Path, context: BrokerContext) -> Log:
-    """Open the log of a partition, and report what its recovery found as log events."""
+    """Open the log of a partition, and write log events about what the recovery found."""
     folder = topics / topic.topic_id / str(index)
     log = Log.open(folder, log_config(topic, context), now_ms=context.clock.wall_ms())
     report = log.recovery

@@ -62,7 +62,7 @@ class GroupConfigs:
         return Reply()
 
     async def take_over(self, group_id: str, configs: Configs) -> None:
-        """Store a group's configs from the log, except those that the store already has."""
+        """Copy a group's configs from the log to the store, but do not overwrite stored configs."""
         await self.configs.add_missing(self._resource(group_id), configs)
 
     def _has_room(self, account: str) -> bool:
@@ -209,7 +209,7 @@ class GroupCoordinator(CoordinatorRuntime):
         return found if await self.committed() else self._unready(failed)
 
     def _unready(self, failed: ReplyT) -> ReplyT:
-        """Return ``failed``, with the code NOT_COORDINATOR if another node is the coordinator."""
+        """Return the reply ``failed``, with NOT_COORDINATOR if another node is the coordinator."""
         if not self.is_standing_by:
             return failed
         if isinstance(failed, tuple):
@@ -218,13 +218,13 @@ class GroupCoordinator(CoordinatorRuntime):
         return msgspec.structs.replace(failed, code=ErrorCode.NOT_COORDINATOR)
 
     def note(self, decide: Decide, *, is_divisible: bool = False) -> None:
-        """Change groups in the background. Errors are only logged."""
+        """Call ``decide`` and carry out its decision in the background. Errors are only logged."""
         if not self.ready():
             return
         try:
             decision = self._decide(decide)
         except Exception:
-            log_.exception("background change of groups failed", extra={"coordinator": self._label})
+            log_.exception("consumer group state update failed", extra={"coordinator": self._label})
         else:
             self._carry_out(decision, is_divisible=is_divisible)
 

@@ -1,7 +1,7 @@
 """The group coordinators of this node. They store their state as rows
 (``cursor/groups/records.py``) in the internal topic ``__groups``. A group notices changed topics at
 the next heartbeat of any member. If a topic is deleted, its committed offsets are deleted too. A
-group reads topics of its own tenant, which is part of the group id (``model/names.py``)."""
+group reads only topics of its tenant, which the group id contains (``model/names.py``)."""
 
 import asyncio
 import logging
@@ -58,7 +58,7 @@ class GroupTopics:
         return None if entry is None else entry[0]
 
     def changed(self, before: Topic | None, after: Topic | None) -> None:
-        """Apply a catalog change. Groups cannot subscribe to shares or internal topics."""
+        """Apply a catalog change. Ignores shares and internal topics: groups cannot use them."""
         topic = after or before
         assert topic is not None
         if topic.is_share or topic.region != self._region or is_internal(topic.name):
@@ -197,7 +197,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
             coordinator.move_configs()
 
     def end_waits(self) -> None:
-        """Fail waiting requests, because the node is draining. Commits and reads go on."""
+        """Fail waiting requests, because the node is draining. Other requests still succeed."""
         self._is_draining = True
         for coordinator in self._coordinators:
             coordinator.end_waits()
@@ -292,7 +292,7 @@ class GroupHost(CoordinatorHost[GroupCoordinator]):
 
     @property
     def _stored(self) -> GroupConfigs | None:
-        """The group configs in the metadata store, or None while they are still in the log."""
+        """Return the configs in the metadata store, or None while they are still in the log."""
         return self._configs if self._configs is not None and self._configs.is_in_force else None
 
     @property

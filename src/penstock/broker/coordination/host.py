@@ -112,7 +112,7 @@ class CoordinatorRuntime(ABC):
 
     @abstractmethod
     def lost(self) -> None:
-        """Called when the state no longer matches the log. Requests fail until it is loaded."""
+        """Called when the state no longer matches the log. Requests fail until it is reloaded."""
 
     @abstractmethod
     def tick(self) -> None: ...
@@ -151,17 +151,17 @@ class CoordinatorRuntime(ABC):
         self._notify_changed()
 
     def take_over(self) -> None:
-        """Load the state from the log, because this node leads its partition now."""
+        """Load the state from the log, because this node now leads the partition."""
         self.is_standing_by = False
         self.read_again()
 
     def read_again(self) -> None:
-        """Retry a failed load now, for example because an operator skipped a row."""
+        """Retry a failed load of the log now, for example because an operator skipped a row."""
         self._reload_ms = 0
         self._start_load()
 
     async def wait_ready(self, *, until_s: float) -> None:
-        """Wait until the state is loaded or another node coordinates, at most until ``until_s``."""
+        """Wait until the state is loaded, another node coordinates, or ``until_s`` is reached."""
         while not self.ready() and not (self.is_standing_by or self._is_stopping):
             left_s = until_s - self._loop.time()
             if left_s <= 0:
@@ -194,7 +194,7 @@ class CoordinatorRuntime(ABC):
         self._start_appender()
 
     def when_committed(self, on_committed: OnCommitted) -> None:
-        """Call ``on_committed`` with True when all rows so far are committed, else with False."""
+        """Call ``on_committed`` with True once all rows so far are committed, or False on error."""
         append = self._next if self._next.decisions else self._in_progress
         if self._log is None or append is None:
             on_committed(self._log is not None)
@@ -367,7 +367,7 @@ class CoordinatorHost(ABC, Generic[C]):
         return [c.trouble for c in self._coordinators if c.trouble is not None and not c.unreadable]
 
     def unreadable_rows(self) -> Sequence[RowUnreadable]:
-        """Return the unreadable rows at which coordinators of this node stopped."""
+        """Return the rows that coordinators of this node cannot read and at which they stopped."""
         return [each.unreadable for each in self._coordinators if each.unreadable is not None]
 
     async def _expire_forever(self) -> None:

@@ -39,7 +39,7 @@ COMPRESSED_BYTES_MIN = 16 * KIB
 
 
 class RowsTooLarge(PenstockError):
-    """The rows of one change do not fit into a batch, for example of a group with many members."""
+    """The rows of one change, for example to a group with many members, do not fit into a batch."""
 
 
 class RowsMissing(PenstockError):
@@ -96,7 +96,7 @@ def _encode(records: list[bytes], size: int, wall_ms: int) -> bytes:
     )
     if len(batch) > BATCH_BYTES_MAX:
         raise RowsTooLarge(
-            f"{len(records)} rows need a batch of {len(batch)} bytes, which exceeds the limit"
+            f"{len(records)} rows need a batch of {len(batch)} bytes, more than a batch may have"
         )
     return batch
 
@@ -115,7 +115,7 @@ class RowLog:
         }
 
     async def ends(self) -> tuple[int, int]:
-        """Return start offset and high watermark. Waits until a new leader knows them."""
+        """Return the partition's start offset and high watermark, once its leader knows them."""
         ends = await self._broker.call(Ends(self._topic, self.partition))
         while not ends.is_settled:
             moved = asyncio.Event()

@@ -9,7 +9,7 @@ markers and runs the timers.
 - **A call for a transactional id whose last transaction is not completed** waits: markers take a
   few milliseconds, but clients would wait tens of milliseconds before they retry.
 - **At most one marker per transactional id and partition is in progress.** A client with
-  transaction version 1 keeps its epoch in its next transaction, which a delayed marker would end.
+  transaction version 1 keeps its epoch, so a delayed marker would end its next transaction.
 - **Offsets that a group commits inside a transaction** wait in the group's coordinator. The group
   joins the transaction as a pseudo partition with the topic id ``__groups/<group id>``."""
 
@@ -112,8 +112,8 @@ class TransactionCoordinator(CoordinatorRuntime):
         *,
         needs_id: bool,
     ) -> TxnReply:
-        """Return the reply of ``decide`` once it is committed. Decides again while the previous
-        transaction of this id is being completed, for at most COMPLETION_SECONDS_MAX."""
+        """Call ``decide`` and return its reply once it is committed. Repeats the call while the
+        previous transaction of this id is being completed, up to COMPLETION_SECONDS_MAX."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while True:
             if needs_id and not await self._has_spare_id():
@@ -165,7 +165,7 @@ class TransactionCoordinator(CoordinatorRuntime):
     async def verify(
         self, transactional_id: str, check: Callable[[Transactions], ErrorCode]
     ) -> ErrorCode:
-        """Return the result of ``check``, once the state that was checked is committed."""
+        """Call ``check`` and return its result, once the state that it read is committed."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
         while self.ready():
             code = check(self._txns)
@@ -180,7 +180,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         return self._unready
 
     async def read(self, read: Callable[[Transactions], T]) -> tuple[ErrorCode, T | None]:
-        """Return the result of ``read``, once the state that was read is committed."""
+        """Call ``read`` and return its result, once the state that it read is committed."""
         if self.ready():
             found = read(self._txns)
             if await self.committed():
@@ -201,9 +201,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         try:
             self._attempt(decide, decision)
         except Exception:
-            log_.exception(
-                "background change of transactions failed", extra={"coordinator": self._label}
-            )
+            log_.exception("transaction state update failed", extra={"coordinator": self._label})
         else:
             self._carry_out(decision, is_divisible=is_divisible)
 
@@ -262,7 +260,7 @@ class TransactionCoordinator(CoordinatorRuntime):
             self._retry_later(marker)
             return str(error)
         except Exception as error:
-            log_.exception("transaction marker not written", extra={"coordinator": self._label})
+            log_.exception("transaction marker write failed", extra={"coordinator": self._label})
             self._retry_later(marker)
             return type(error).__name__
         finally:
@@ -347,7 +345,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
             # The producer continued with a newer epoch, whose marker ends this transaction too.
             place = {"topic": marker.topic_id, "partition": marker.partition}
             fields = {"transactional_id": marker.transactional_id, "reason": str(error)}
-            log_.warning("transaction marker rejected: newer producer epoch", extra=place | fields)
+            log_.warning("transaction marker rejected: old producer epoch", extra=place | fields)
 
     async def _mark_partition(self, marker: Marker) -> None:
         topic = self._catalog.find_id(marker.topic_id)
@@ -448,7 +446,7 @@ class TransactionHost(CoordinatorHost[TransactionCoordinator]):
         return code, replace(found, partitions=shown)
 
     def _shown(self, partition: TopicPartition) -> TopicPartition:
-        """Replace a group's pseudo partition by the ``__groups`` partition of the group."""
+        """Return the ``__groups`` partition of a group's pseudo partition, else ``partition``."""
         topic_id, _ = partition
         groups = self._catalog.find(*self._namespace, GROUPS)
         if groups is None or not topic_id.startswith(GROUP_PREFIX):

@@ -187,7 +187,7 @@ class Leases:
         return found if found < up_to else None
 
     def _read_picks(self, result: LeaseResult, picks: Sequence[Pick], again_bytes: int) -> int:
-        """Add the leased records to ``result``. Returns how many bytes were read again so far."""
+        """Add leased records to ``result``. Returns ``again_bytes`` plus the bytes read here."""
         for pick in picks:
             record: Record | Reading | None = pick.record
             if record is None:
@@ -223,7 +223,7 @@ class Leases:
         )
 
     def _feed(self, now_ms: int, wall_ms: int, *, up_to: int = OFFSET_MAX) -> int:
-        """Pass records from the log to the cursor. Returns approximately how many."""
+        """Pass records from the log to the cursor. Returns approximately how many were passed."""
         cursor = self.cursor
         scan_from = cursor.scan_from
         high_watermark = self._journal.high_watermark
@@ -304,7 +304,7 @@ class Leases:
         await self.settled(events)
 
     def clip(self, start_offset: int, *, passed: int, is_expiry: bool) -> Sequence[Event]:
-        """Drop records below an offset. Returns the events to write to the log."""
+        """Drop records below an offset from the cursor. Returns the events to write to the log."""
         events = self.cursor.trim(start_offset, passed=passed).events
         if events and is_expiry:
             self._count_expired(passed)
@@ -378,7 +378,7 @@ class Leases:
         return self.cursor.stats(now_ms=self._clock.mono_ms()).in_flight
 
     def oldest_sent_at_ms(self) -> int | None:
-        """Return when the oldest unacked record was sent, or None without unacked records."""
+        """Return when the oldest unacked record was sent, or None if all records are acked."""
         if not any(self.counts()):
             return None
         low = self.cursor.low_offset()

@@ -245,7 +245,7 @@ class RecordReader:
         read_bytes_max: int,
         peeked: Callable[[Record], Peeked | None],
     ) -> Iterator[tuple[int, Opening | None]]:
-        """Add to ``found`` up to ``count`` results of ``peeked`` that are not None. After each
+        """Call ``peeked`` for each record, and add up to ``count`` results to ``found``. After each
         step, yields the offset to continue from and the task to wait for, if any."""
         offset = end if start < 0 else max(start, self.log.start_offset)
         read_bytes = 0

@@ -55,7 +55,7 @@ class Waits:
         self._live_count += 1
 
     def leave(self, wait: Wait) -> None:
-        """Remove a receive. Its entry stays in the list until most of the entries have ended."""
+        """Remove a receive. Removed receives are dropped from memory when they are the majority."""
         self._live_count -= 1
         wait.result.cancel()
         if len(self._parked) > 64 and len(self._parked) > 2 * self._live_count:

@@ -250,7 +250,7 @@ class Partition:
         await self.restart_share(leases, start)
 
     async def restart_share(self, leases: Leases, start: int) -> None:
-        """Move a share to offset ``start``, from which on all records are delivered again."""
+        """Move a share to offset ``start``. All records from there on are delivered again."""
         self.journal.flush()  # messages sent before are in the log now
         end = self.log.end_offset
         if start == LATEST:
@@ -277,7 +277,7 @@ class Partition:
                 share.wake()
 
     def _reload(self) -> None:
-        """Restore the cursors from the log, because an append failed after they had applied it."""
+        """Restore the cursors from the log, because they contain changes whose append failed."""
         shares = [leases.topic for leases in self.shares.values()]
         place = (self.log, self.topic, self.index)
         restored = Replay(*place, shares=shares, context=self._context).finish()
@@ -317,7 +317,7 @@ class Partition:
 
     @property
     def low_offset(self) -> int:
-        """The lowest offset that must be kept. A stream keeps all readable records."""
+        """The lowest offset whose record must be kept. A stream keeps all readable records."""
         if not self.topic.is_queue:
             return self.start_offset
         return min(view.cursor.low_offset() for view in self._views())
@@ -368,7 +368,8 @@ class Partition:
         return await self._loop.run_in_executor(self._context.pool, detached.remove)
 
     def sync_soon(self) -> None:
-        """Start a sync if fsync is ``interval``, or ``never`` and a closed segment is unsynced."""
+        """Start a sync if fsync is ``interval``. If it is ``never``, start one only if a closed
+        segment is unsynced."""
         fsync = self.journal.fsync
         if fsync is Fsync.INTERVAL or (fsync is Fsync.NEVER and self.log.has_unsynced_sealed):
             self.journal.sync_soon()
@@ -385,7 +386,7 @@ class Partition:
         await self._loop.run_in_executor(self._context.pool, self.log.close)
 
     async def release(self, reason: PenstockError) -> None:
-        """Stop leading, because another node leads now. The log stays open for the follower."""
+        """Stop leading, because another node leads now. The log stays open for following it."""
         await self._stop_views()
         await self.journal.end(reason)
         await self._low_watermark.rest()

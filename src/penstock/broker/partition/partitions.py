@@ -79,7 +79,7 @@ class Partitions:
         self._to_open_count = 0
 
     def progress(self) -> tuple[int, int]:
-        """Return the number of open topics, and of topics to open at the start (0 in a cluster)."""
+        """Return how many topics are open, and how many to open at the start (0 in a cluster)."""
         return self._opened_count, self._to_open_count
 
     def find(self, topic: Topic) -> Queue | None:
@@ -102,7 +102,7 @@ class Partitions:
         ]
 
     def _partitions(self) -> list[Partition]:
-        """Return the partitions of all topics. Shares have no partitions of their own."""
+        """Return the partitions of all topics except shares, which use those of their topics."""
         return [
             partition
             for queue in self._queues.values()

@@ -1,9 +1,8 @@
 """The partitions of one queue or share on this node: the order in which receives try them, parked
 receives, and the in-flight limit. If other nodes lead some of the partitions, this node ignores
-them until it has used half of the limit that its own partitions would have in an equal division.
-Above that, it periodically fetches the number in flight on all nodes. So a queue with all messages
-on one node can use the whole limit, and a queue that is full on several nodes exceeds it by less
-than half."""
+messages in flight there until its own partitions use half of the limit that an equal division gives
+them. Above that, it periodically fetches the number in flight on all nodes. So a queue with all
+messages on one node can use the whole limit, and a full queue exceeds it by less than half."""
 
 import asyncio
 import contextlib

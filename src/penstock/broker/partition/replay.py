@@ -95,7 +95,7 @@ def forget_beyond(log: Log, offset: int) -> None:
 
 
 def origin_of(topic: Topic, index: int) -> bytes:
-    """Return the bytes from which the ids of messages without a message id are derived."""
+    """Return the bytes from which to generate ids for messages that were sent without an id."""
     return f"{topic.topic_id}-{index}".encode("ascii")
 
 
@@ -179,7 +179,7 @@ class Replay:
         return frozenset(share.topic_id for share, _ in self.shares)
 
     def advance(self, up_to: int, *, bytes_max: int | None = None) -> bool:
-        """Replay up to offset ``up_to`` or about ``bytes_max``. Returns False if more is left."""
+        """Replay up to ``up_to``, but only about ``bytes_max``. Returns False if more is left."""
         read = 0
         while self.offset < up_to and self.damage is None:
             try:
@@ -259,7 +259,7 @@ class Replay:
         return max(0, cursor.unseen - left)
 
     def _clip(self, cursor: LeaseCursor, event: events.Event) -> events.Event:
-        """Remove records before the start of the replay from an event, and correct its count."""
+        """Remove records before the start of the replay from an event, and adjust its count."""
         start = max(self.begun_at, self._low_watermark)
         if not start:
             return event
@@ -310,7 +310,7 @@ class Replay:
         return self
 
     def _hydrate(self, cursor: LeaseCursor, origin: bytes) -> None:
-        """Read message groups and due times, which events lack, from the records."""
+        """Read message groups and due times from the records, because lease events lack them."""
         clock, log = self._context.clock, self._log
         records: list[Record] = []
         opened: OpenedBatch | None = None

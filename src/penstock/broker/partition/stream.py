@@ -80,9 +80,9 @@ class Stream:
         return None
 
     def _excuse_gap(self) -> None:
-        """Raise a retriable error if this node became leader recently. The previous leader may have
-        rejected the first of several batches in flight. After a sequence error, some producers
-        would send all of these batches again with a new epoch, as duplicates."""
+        """Raise a retriable error after a sequence gap if this node became leader recently: the
+        previous leader may have rejected an earlier batch. After a sequence error, some producers
+        would send all batches in flight again with a new epoch, as duplicates."""
         if self._clock.mono_ms() < self._gaps_excused_until_ms:
             raise LeaderMoved("An earlier batch of this producer has not arrived yet; retry.")
 
@@ -220,7 +220,7 @@ class LowWatermark:
     _requested: int = 0  # the largest offset that a caller waits for
 
     async def move(self, offset: int, *, is_expiry: bool = True) -> bool:
-        """Hide all records below ``offset`` on this node. Returns True if the caller must then wait
+        """Hide all records below ``offset`` on this node. If True is returned, the caller must wait
         until other replicas have stored the offset (``Replication.low_watermark_held``)."""
         level = LOW_WATERMARK_FILES if self.replication is None else self.replication.level
         is_file = level >= LOW_WATERMARK_FILES and not self.is_queue()

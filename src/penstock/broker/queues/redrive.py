@@ -154,7 +154,7 @@ class Mover:
         return [self._states.get(task.task_id, task) for task in self.tasks.list(source_arn)]
 
     async def stop(self) -> None:
-        """Let running tasks finish their current message. The next start resumes them."""
+        """Let running move tasks finish their current message. The next start resumes them."""
         self._stopping.set()
         running = list(self._running.values())
         if running:

@@ -131,7 +131,7 @@ class ShareCalls:
                     await brokers.call(calls.ShareStart(share, partition))
 
     async def _begin_remote(self, brokers: calls.BrokerPort, share: Topic, start: int) -> None:
-        """Set the start of a new share on other nodes. If one fails, the share is deleted."""
+        """Set the start offset of a new share on other nodes. If one fails, delete the share."""
         try:
             for partition in range(1, share.partition_count):
                 await brokers.call(calls.RestartShare(share, partition, start))

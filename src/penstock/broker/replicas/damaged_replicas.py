@@ -2,7 +2,7 @@
 stored in the partition's row in the metadata store before this node can be elected.
 
 A damaged log may lack events, so as a leader it would deliver messages that were deleted long ago.
-As a follower it is not repaired, because followers fetch only records after the end of their log.
+A follower fetches only records after the end of its log, so missing records are not fetched again.
 If other replicas have all records, the damaged replica is quarantined and rebuilt. Otherwise it
 stays in use until another replica has all records (rules R4 and R5 in docs/replication.md)."""
 
@@ -57,7 +57,7 @@ class DamagedReplicas:
         self, key: PartitionKey, view: View, context: BrokerContext, *, may_be_new: bool
     ) -> OpenedLog | None:
         """Open a replica's log. If records may be missing, store this in the partition's row,
-        unless the log is new and ``may_be_new``."""
+        unless the log is new and ``may_be_new`` is set."""
         topic = context.catalog.find_id(key.topic_id)
         if topic is None:
             return None
@@ -166,7 +166,7 @@ class DamagedReplicas:
             except (VersionConflict, OutcomeUnknown):
                 await self.view.refresh_rows()
         except PenstockError as error:
-            log_.warning("damaged replica not reported to the store yet", extra=about(key, error))
+            log_.warning("reporting a damaged replica failed, retrying", extra=about(key, error))
             await asyncio.sleep(STORE_RETRY_SECONDS)
 
     async def _wait_changed(self) -> None:

@@ -66,7 +66,7 @@ class FollowerLog:
         return self._owner.topic
 
     async def producers(self) -> Sequence[ProducerSeen] | None:
-        """Return the producers of committed records, or None if the log is not replayed yet."""
+        """Return the producers known from committed records, or None if the log is not replayed."""
         up_to = self._owner.replica.high_watermark
         if self.replay is None and self._work is None:
             self._continue()  # otherwise the log is replayed after the leader's next reply
@@ -102,7 +102,7 @@ class FollowerLog:
         try:
             self._apply(reply, news.start_offset, news.low_watermark)
         except Exception as error:
-            log_.exception("leader's reply not applied", extra={"partition": str(self._key)})
+            log_.exception("applying a fetch reply failed", extra={"partition": str(self._key)})
             self._owner.halt(f"{type(error).__name__}: {error}")
 
     def _apply(self, reply: Reply[bytes], leader_start: int, low_watermark: int) -> None:
@@ -172,7 +172,7 @@ class FollowerLog:
             owner.halt(f"{type(error).__name__}: {error}")  # reading from disk failed
 
     def _continue(self, *, after_ms: int = 0) -> None:
-        """Start what the log needs next: a replay, a checkpoint, or the next fetch."""
+        """Start the next work on the log: a replay, a checkpoint, or the next fetch."""
         replica = self._owner.replica
         if replica.role is not Role.FOLLOWER or self._owner.is_changing_role:
             return
@@ -295,7 +295,7 @@ class FollowerLog:
                 await self._owner.in_thread(lambda: write_epochs(self._log, entries, end))
 
     def _drop_segments(self) -> None:
-        """Delete segments that the leader has deleted, once they are committed and replayed."""
+        """Delete segments that the leader deleted, once they are committed and replayed here."""
         start = max(self.leader_start, self._log.stored_low_watermark)
         start = min(start, self._owner.replica.high_watermark)
         if self.replay is not None:

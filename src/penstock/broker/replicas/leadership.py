@@ -23,7 +23,7 @@ ASYNC_CONFIG = "penstock.replication"
 
 
 class Leadership:
-    """One epoch in which this node leads a partition. When ``is_over``, calls have no effect."""
+    """One epoch in which this node leads a partition. After its end, calls have no effect."""
 
     def __init__(self, replicator: "Replicator") -> None:
         self._replicator = replicator
@@ -38,7 +38,7 @@ class Leadership:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether replies wait for commits. Always True after this node has lost its lease."""
+        """Whether replies wait for the commit. Always True after this node has lost its lease."""
         return not self._is_async or not self._replicator.home.is_registered
 
     @property
@@ -185,7 +185,7 @@ class InSyncSets:
         except PenstockError as error:
             self.counts.refused += 1
             replicator.change_unknown(change)
-            log_.warning("in-sync set not changed, retrying", extra=about(key, error))
+            log_.warning("in-sync set change not confirmed, retrying", extra=about(key, error))
 
     async def stop(self) -> None:
         await cancel_all(self._proposing.values())

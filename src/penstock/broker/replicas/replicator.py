@@ -86,7 +86,7 @@ class Replicator:
 
     @property
     def durable_offset(self) -> int:
-        """The end of the durable records, or of all records if fsync is not ``always``."""
+        """The offset after the last record. With fsync ``always``, only durable records count."""
         return self.log.durable_offset if self.fsync is Fsync.ALWAYS else self.log.end_offset
 
     @property
@@ -229,7 +229,7 @@ class Replicator:
         return await self.in_thread(replay.finish)
 
     def new_replay(self) -> Callable[[], Replay]:
-        """Return a function that opens a new replay. Call it in a thread."""
+        """Return a function that opens a new replay. The caller runs the function in a thread."""
         shares, place = self.shares, (self.log, self.topic, self.key.index)
         return lambda: Replay(*place, shares=shares, context=self.context)
 
@@ -263,7 +263,7 @@ class Replicator:
                 self._wake_low_watermark_waits()
 
     async def low_watermark_moved(self) -> None:
-        """Wait until a replica has stored a low watermark, or the set of replicas changed."""
+        """Wait until a replica has stored a low watermark or the set of replicas has changed."""
         moved = self._loop.create_future()
         self._low_watermark_waits.append(moved)
         await moved

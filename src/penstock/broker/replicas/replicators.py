@@ -96,7 +96,7 @@ class Replicators:
 
     @property
     def is_registered(self) -> bool:
-        """Whether this node's lease is valid. Then no other node considers it dead (rule R20)."""
+        """Whether this node's lease is valid. If so, no other node considers it dead (rule R20)."""
         return self._membership.is_good
 
     async def lead(self, replicator: Replicator, leadership: Leadership) -> Partition:

@@ -134,7 +134,7 @@ class Compactor:
         held_offset: int | None,
     ) -> int:
         """Compact the log below ``up_to`` and the last stable offset, if enough would be freed.
-        Returns the bytes freed. ``find_producers`` returns None while the log is read in a thread.
+        Returns the bytes freed, or 0 if ``find_producers`` returns None (a thread reads the log).
         ``held_offset`` is the offset that all replicas have. Raises Unreadable on damage."""
         log, context = self._log, self._context
         if self._is_stopped or self._round is not None or log.refusal is not None or log.damage:
@@ -220,7 +220,7 @@ class Compactor:
             await self._in_thread(ended.close)
 
     async def stop(self) -> None:
-        """Stop. When this returns, no thread uses the log and temporary files are removed."""
+        """Stop compacting. Afterwards no thread uses the log, and temporary files are removed."""
         self._is_stopped = True
         while self._thread is not None and not self._thread.done():
             await asyncio.wait([self._thread])

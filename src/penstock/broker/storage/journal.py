@@ -1,10 +1,10 @@
-"""Appends to the log of one partition. All requests in one iteration of the event loop become one
-append, and appends made while a sync is running share the next sync. Messages and lease events are
-written at the end of the iteration, messages first, so the offset of a message is known at once.
+"""Appends to the log of one partition. All requests in one iteration of the event loop are appended
+together, and appends during a sync share the next sync. Messages and lease events are written at
+the end of the iteration, messages first, so the offset of a message is known at once.
 
 With the fsync mode ``always``, a reply is sent after fdatasync; with ``interval`` and ``never``,
-when the bytes are in the page cache. That point in the log is the high watermark, up to which
-consumers can read. In a cluster, the high watermark is the offset that all in-sync replicas have
+when the bytes are in the page cache. The offset up to which this is done is the high watermark.
+Consumers can read up to it. In a cluster, it is the offset that all in-sync replicas have
 (``Replication``), and replies wait for it, unless the topic is replicated asynchronously.
 
 After a failed sync the journal rejects everything, because the kernel may have dropped the dirty
@@ -171,7 +171,7 @@ class Journal:
         return header
 
     def commit(self) -> Flush | None:
-        """Commit the batches of ``append_batch``. Returns the flush to wait for, if any."""
+        """Commit what ``append_batch`` has appended. Returns the flush to wait for, if any."""
         size, self._batches_bytes = self._batches_bytes, 0
         if not size or self.failure is not None:
             return None
@@ -255,7 +255,7 @@ class Journal:
         except DiskFull as error:
             return error
         except _NotEncoded as error:
-            log_.error("append encoding failed", extra=self._log_fields, exc_info=error.__cause__)
+            log_.error("batch encoding failed", extra=self._log_fields, exc_info=error.__cause__)
             return Overloaded("The append failed because a message could not be encoded.")
         except Exception as error:
             return self._append_failed(error)
@@ -396,7 +396,7 @@ class Journal:
 
     def hand_over(self, reason: PenstockError, unknown: PenstockError) -> Sequence[Flush]:
         """Reject all further requests and the requests that are not written yet. Returns the
-        flushes that are written but not committed; the caller must settle them."""
+        flushes that are written but not committed; the caller must end them (``Stage.settle``)."""
         flush = self._flush
         is_written = flush is not None and flush.size_bytes > 0  # its batches are in the log
         self.failure = unknown if is_written else reason

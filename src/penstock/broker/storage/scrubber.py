@@ -1,7 +1,7 @@
 """Reads all logs of a node slowly, again and again, to find damage on disk while other replicas
 still have the data. Each segment is read in small pieces in a thread. Concurrent changes of the log
 may look like damage, so a segment with damage is checked a second time. Pages in the kernel's cache
-are not read from the disk."""
+are not read from the disk, so damage to them on disk is not found."""
 
 import asyncio
 import logging
@@ -128,7 +128,7 @@ class Scrubber:
         await asyncio.sleep(cost_bytes / self.bytes_per_second)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in a thread. If cancelled, wait for its end, because it uses open files."""
+        """Run ``work`` in a thread. If cancelled, wait for the thread, which uses open files."""
         future = asyncio.get_running_loop().run_in_executor(self.pool, work)
         try:
             return await asyncio.shield(future)

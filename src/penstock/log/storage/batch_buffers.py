@@ -8,9 +8,9 @@ bytes into batches would only cost time.
                                    └► None: ``Segment.read`` finds the damage batch by batch
 
 A verified range is trusted for TRUSTED_READS further reads while the segment's files stay open,
-then verified again. So a range that changes on disk is detected after some reads instead of at
-once, and by every client that checks the batches' CRCs. All other readers, above all the lease
-cursor, verify all they read. ``docs/adr/0015-fetches-verify-once.md`` explains the trade-off.
+then verified again. So damage on disk is detected after some reads instead of at once, but clients
+that check the batches' CRCs detect it at once. All other readers, above all the lease cursor,
+verify all they read. ``docs/adr/0015-fetches-verify-once.md`` explains the trade-off.
 """
 
 from array import array

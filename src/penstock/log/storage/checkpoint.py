@@ -177,7 +177,7 @@ _decode = msgspec.json.Decoder(list[Damage]).decode
 
 
 def load_damage(folder: Path, disk: Disk) -> list[Damage]:
-    """Return the recorded damage. An unreadable file counts as empty: reads find damage again."""
+    """Return the recorded damage, or nothing if the file is unreadable: reads find damage again."""
     try:
         return _decode(read_whole(disk, folder / DAMAGE_FILE) or b"[]")
     except msgspec.DecodeError:
@@ -189,7 +189,7 @@ def save_damage(folder: Path, damage: Sequence[Damage], disk: Disk) -> None:
 
 
 def merge_damage(known: Sequence[Damage], found: Sequence[Damage]) -> list[Damage]:
-    """Return all damage, sorted by offset. A range in both lists keeps its known description."""
+    """Return all damage, sorted by offset. A range in both lists is taken from ``known``."""
     merged: dict[tuple[str, int], Damage] = {}
     for damage in (*known, *found):
         merged.setdefault((damage.file, damage.position), damage)

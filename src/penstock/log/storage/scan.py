@@ -209,7 +209,7 @@ class Scanner:
         return reason, wanted
 
     def _step_over(self, reason: str) -> bool:
-        """Find the next whole batch and report the damage before it. Returns whether one exists."""
+        """Find the next whole batch and report the damage before it. Returns False if none."""
         scan = self.scan
         if is_zero_from(self._disk, self._fd, scan.position, scan.size):
             scan.tail_reason = ZEROS_REASON
@@ -319,7 +319,7 @@ def verified(view: memoryview, *, offset: int, epoch: int, folder: Path) -> list
     headers: list[BatchHeader] = []
     make, unpack, at, limit = tuple.__new__, HEADER.unpack_from, 0, len(view)
     if limit > APPEND_BYTES_MAX:
-        text = f"{limit} bytes were sent at once, at most {APPEND_BYTES_MAX} are allowed"
+        text = f"{limit} bytes were sent at once; at most {APPEND_BYTES_MAX} are allowed"
         raise Damaged(str(folder), 0, text)
     while at < limit:
         if limit - at < HEADER_BYTES:
@@ -352,7 +352,7 @@ def _fault(header: BatchHeader, offset: int, epoch: int, left_bytes: int) -> str
 
 
 def trimmed(view: memoryview, offset: int) -> memoryview:
-    """Remove the offsets below ``offset``, the log's end, from a first batch without records.
+    """If the first batch has no records, cut off its offsets below ``offset``, the log's end.
     Compaction merges such batches, so a leader may send one that begins before the log's end."""
     if len(view) < HEADER_BYTES:
         return view

@@ -55,7 +55,7 @@ def checked_header(
 
 
 class BatchReader:
-    """Reads verified batches up to a bad one. Raises DamagedRange if the first one is bad."""
+    """Reads and verifies batches up to a bad one. Raises DamagedRange if the first one is bad."""
 
     def __init__(self, segment: "Segment", place: BatchStart, *, bytes_max: int) -> None:
         self._segment = segment
@@ -299,7 +299,8 @@ class Segment:
         self.last_epoch = headers[-1].leader_epoch
 
     def _take_back(self, position: int, error: OSError | None = None) -> NoReturn:
-        """Undo a partial write and raise DiskFull. On other errors, only raise ``error``."""
+        """If the disk is full, undo a partial write and raise DiskFull. Otherwise raise
+        ``error``."""
         if error is not None and not is_full(error):
             raise error
         self.disk.truncate(self.files.log_fd, position)
@@ -358,7 +359,7 @@ class Segment:
         return True
 
     def is_indexed(self, scan: Scan, *, from_ordinal: int = 0) -> bool:
-        """Return whether the side files match a scan. Other batches may be indexed."""
+        """Return whether the side files are intact and agree with a scan."""
         index = self.files.index
         last = index.place(index.count - 1)
         return (

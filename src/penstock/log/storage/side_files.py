@@ -13,8 +13,8 @@ flipped bit there would move records or invent an epoch. ``.check`` covers them.
 differ, the entry's ``crc`` shows which of them is wrong.
 
 Entry n of ``.index`` and of ``.time`` describes the same batch; its ordinal is the number of its
-entry in ``.check``. The first batch of a segment has an entry, and the last one when the segment is
-closed. Look-ups bisect in the file, so no index has to be in memory.
+entry in ``.check``. The first batch of a segment always has an entry, and the last batch gets one
+when the segment is closed. Look-ups bisect in the file, so no index has to be in memory.
 """
 
 import struct
@@ -31,7 +31,7 @@ _CRC = struct.Struct(">I")
 
 
 class EntryFile:
-    """A file of fixed-size entries. A CRC detects changed and misplaced entries."""
+    """A file of fixed-size entries. Each has a CRC that detects changed and misplaced entries."""
 
     def __init__(self, fd: int, fields: str, *, disk: Disk) -> None:
         self._disk = disk
@@ -134,7 +134,7 @@ HOLE = 0  # the check of a byte range that recovery could not read: no header ma
 
 
 def header_check(header: bytes | memoryview) -> int:
-    """Return the checksum of a batch header. It is never 0, which is reserved for HOLE."""
+    """Return the checksum of a batch header. It is never 0, which marks unreadable bytes (HOLE)."""
     assert len(header) == HEADER_BYTES
     return crc32c(header) or 1
 
@@ -162,7 +162,7 @@ class CheckWindow:
         return self._values[ordinal - self._first] if self._values else None
 
     def is_refuted(self, header: bytes, ordinal: int) -> bool:
-        """Return whether the stored checksum of a header is intact but does not match."""
+        """Return whether the stored checksum is intact but does not match the header."""
         return header_check(header) != self.at(ordinal) and is_entry_intact(self._checks, ordinal)
 
 
@@ -220,7 +220,7 @@ class SegmentIndex:
             self.add(place, timestamp_max=timestamp_max)
 
     def find(self, relative: int) -> BatchStart | None:
-        """Return the last indexed batch at or before an offset; None if the index is damaged."""
+        """Return the last indexed batch at or before an offset, or None if the index is damaged."""
         at = self.offsets.last_at_most(relative)
         if at is None:
             return None
@@ -235,7 +235,7 @@ class SegmentIndex:
         return None if at is None else self.place(at + 1)
 
     def find_time(self, timestamp_ms: int) -> int | None:
-        """Return an offset before which all batches are older than this time; None on damage."""
+        """Return an offset before which all batches are older than a time, or None on damage."""
         at = self.times.last_at_most(timestamp_ms - 1)
         if at is None:
             return None
