@@ -53,8 +53,11 @@ def test_topics_are_created_shown_changed_and_deleted(site: Site) -> None:
     create = ("--create", "--topic", "made", "--partitions", "2", "--replication-factor", "2")
     said = site.tool("TopicCommand", *create, "--config", "retention.ms=1000")
     assert "Created topic made." in said
-    placed = eventually(lambda: site.replicas("made"), seconds=120, what="it is there")
-    assert [len(set(nodes)) for nodes in placed.values()] == [2, 2]
+    eventually(
+        lambda: [len(set(nodes)) for nodes in site.replicas("made").values()] == [2, 2],
+        seconds=120,
+        what="the node that is asked knows where it is",
+    )
     assert "already exists" in site.tool("TopicCommand", *create, at=2, code=1)
     assert "made" in site.tool("TopicCommand", "--list", at=3).split()
 

@@ -322,7 +322,7 @@ def test_misuse_of_billing_is_told_in_a_line(
     good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
     good.write_text(CARD)
     bad.write_text("x")
-    with pytest.raises(JobMisused, match="--rates FILE"):
+    with pytest.raises(JobMisused, match="--rates is required"):
         run()
     with pytest.raises(JobMisused, match="cannot read the rate card"):
         run(rates=tmp_path / "none")
