@@ -65,7 +65,7 @@ def test_topics_are_created_shown_changed_and_deleted(site: Site) -> None:
     said = site.tool("TopicCommand", "--describe", "--topic", "made", at=2)
     assert "PartitionCount: 2\tReplicationFactor: 2\tConfigs: " in said
     assert "retention.ms=1000" in said
-    for index, nodes in placed.items():
+    for index, nodes in site.replicas("made").items():
         assert (
             f"Partition: {index}\tLeader: {site.leaders('made')[index]}\tReplicas: "
             + ",".join(map(str, nodes))

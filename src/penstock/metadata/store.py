@@ -80,7 +80,10 @@ class StoreUnreachable(Unreachable):
 
 
 class StoreOutcomeUnknown(OutcomeUnknown):
-    public = "Outcome unknown: the metadata store is not reachable. Check before you retry."
+    public = (
+        "The metadata store is not reachable, and the outcome is unknown."
+        " Retry only if the request is idempotent."
+    )
 
 
 class StoreUnusable(PenstockError):

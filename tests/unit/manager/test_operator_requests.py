@@ -100,7 +100,7 @@ class TestPlaces:
             await operator_requests.place(cluster.store, PartitionKey("b", 0), (1, 2))
         with pytest.raises(InvalidRequest, match="no node 9"):
             await operator_requests.place(cluster.store, KEY, (1, 2, 9))
-        with pytest.raises(InvalidRequest, match="must not repeat"):
+        with pytest.raises(InvalidRequest, match="no node twice"):
             await operator_requests.place(cluster.store, KEY, (1, 1))
         with pytest.raises(InvalidRequest, match="at least 2 replicas"):
             await operator_requests.place(cluster.store, KEY, (1,))
