@@ -142,7 +142,7 @@ class DecisionWriter:
 
     async def _read_again(self, decisions: Sequence[Decision], error: PenstockError) -> None:
         log.warning(
-            "outcome of manager decisions unknown",
+            "unknown whether manager decisions were written",
             extra={"count": len(decisions), "reason": str(error)},
         )
         for at, decision in enumerate(decisions):

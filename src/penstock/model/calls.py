@@ -226,7 +226,8 @@ class OpenShare(PartitionCall[Topic], frozen=True):
 
 
 class CloseShare(TopicCall[bool], frozen=True):
-    """Delete a share of the source ``topic``, and return whether it existed."""
+    """Delete a share: the leases and acks of one group on a topic. The reply is whether it
+    existed."""
 
     group: str
 

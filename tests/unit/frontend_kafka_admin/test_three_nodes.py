@@ -327,7 +327,9 @@ async def test_the_number_of_replicas_changes_only_if_allowed(three: Three, at: 
     await begun(three)
     fixed = {"allow_replication_factor_change": False}
     code = ErrorCode.INVALID_REPLICATION_FACTOR
-    refused = "The replication factor is changed from 2 to 3, and the request does not allow that."
+    refused = (
+        "The replication factor is changed from 2 to 3, but AllowReplicationFactorChange is false."
+    )
     assert await three.reassign(at, [1, 2, 3], [3, 2, 1], **fixed) == [(code, refused)] * 2
     assert await three.reassign(at, [3, 2], [2, 1], **fixed) == [(0, None)] * 2
 

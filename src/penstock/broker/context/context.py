@@ -49,7 +49,8 @@ class BackupHold:
         return now_ms < self._segments_until_ms
 
     async def crossing(self) -> None:
-        """Wait while a backup delays acks of messages that were copied to another log."""
+        """Wait until no backup delays this. Called after a message was copied to another log, such
+        as a dead-letter queue, and before its ack, so that a backup has at least one copy."""
         if self._released is not None:
             await self._released.wait()
 

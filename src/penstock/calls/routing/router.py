@@ -2,13 +2,13 @@
 
 A call about one partition goes to its leader, a call about a whole queue to all its leaders, whose
 replies are joined. A task that moves messages runs at the leader of the first partition of its
-source queue. The leader of a topic's first partition also creates the topic's shares.
+source queue. The leader of a topic's first partition also creates its shares (share groups).
 
 A message to a standard queue may go to any partition that has a leader. Sending a message to
 another node costs about twice as much as storing it locally. So a node stores messages in the
 partitions that it leads itself, round robin. A node that leads none uses the partition that the
-caller chose, or the next one whose leader is reachable. When a local partition has rejected a
-message (full disk, damage), the node also does this for one second."""
+caller chose, or the next one whose leader is reachable. After a local partition has rejected a
+message (full disk, damage), the node sends to the caller's partition too, for one second."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence

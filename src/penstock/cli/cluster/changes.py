@@ -153,7 +153,9 @@ def rebalance(session: Session) -> None:
 
 
 @cluster.command("wait-safe")
-@click.option("--node", type=click.IntRange(1), help="node to stop [default: any single node]")
+@click.option(
+    "--node", type=click.IntRange(1), help="node that will be stopped [default: any one node]"
+)
 def wait_safe(session: Session, node: int | None) -> None:
     """Wait until a node can be stopped and every replicated partition still accepts writes.
 

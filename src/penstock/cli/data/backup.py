@@ -102,7 +102,7 @@ def verify(session: Session, folder: Path) -> None:
 @backup.command()
 @_dir_argument
 @click.option("--data", metavar="DIR", required=True, help="empty data folder of the new server")
-@click.option("--node", type=click.IntRange(1), help="number of this node in a new cluster")
+@click.option("--node", type=click.IntRange(1), help="id of this node in the new cluster")
 @click.option("--etcd", metavar="HOST:PORT[,...]", help="addresses of the new cluster's etcd")
 @click.option("--config", "config_file", metavar="FILE", help="TOML configuration of the server")
 def restore(

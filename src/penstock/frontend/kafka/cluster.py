@@ -258,7 +258,7 @@ async def reassign(call: KafkaCall, request: reassign_wire.Request) -> reassign_
                     raise ApiError(
                         ErrorCode.INVALID_REPLICATION_FACTOR,
                         f"The replication factor is changed from {count} to"
-                        f" {len(wanted.replicas)}, and the request does not allow that.",
+                        f" {len(wanted.replicas)}, but AllowReplicationFactorChange is false.",
                     )
             await _move(context, topic, index, wanted.replicas)
         except API_ERRORS as error:

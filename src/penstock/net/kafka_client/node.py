@@ -289,8 +289,8 @@ class KafkaNode:
         if version < api.version_min:
             raise errors.KafkaRefused(
                 ErrorCode.UNSUPPORTED_VERSION,
-                "The server supports no version that this client supports.",
-                f"{self.name} does not serve {api.name}",
+                "The server supports no version of this API that this client supports.",
+                f"{self.name} and this client have no version of {api.name} in common",
             )
         return self._exchange(api, version, request, timeout_s)
 

@@ -145,7 +145,7 @@ def _version(number: int, raw: Any) -> Version:
     given = TomlTable(f"version {number}", raw, RatesInvalid)
     valid_from = raw.pop("valid_from", None)
     if not isinstance(valid_from, datetime.date) or isinstance(valid_from, datetime.datetime):
-        raise given.wrong("valid_from must be a day, like 2026-01-01")
+        raise given.wrong("valid_from must be a date without a time, such as 2026-01-01")
     prices = given.table("request_micros")
     if OTHER not in prices:
         raise given.wrong("request_micros must be a table with a price for 'other'")
