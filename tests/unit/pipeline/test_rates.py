@@ -102,7 +102,7 @@ request_micros = { other = 1_000_000 }
         (CARD.replace("400_000", "0.4"), "whole number"),
         (CARD.replace("400_000", "-1"), "whole number"),
         (CARD.replace("other = 100_000", ""), "other"),
-        (CARD.replace("2026-01-01", '"today"'), "a day"),
+        (CARD.replace("2026-01-01", '"today"'), "a date without a time"),
         (CARD.replace("[version.classes]\nsend", "[version.classes]\nsnd"), "no price"),
         (CARD + CARD.replace('currency = "EUR"', ""), "two versions"),
         (CARD.replace('"kafka:Write"]', '"sqs:SendMessage"]'), "two classes"),
