@@ -164,7 +164,7 @@ class Recovery:
             remove_segments(self.disk, self.folder, [base_offset])
 
     def _doubt(self, doubt: int) -> None:
-        """Store on disk that records may be missing, before a repair removes the evidence."""
+        """Mark the log on disk as possibly incomplete, before a repair removes the evidence."""
         if not self.report.doubts & doubt:
             self.report.doubts |= doubt
             self._write_point(self._point._replace(is_clean=False, doubts=self.report.doubts))

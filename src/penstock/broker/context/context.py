@@ -49,8 +49,9 @@ class BackupHold:
         return now_ms < self._segments_until_ms
 
     async def crossing(self) -> None:
-        """Wait until no backup delays this. Called after a message was copied to another log, such
-        as a dead-letter queue, and before its ack, so that a backup has at least one copy."""
+        """Wait while a backup delays acks of copied messages. Called after a message was copied to
+        another log, such as a dead-letter queue, and before the ack of the original, so that the
+        backup contains at least one of the two."""
         if self._released is not None:
             await self._released.wait()
 

@@ -266,7 +266,7 @@ class FollowerLog:
 
     async def _restart(self, at: int) -> None:
         fields = {"partition": str(self._key), "end": self._log.end_offset, "at": at}
-        log_.warning("replica restarted at the start of its leader's log", extra=fields)
+        log_.warning("replica log emptied, copying the leader's log from its start", extra=fields)
         self.replay = None
         await self._cut(-1, lambda: self._log.restart(at))
         self._owner.replica.restarted(at)

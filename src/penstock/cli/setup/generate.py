@@ -44,7 +44,9 @@ def config() -> None:
 @click.option("--no-localhost", is_flag=True, help="leave out the hosts localhost, 127.0.0.1, ::1")
 @option("--name", "NAME", "name of the node or client, and of the files", default="penstock")
 @option("--days", click.IntRange(1, 3_650), "validity of the certificate in days", default=365)
-@click.option("--client", "is_client", is_flag=True, help="create a client certificate (no hosts)")
+@click.option(
+    "--client", "is_client", is_flag=True, help="create a client certificate, without hosts"
+)
 def certs(
     folder: str, hosts: Texts, no_localhost: bool, name: str, days: int, is_client: bool
 ) -> None:

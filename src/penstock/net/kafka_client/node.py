@@ -289,7 +289,7 @@ class KafkaNode:
         if version < api.version_min:
             raise errors.KafkaRefused(
                 ErrorCode.UNSUPPORTED_VERSION,
-                "The server supports no version of this API that this client supports.",
+                "The server and this client have no version of this API in common.",
                 f"{self.name} and this client have no version of {api.name} in common",
             )
         return self._exchange(api, version, request, timeout_s)

@@ -131,7 +131,7 @@ def raise_limit() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:
             log_.warning(
-                "raising the limit of open files failed",
+                "raising the open file limit failed",
                 extra={"limit": soft, "reason": str(error)},
             )
     return limit_now()

@@ -1,5 +1,5 @@
-"""Shows operators the unreadable row (record) in the log of a group or transaction coordinator, and
-skips this row.
+"""Lets operators look at a row (record) that a group or transaction coordinator cannot read in its
+log, and skip this row.
 
 Any node can do this, because it reads the log from the leader of the partition. A skip is written
 to the topic's entry in the catalog, which all nodes watch. Then the coordinator, and every later
