@@ -134,9 +134,8 @@ class Compactor:
         held_offset: int | None,
     ) -> int:
         """Compact the log below ``up_to`` and the last stable offset, if enough would be freed.
-        Returns the bytes freed. ``find_producers`` returns None while a thread reads the log;
-        then nothing is compacted. ``held_offset`` is the offset that all replicas have. Raises
-        Unreadable on damage."""
+        Returns the bytes freed. If ``find_producers`` returns None, nothing is compacted. All
+        replicas have the records below ``held_offset``. Raises Unreadable if the log is damaged."""
         log, context = self._log, self._context
         if self._is_stopped or self._round is not None or log.refusal is not None or log.damage:
             return 0

@@ -154,7 +154,9 @@ def rebalance(session: Session) -> None:
 
 @cluster.command("wait-safe")
 @click.option(
-    "--node", type=click.IntRange(1), help="node that will be stopped [default: any one node]"
+    "--node",
+    type=click.IntRange(1),
+    help="node whose stop must be safe [default: every node, one at a time]",
 )
 def wait_safe(session: Session, node: int | None) -> None:
     """Wait until a node can be stopped and every replicated partition still accepts writes.

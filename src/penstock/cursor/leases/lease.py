@@ -269,8 +269,8 @@ class LeaseCursor(LeaseState):
         return Outcome(None, (event,))
 
     def trim(self, start_offset: int, *, passed: int = 0) -> Outcome[None]:
-        """Drop records below ``start_offset``. ``passed`` is how many of these the share
-        had not read from the log yet."""
+        """Drop records below ``start_offset``. ``passed`` is the number of dropped messages that
+        were after the head, so never leased."""
         if start_offset <= self.low_offset():
             return Outcome(None)
         assert start_offset > self.head or passed == 0, "messages passed but the head did not move"

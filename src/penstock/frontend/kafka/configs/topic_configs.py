@@ -302,8 +302,8 @@ def _becomes_queue(topic: Topic, texts: Mapping[str, str], removed: Collection[s
         return False
     if not is_queue_name(topic.name) or topic.name.endswith(FIFO_SUFFIX):
         raise rows.invalid_config(
-            f"{QUEUE}: a queue name must have 1 to 80 of the characters a-z A-Z 0-9 _ -; "
-            f"{topic.name} is not valid."
+            f"{QUEUE}: '{topic.name}' is not a valid queue name: use 1 to 80 of the characters"
+            " a-z A-Z 0-9 _ -",
         )
     if topic.partition_count > QUEUE_PARTITIONS_MAX:
         raise rows.invalid_config(

@@ -185,7 +185,7 @@ class FetchSessions:
         return not is_full
 
     def keep(self, session: FetchSession, *, now_ms: int, chance: Callable[[], int]) -> None:
-        """Keep the session if there is room. Its id is made from a random number, ``chance()``."""
+        """Keep the session if there is room. ``chance`` returns the random number for its id."""
         size = session.wanted.count
         if not session.wants_id or not size or size > self._partitions.bound:
             return
