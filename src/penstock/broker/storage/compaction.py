@@ -133,9 +133,8 @@ class Compactor:
         up_to: int,
         held_offset: int | None,
     ) -> int:
-        """Compact the log below ``up_to`` and the last stable offset, if enough would be freed.
-        Returns the bytes freed. If ``find_producers`` returns None, nothing is compacted. All
-        replicas have the records below ``held_offset``. Raises Unreadable if the log is damaged."""
+        """Compact the log below ``up_to``, if enough would be freed, and return the bytes freed.
+        Raises Unreadable if the log is damaged."""
         log, context = self._log, self._context
         if self._is_stopped or self._round is not None or log.refusal is not None or log.damage:
             return 0

@@ -270,7 +270,7 @@ class LeaseCursor(LeaseState):
 
     def trim(self, start_offset: int, *, passed: int = 0) -> Outcome[None]:
         """Drop records below ``start_offset``. ``passed`` is the number of dropped messages that
-        were after the head, so never leased."""
+        were never leased."""
         if start_offset <= self.low_offset():
             return Outcome(None)
         assert start_offset > self.head or passed == 0, "messages passed but the head did not move"

@@ -44,7 +44,7 @@ class Window(msgspec.Struct):
         return self.count <= 0 or self.size_bytes <= 0
 
     def take(self, peeked: Sequence[Peeked]) -> int | None:
-        """Add messages. Returns the offset of the first message that does not fit, or None."""
+        """Add messages to the reply. Returns the offset of the first that does not fit, or None."""
         for one in peeked:
             if self.is_full:
                 return one.record.offset

@@ -82,7 +82,7 @@ def invoices(
         uses = [Use(*(row[name] for name in Use._fields)) for row in of_tenant]
         if any(use.version < 0 for use in uses):
             raise RatesInvalid(
-                f"the rate card has no version that was valid at the first usage in {month}"
+                f"no version of the rate card was valid at the time of the first usage in {month}"
             )
         lines = [] if tenant in UNBILLED else lines_of(uses, card, days=month.days)
         head = {"month": str(month), "tenant": tenant, "status": status, "currency": card.currency}
