@@ -290,7 +290,7 @@ def test_a_queue_takes_no_transactions_and_the_error_says_what_does(
 ) -> None:
     name = f"queue-{uuid.uuid4().hex[:8]}"
     topics.make(name, 1, penstock_queue="true")
-    with pytest.raises(RowInvalid, match=r"Set option delivery=at-least-once"):
+    with pytest.raises(RowInvalid, match=r"Set delivery=at-least-once"):
         Query(topics, name).task(0, ["a"])
     query = Query(topics, name, delivery="at-least-once")
     query.commit(query.task(0, ["a"]))

@@ -226,7 +226,7 @@ class OpenShare(PartitionCall[Topic], frozen=True):
 
 
 class CloseShare(TopicCall[bool], frozen=True):
-    """Delete a share: the leases and acks of one group on a topic. The reply is whether it
+    """Delete a share: the leases and acks of one group on a topic. The reply says whether it
     existed."""
 
     group: str

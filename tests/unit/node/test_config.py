@@ -252,7 +252,7 @@ def test_secret_mistakes_do_not_show_the_secret(tmp_path: Path) -> None:
     )
     both = write(tmp_path, "x", "token")
     file = write(tmp_path, f"[admin]\ntoken = 'hunter2'\ntoken_file = '{both}'")
-    assert "set twice" in refused(files=[file])
+    assert "are both set" in refused(files=[file])
     file = write(tmp_path, "[admin]\ntoken_file = 7")
     assert "expected a path" in refused(files=[file])
 

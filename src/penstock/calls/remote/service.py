@@ -81,8 +81,8 @@ class BrokerService:
         return None if topic is None or topic.modified_at_ms < request.modified_at_ms else topic
 
     async def _catch_up(self, request: wire.OfTopic) -> Topic:
-        """Return the topic once this node knows the caller's version of it, or after a timeout the
-        older version that this node knows."""
+        """Wait until this node's version of the topic is as new as the caller's, and return it.
+        After a timeout, return the older version."""
         topic_id = request.topic_id
         until = self._loop.time() + self._catch_up_seconds
         while (left := until - self._loop.time()) > 0:

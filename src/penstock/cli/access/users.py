@@ -142,7 +142,9 @@ def _read_policy(file: str) -> str:
 
 @user.command("create")
 @tenant_option
-@click.option("--operator", is_flag=True, help="allow use of the admin API for all tenants")
+@click.option(
+    "--operator", is_flag=True, help="let this user manage all tenants with the admin API"
+)
 @click.option("--administrator", is_flag=True, help="allow all actions within the tenant")
 @repeatable("--policy files", "FILE", "JSON file with a policy; the file name is the policy name")
 def create_user(

@@ -156,7 +156,7 @@ def rebalance(session: Session) -> None:
 @click.option(
     "--node",
     type=click.IntRange(1),
-    help="node to check for a safe stop [default: every node, one at a time]",
+    help="node that you want to stop [default: check every node]",
 )
 def wait_safe(session: Session, node: int | None) -> None:
     """Wait until a node can be stopped and every replicated partition still accepts writes.

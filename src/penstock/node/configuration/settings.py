@@ -236,7 +236,9 @@ def _give(
             raise _unknown(settings, key, origin)
         value = _secret(key, value, origin)
     if target in given:
-        raise ConfigInvalid(f"{target} is set twice, by value and by its _file setting ({origin})")
+        raise ConfigInvalid(
+            f"{target} and {target}_file are both set ({origin}); set only one of them"
+        )
     given[target] = (value, origin)
 
 

@@ -175,7 +175,7 @@ class TelemetryTables:
         return {row.partition: row.end for row in ends.collect()}
 
     def add(self, batch: DataFrame, batch_id: int) -> None:
-        """Add one micro-batch. Each task fetches and sums its records, and writes the sums."""
+        """Add a micro-batch to the tables. Each Spark task fetches, sums and writes its records."""
         table = self.lake.table(MINUTES)
         if table.has(self.app, batch_id):
             return

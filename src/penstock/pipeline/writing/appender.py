@@ -185,7 +185,8 @@ class Appender:
         except KafkaRefused as refusal:
             if refusal.code == ErrorCode.INVALID_REQUEST and "queue" in refusal.message:
                 raise RowInvalid(
-                    f"{refusal.subject}: {refusal.message} Set option delivery=at-least-once."
+                    f"{refusal.subject}: {refusal.message} Set delivery=at-least-once to write"
+                    " without transactions."
                 ) from None
             raise
         for each in full.values():

@@ -122,7 +122,7 @@ async def _commit_all(
     commit: Callable[[tuple[PartitionCommit, ...]], Awaitable[CommitReply]],
     reply: Callable[[Any, Results], ReplyT],
 ) -> list[ReplyT]:
-    """Commit the offsets of all topics that exist, in portions. Return a reply for each topic."""
+    """Commit the offsets of all topics that exist. Return a reply for each topic."""
     slices = call.slices
     located: list[Topic | ErrorCode] = []
     commits: list[PartitionCommit] = []
