@@ -269,7 +269,8 @@ def test_every_request_of_the_page_was_rejected(attack: Attack) -> None:
                 assert one.reply_headers["cross-origin-resource-policy"] == "same-origin"
                 assert one.reply_headers["x-frame-options"] == "DENY"
                 continue
-            assert one.status == 403, one
+            # The browser itself may look for an icon of a host that it was shown.
+            assert one.status == (404 if is_unnamed and one.path == "/favicon.ico" else 403), one
             assert SECRET.encode() not in one.reply
 
 
@@ -310,4 +311,4 @@ def test_the_server_counted_the_rejections(attack: Attack) -> None:
         for name, value in attack.server.metrics().items()
         if name.startswith("penstock_requests_total") and 'code="AccessDenied"' in name
     )
-    assert counted == len(attack.exchanges["sqs"])
+    assert counted == sum(one.status == 403 for one in attack.exchanges["sqs"]) > 0
