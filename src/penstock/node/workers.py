@@ -40,7 +40,7 @@ from penstock.node.worker_plan import Addresses
 
 STOP_SECONDS_MAX: Final = 30.0  # in addition to node.drain_ms, until a process is killed
 LINE_BYTES_MAX: Final = 65_536  # of the output of a process
-READ_BYTES: Final = 65_536
+READ_BYTES: Final = 65_536  # all that a pipe holds
 
 log_ = logging.getLogger(__name__)
 
@@ -236,6 +236,7 @@ class Child:
         self.ready_line, self._line, self._ready_at = "", b"", 0.0
         # Until the process is waited for, its pid is not reused.
         self._descriptor = os.pidfd_open(self._process.pid)
+        os.set_blocking(self._stdout(), False)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._descriptor, self._ended)
         loop.add_reader(self._stdout(), self._read_output)
@@ -250,7 +251,10 @@ class Child:
                 signal.pidfd_send_signal(self._descriptor, number)
 
     def _read_output(self) -> None:
-        data = os.read(self._stdout(), READ_BYTES)
+        try:
+            data = os.read(self._stdout(), READ_BYTES)
+        except BlockingIOError:
+            return
         if not data:
             asyncio.get_running_loop().remove_reader(self._stdout())
             return
@@ -271,6 +275,7 @@ class Child:
         code = self.code = self._process.wait()
         self.how = f"code {code}" if code >= 0 else f"signal {-code}"
         if self._process.stdout is not None:
+            self._read_output()  # what it wrote just before it ended
             loop.remove_reader(self._stdout())
             self._process.stdout.close()
         now = loop.time()

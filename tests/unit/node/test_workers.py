@@ -255,6 +255,15 @@ async def test_a_process_gets_the_secret_with_every_start(
     assert capsys.readouterr().out.split().count(secret.hex()) == 2
 
 
+async def test_what_a_process_says_last_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its end may be noticed before its output."""
+    one = child("worker 1", "print('the disk is full')")
+    one.start()
+    asyncio.get_running_loop().remove_reader(one._stdout())
+    await one.has_ended.wait()
+    assert capsys.readouterr().out == "the disk is full\n"
+
+
 @pytest.mark.parametrize(("given", "read"), [(b"", 0), (b"short", 5), (b"l" * 40, 33)])
 def test_a_worker_without_the_whole_secret_does_not_start(given: bytes, read: int) -> None:
     reading = pipe_with(given)
