@@ -1,17 +1,12 @@
 """Who may call whom under mutual TLS: an authority both trust, and an id in the certificate."""
 
 import asyncio
-import datetime
 import ssl
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.hazmat.primitives import serialization
 
 from penstock.calls.internal.client import InternalClient
 from penstock.calls.internal.connection import (
@@ -21,6 +16,7 @@ from penstock.calls.internal.connection import (
     names_in,
 )
 from penstock.calls.internal.listener import InternalListener
+from penstock.cli.setup import certificates
 from penstock.wire.internal.calls import Call, CallerInfo, CallHandlers
 from penstock.wire.internal.faults import HelloRefused, Unreachable
 
@@ -37,47 +33,14 @@ ECHO = Call(0x7001, "test.echo", Text, Text, is_idempotent=True)
 class Authority:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
+        self._made = certificates._new_authority()
         self.path = folder / "authority.pem"
-        certificate = self._sign(self._name, self._key.public_key(), (), is_authority=True)
-        self.path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-
-    def _sign(
-        self, name: x509.Name, key: Any, names: tuple[str, ...], *, is_authority: bool = False
-    ) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.UTC)
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(self._name)
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-        )
-        if names:
-            alternatives = [x509.DNSName(one) for one in names]
-            builder = builder.add_extension(
-                x509.SubjectAlternativeName(alternatives), critical=False
-            )
-        return builder.sign(self._key, hashes.SHA256())
+        self.path.write_bytes(self._made.certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, common_name: str, *names: str) -> Path:
         """Certificate and key of a node, in one file."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-        certificate = self._sign(name, key.public_key(), names)
         path = self._folder / f"{common_name}.pem"
-        path.write_bytes(
-            certificate.public_bytes(serialization.Encoding.PEM)
-            + key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
+        path.write_bytes(b"".join(self._made.issue(common_name, hosts=names, days=1)))
         return path
 
     def server(self, certificate: Path) -> ssl.SSLContext:
