@@ -1,13 +1,19 @@
 """Servers of tests and benchmarks end with the process that started them, however it ends."""
 
+import asyncio
+import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.harness.children import end_with_parent
+
+from penstock.metadata.etcd.links import aio
 
 PARENT = """
 import os, signal, subprocess, sys, threading
@@ -70,3 +76,25 @@ def test_a_child_of_a_thread_outlives_the_thread() -> None:
     signal.pidfd_send_signal(child, signal.SIGKILL)
     parent.communicate()
     os.close(child)
+
+
+@pytest.mark.slow
+async def test_a_child_of_a_process_that_calls_etcd_starts() -> None:
+    """The handlers of forks that gRPC has would abort one child in 150."""
+
+    async def call(port: int) -> None:
+        names = ("grpc.initial_reconnect_backoff_ms", "grpc.max_reconnect_backoff_ms")
+        options = [(name, 20) for name in names]
+        async with aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+            ask: Any = channel.unary_unary("/any/call")
+            while True:
+                with contextlib.suppress(aio.AioRpcError):
+                    await ask(b"", timeout=0.05)
+
+    calls = [asyncio.create_task(call(port)) for port in range(1, 5)]
+    for _ in range(500):
+        await asyncio.sleep(0.001)
+        assert subprocess.run(["true"], preexec_fn=end_with_parent(), check=False).returncode == 0
+    for each in calls:
+        each.cancel()
+    await asyncio.wait(calls)

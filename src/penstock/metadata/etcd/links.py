@@ -15,6 +15,9 @@ import os
 # The gRPC library reads this when it is first imported. By default it writes to stderr, between the
 # lines of the node's log, whenever a connection fails; the errors raised here contain the same.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# By default the library starts threads in each forked child, and aborts one child in 150 before it
+# executes its program. Children of this program do nothing else.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import asyncio
 import logging
