@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from tests.unit.frontend.memory import MemoryIdentities
 from tests.unit.frontend_kafka_admin.stage import NODE, Admin, HandClock
-from tests.unit.manager.cluster import Cluster, Node, until
+from tests.unit.manager.cluster import Cluster, Node, topic, until
 
 from penstock.frontend.kafka.config import KafkaConfig
 from penstock.frontend.kafka.context import KafkaContext
@@ -22,6 +22,7 @@ from penstock.metadata.cluster_entries import PartitionKey, placement_key
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store
 from penstock.metadata.topics.resource_configs import DynamicConfigs, ResourceConfigs
+from penstock.model.errors import LeaderMoved
 from penstock.node.cluster.cluster_role import ClusterRoutes
 from penstock.node.wiring.kafka_cluster import ClusterBrokers, ClusterChanges
 from penstock.wire.kafka.faults import ErrorCode
@@ -497,3 +498,9 @@ def test_a_cluster_answers_every_question_itself(alone: type, clustered: type) -
     questions = {name for name in vars(alone) if not name.startswith("_")}
     assert questions
     assert questions <= vars(clustered).keys()
+
+
+async def test_only_the_leader_knows_where_an_epoch_ends(three: Three) -> None:
+    """The leader's high watermark may be below what a client has read from the leader before."""
+    with pytest.raises(LeaderMoved):
+        three.on[1].context.brokers.epoch_end(topic("led", 1), 0, 0)

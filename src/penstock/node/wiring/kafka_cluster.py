@@ -29,7 +29,7 @@ from penstock.manager.operator_requests import (
 )
 from penstock.metadata import cluster_entries
 from penstock.metadata.store import Entry
-from penstock.model.errors import Conflict, InvalidRequest, NotFound
+from penstock.model.errors import Conflict, InvalidRequest, LeaderMoved, NotFound
 from penstock.model.ports import Catalog, ProducerSeen
 from penstock.model.topic import Topic, partition_of_group
 from penstock.node.cluster.cluster_role import ClusterRole
@@ -76,10 +76,12 @@ class ClusterBrokers(Brokers):
             [node for node in row.replicas if node not in nodes],
         )
 
-    def epoch_end(self, topic: Topic, index: int, epoch: int) -> tuple[int, int] | None:
+    def epoch_end(self, topic: Topic, index: int, epoch: int) -> tuple[int, int]:
         found = self._cluster.replicators.find(cluster_entries.PartitionKey(topic.topic_id, index))
         if found is None or found.replica.leader is None:
-            return None
+            # The high watermark of the leader may be too low still. A client would believe that
+            # records were truncated, and read everything again.
+            raise LeaderMoved("Another node leads this partition; retry.")
         return found.replica.history.end_of(epoch, end_offset=found.replica.end_offset)
 
     def coordinator(self, internal_topic: str, key: str) -> BrokerAt | None:

@@ -58,7 +58,7 @@ class Brokers:
 
     def epoch_end(self, topic: Topic, index: int, epoch: int) -> tuple[int, int] | None:  # noqa: ARG002
         """Return the largest leader epoch of the partition that is at most ``epoch``, with its end
-        offset. Returns None on a single node, and if this node does not lead the partition."""
+        offset, or None on a single node. Raises LeaderMoved if this node does not lead it."""
         return None
 
     def coordinator(self, internal_topic: str, key: str) -> BrokerAt | None:  # noqa: ARG002

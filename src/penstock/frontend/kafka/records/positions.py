@@ -145,14 +145,14 @@ async def _epoch_end(
     topic = log_of(context, topic)
     try:
         ends = await context.broker.call(Ends(topic, index))
+        code = checks.epoch_error(requested.current_leader_epoch, ends.leader_epoch)
+        if code or not 0 <= requested.leader_epoch <= ends.leader_epoch:
+            # The epoch never existed.
+            return epoch_wire.EpochEndOffset(code, index)
+        if known := context.brokers.epoch_end(topic, index, requested.leader_epoch):
+            return epoch_wire.EpochEndOffset(0, index, *known)
     except PenstockError as error:
         return epoch_wire.EpochEndOffset(partition_code(error), index)
-    code = checks.epoch_error(requested.current_leader_epoch, ends.leader_epoch)
-    if code or not 0 <= requested.leader_epoch <= ends.leader_epoch:
-        # The epoch never existed.
-        return epoch_wire.EpochEndOffset(code, index)
-    if known := context.brokers.epoch_end(topic, index, requested.leader_epoch):
-        return epoch_wire.EpochEndOffset(0, index, *known)
     # A single node never truncates its log, nor did the cluster whose backup it may have.
     return epoch_wire.EpochEndOffset(0, index, requested.leader_epoch, ends.high_watermark)
 
