@@ -57,14 +57,6 @@ def limit_examples(item: pytest.Item) -> None:
                 setattr(owner, name, settings(found, max_examples=EXAMPLES_MAX))
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Use the compiled modules that ``make setup`` left. Because ``penstock.testing`` is a plugin,
-    each worker would compile every module of Penstock again."""
-    rewriting = config.pluginmanager.rewrite_hook
-    rewriting._must_rewrite.discard("penstock")  # type: ignore[attr-defined]
-    rewriting._marked_for_rewrite_cache.clear()  # type: ignore[attr-defined]
-
-
 # ── Workers ──────────────────────────────────────────────────────────────────────────────────
 
 SPARK = "tests/pipeline"  # its files share one Spark session; those in folders below do not

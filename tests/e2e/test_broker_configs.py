@@ -232,7 +232,7 @@ def has_quotas(server: Server, count: int) -> bool:
 
 
 def seconds_to_send(server: Server, client_id: str, total_bytes: int) -> tuple[float, int]:
-    """How long librdkafka takes until everything is confirmed, and the longest pause it was told,
+    """How long librdkafka takes until everything is confirmed, and the longest pause in a reply,
     in ms."""
     pauses = [0.0]
     producer = Producer(
@@ -277,7 +277,7 @@ def test_a_producer_is_limited_to_its_quota_and_survives_a_restart(tmp_path: Pat
 
 
 def seconds_to_read(server: Server, client_id: str, total_bytes: int) -> tuple[float, int]:
-    """How long librdkafka takes to fetch so much, and the longest pause it was told, in ms."""
+    """How long librdkafka takes to fetch so much, and the longest pause in a reply, in ms."""
     pauses = [0.0]
     consumer = Consumer(
         {

@@ -346,7 +346,7 @@ def test_whoever_takes_over_writes_the_markers_again() -> None:
         (1, True, 2),
     ]
     assert shell.state() is TxnState.COMPLETE_COMMIT
-    shell.decide(shell.core.marked, first)  # late, and for nobody
+    shell.decide(shell.core.marked, first)  # late, for a transaction that has ended
     assert shell.state() is TxnState.COMPLETE_COMMIT
 
 

@@ -103,4 +103,4 @@ def test_what_every_replica_has_counts_those_out_of_sync_and_those_never_heard_o
         (1, 2, 4), frozenset((1, 2)), leader=1, leader_incarnation=5, epoch=1, in_sync_min=2
     )
     leader.saw(View(9, 9, row))
-    assert held(leader, 12) == 0, "of the fourth nobody knows anything"
+    assert held(leader, 12) == 0, "the fourth has sent no fetch"

@@ -357,7 +357,7 @@ def test_R13_committed_is_what_all_in_sync_have_on_disk() -> None:
     led = leader(end=20, watermark=10)
     assert advanced(led, 20) == 10
     serve(led, fetch(2, offset=20, durable=17), end=20)
-    assert advanced(led, 20) == 10, "nobody has heard of 3"
+    assert advanced(led, 20) == 10, "node 3 has sent no fetch"
     serve(led, fetch(3, offset=19, durable=18), end=20)
     assert advanced(led, 20) == 17
     assert advanced(led, 15) == 17, "it never falls"

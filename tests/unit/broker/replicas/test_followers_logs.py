@@ -261,7 +261,7 @@ async def test_a_follower_stops_below_a_transaction_that_is_open(tmp_path: Path)
         assert "aborted" not in [value for _, _, value in rows(on, 2, key)]
         assert followed.replay is not None
         aborted = followed.replay.producers.aborted_between(0, 1_000)
-        assert aborted == [], "nobody has to be told of it any more"
+        assert aborted == [], "readers need not skip it any more"
         await on.elect(key, 2)
         assert (await read(on, 2, topic))[0] == (0, "a", "committed")
 
