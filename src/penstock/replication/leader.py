@@ -204,8 +204,8 @@ class Leader:
 
     @property
     def held_offset(self) -> int:
-        """The offset that all replicas have on disk, or 0 while a replica has not sent a fetch.
-        Compaction may remove tombstones below this offset."""
+        """The offset up to which all replicas have the log on disk, or 0 while a replica has not
+        sent a fetch. Compaction may remove tombstones below this offset."""
         return self._least(self.row.replicas)
 
     def worst_lag(self, *, now_ms: int) -> tuple[int, int]:

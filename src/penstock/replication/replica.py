@@ -170,7 +170,7 @@ class Replica:
 
     @property
     def held_offset(self) -> int:
-        """The offset that all replicas have on disk; 0 unless this node leads."""
+        """The offset up to which all replicas have the log on disk; 0 unless this node leads."""
         return 0 if self.leader is None else self.leader.held_offset
 
     def fetched(self, fetch: Fetch, *, now_ms: int) -> Diverge | Behind | Fenced | NotYet | None:

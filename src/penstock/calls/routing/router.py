@@ -6,9 +6,9 @@ source queue. The leader of a topic's first partition also creates its shares (s
 
 A message to a standard queue may go to any partition that has a leader. Sending a message to
 another node costs about twice as much as storing it locally. So a node stores messages in the
-partitions that it leads itself, round robin. A node that leads none uses the partition that the
-caller chose, or the next one whose leader is reachable. After a local partition has rejected a
-message (full disk, damage), the node sends to the caller's partition too, for one second."""
+partitions that it leads itself, round robin. A node that leads none sends to the partition
+that the caller chose, or to the next one whose leader is reachable. A node whose own partition has
+rejected a message (full disk, damage) does the same for one second."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence

@@ -45,7 +45,7 @@ def config() -> None:
 @option("--name", "NAME", "name of the node or client, and of the files", default="penstock")
 @option("--days", click.IntRange(1, 3_650), "validity of the certificate in days", default=365)
 @click.option(
-    "--client", "is_client", is_flag=True, help="create a client certificate, without hosts"
+    "--client", "is_client", is_flag=True, help="create a client certificate (no host names)"
 )
 def certs(
     folder: str, hosts: Texts, no_localhost: bool, name: str, days: int, is_client: bool

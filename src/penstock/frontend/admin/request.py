@@ -4,8 +4,8 @@ unknown parameter is an error, because ignoring a misspelt ``prefix`` would retu
 An operator may do everything for every tenant. Other users are limited to their own tenant and to
 what their policies allow: ``admin:Read`` and ``admin:Write`` on ARNs such as
 ``arn:penstock:admin:<region>:<account>:user/<name>``. Only an operator may change an operator.
-``admin:Metrics`` allows a user to read metrics of the tenant's queues and, in the node's own
-tenant, totals over all tenants."""
+``admin:Metrics`` allows a user to read metrics of the tenant's queues. Users of the account in
+the setting ``account`` may also read totals over all tenants."""
 
 import asyncio
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence

@@ -124,7 +124,7 @@ class _Assignment:
         return self._totals[process] / self._sizes[process]
 
     def assign_active(self, tasks: Sequence[Task]) -> None:
-        """Assign all active tasks. The task counts of two members differ by at most one."""
+        """Assign all active tasks. The task counts of any two members differ by at most one."""
         self._each, self._more = divmod(len(tasks), len(self.members))
         left = [task for task in tasks if not self._give(task, self._owner.get(task, ()))]
         # Then try members of processes that have the state.
