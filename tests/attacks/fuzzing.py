@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_
 
 import msgspec
 
-from penstock.frontend.sqs.actions import ACTIONS
+from penstock.frontend.aws.sqs.actions import ACTIONS
 from penstock.model.names import INTERNAL_NAMES
 from penstock.record.batch import encode_batch
 from penstock.record.record import encode_record

@@ -38,8 +38,8 @@ from tests.harness.full import part
 from tests.harness.server import Server
 
 from penstock.frontend.admin.api import ADMIN_ROUTES
+from penstock.frontend.aws.sqs.actions import ACTIONS as SQS_ACTIONS
 from penstock.frontend.kafka.actions import ACTIONS as KAFKA_ACTIONS
-from penstock.frontend.sqs.actions import ACTIONS as SQS_ACTIONS
 from penstock.wire.kafka.apis import APIS
 from penstock.wire.kafka.faults import ErrorCode
 

@@ -13,10 +13,10 @@ import pytest
 from tests.harness.client import Fault, RawClient
 
 import penstock
+from penstock.frontend.aws.sqs.actions import ACTIONS
+from penstock.frontend.aws.sqs.rules.queue_attributes import TABLE as QUEUE_TABLE
 from penstock.frontend.kafka.configs.group_configs import GROUP_TABLE
 from penstock.frontend.kafka.configs.topic_configs import TABLE
-from penstock.frontend.sqs.actions import ACTIONS
-from penstock.frontend.sqs.rules.queue_attributes import TABLE as QUEUE_TABLE
 from penstock.wire.aws import shapes
 
 SOURCE = Path(penstock.__file__).parent

@@ -29,7 +29,7 @@ from tests.attacks.test_batches import batch
 from tests.harness.full import part
 from tests.harness.server import Server
 
-from penstock.frontend.sqs.actions import ACTIONS
+from penstock.frontend.aws.sqs.actions import ACTIONS
 from penstock.wire.kafka.apis import APIS, parse_response_header
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import (

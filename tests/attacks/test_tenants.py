@@ -17,7 +17,7 @@ from tests.attacks.kit import EVERYTHING, NO_QUEUE, ROOT, Operator, code_of
 from tests.compat.kafka.confluent import consumer, kinds, producer, send
 from tests.harness.server import Server
 
-from penstock.frontend.sqs.actions import ACTIONS
+from penstock.frontend.aws.sqs.actions import ACTIONS
 
 Arguments = dict[str, Any]
 

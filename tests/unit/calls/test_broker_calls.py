@@ -20,8 +20,8 @@ from penstock.calls.bulkhead import FAILURES_MAX, CalleeRefused, CalleeUnavailab
 from penstock.calls.callees import Callees
 from penstock.calls.routing.router import Router
 from penstock.cursor.tenants import NO_QUOTAS
-from penstock.frontend.sqs.context import FrontendConfig
-from penstock.frontend.sqs.pipeline import Frontend
+from penstock.frontend.aws.context import FrontendConfig
+from penstock.frontend.aws.pipeline import Frontend
 from penstock.metadata.security.identities import StoredIdentities
 from penstock.model.calls import (
     Append,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.unit.broker.stage import on_stage
+from tests.unit.frontend.aws.test_pipeline import json_call
 from tests.unit.frontend.limits.test_quotas import limited
 from tests.unit.frontend.memory import (
     MemoryBackend,
@@ -19,7 +20,6 @@ from tests.unit.frontend.memory import (
     MemoryMeter,
     Rig,
 )
-from tests.unit.frontend.sqs.test_pipeline import json_call
 
 from penstock.calls.bulkhead import (
     FAILING_MS_MAX,
@@ -29,10 +29,10 @@ from penstock.calls.bulkhead import (
     CalleeUnavailable,
 )
 from penstock.calls.callees import Callees, guarded
+from penstock.frontend.aws.context import FrontendConfig
+from penstock.frontend.aws.pipeline import Frontend
 from penstock.frontend.limited_calls import GuardedCatalog
 from penstock.frontend.limits.quotas import TenantQuotas
-from penstock.frontend.sqs.context import FrontendConfig
-from penstock.frontend.sqs.pipeline import Frontend
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Change, Store, Txn
 from penstock.metadata.topics.catalog import StoredCatalog

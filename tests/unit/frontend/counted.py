@@ -10,11 +10,11 @@ from tests.unit.broker.stage import Stage
 from tests.unit.calls.routing_kit import Cluster
 from tests.unit.frontend.memory import MemoryIdentities, Rig
 
+from penstock.frontend.aws.context import FrontendConfig
+from penstock.frontend.aws.pipeline import Frontend
 from penstock.frontend.facts.audit import AuditTrail
 from penstock.frontend.facts.fact_log import FactLog
 from penstock.frontend.facts.usage import UsageTable
-from penstock.frontend.sqs.context import FrontendConfig
-from penstock.frontend.sqs.pipeline import Frontend
 from penstock.model.calls import BrokerPort, Ends, Fetch
 from penstock.model.ports import Identities
 from penstock.model.topic import Topic

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from tests.harness.served import Served
 
+from penstock.frontend.aws.context import FrontendConfig
+from penstock.frontend.aws.pipeline import Frontend
 from penstock.frontend.limits.quotas import TenantQuotas
-from penstock.frontend.sqs.context import FrontendConfig
-from penstock.frontend.sqs.pipeline import Frontend
 from penstock.model.acls import AclIndex
 from penstock.model.calls import (
     Ack,

@@ -13,7 +13,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from tests.unit.frontend.memory import MemoryIdentities, Rig
 
-from penstock.frontend.sqs.context import FrontendConfig
+from penstock.frontend.aws.context import FrontendConfig
 from penstock.model.identity import ADMIN_POLICY
 from penstock.net.http.exchange import HttpReply, HttpRequest
 

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.cli.command import global_options
 from penstock.cli.main import root
-from penstock.frontend.sqs.actions import ACTIONS
-from penstock.frontend.sqs.rules.queue_attributes import TABLE
+from penstock.frontend.aws.sqs.actions import ACTIONS
+from penstock.frontend.aws.sqs.rules.queue_attributes import TABLE
 from penstock.model import limits
 from penstock.node.configuration.config import Config
 from penstock.node.configuration.settings import declared

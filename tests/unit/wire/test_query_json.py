@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from penstock.frontend.sqs.protocols import QUERY_JSON, codec_of
+from penstock.frontend.aws.protocols import QUERY_JSON, codec_of
 from penstock.net.http.exchange import HttpRequest
 from penstock.wire.aws import query_replies
 from penstock.wire.aws.faults import fault

@@ -12,6 +12,8 @@ from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
 from penstock.frontend.admin.api import AdminApi
 from penstock.frontend.admin.ports import BackupPort, CoordinatorPort
 from penstock.frontend.admin.request import ConfigRow, Context
+from penstock.frontend.aws.context import FrontendConfig
+from penstock.frontend.aws.pipeline import Frontend
 from penstock.frontend.kafka.access.quotas import ConnectionRates
 from penstock.frontend.kafka.config import KafkaConfig as KafkaFrontendConfig
 from penstock.frontend.kafka.configs import broker_configs
@@ -32,8 +34,6 @@ from penstock.frontend.limited_calls import (
 )
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.frontend.limits.throttler import Throttler
-from penstock.frontend.sqs.context import FrontendConfig
-from penstock.frontend.sqs.pipeline import Frontend
 from penstock.metadata.security.identities import StoredIdentities
 from penstock.metadata.topics.resource_configs import DynamicConfigs
 from penstock.model.calls import BrokerPort

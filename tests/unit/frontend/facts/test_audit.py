@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.broker.stage import Stage, on_stage
+from tests.unit.frontend.aws.test_pipeline import json_call, make_queue, signed
 from tests.unit.frontend.counted import ACCOUNT, REGION, CountedRig, Ids, fact_log, records
 from tests.unit.frontend.facts.test_usage_writer import Unreliable
-from tests.unit.frontend.sqs.test_pipeline import json_call, make_queue, signed
 
+from penstock.frontend.aws.context import FrontendConfig
 from penstock.frontend.facts import audit as audit_module
 from penstock.frontend.facts.audit import TOPIC, AuditTrail, Denials
 from penstock.frontend.facts.fact_log import Fact
-from penstock.frontend.sqs.context import FrontendConfig
 from penstock.model.errors import Draining
 from penstock.model.identity import Caller
 from penstock.model.limits import MINUTE_MS

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from tests.unit.broker.stage import Stage, message, on_stage
 from tests.unit.calls.routing_kit import Cluster, on_nodes
+from tests.unit.frontend.aws.test_pipeline import json_call, make_queue
 from tests.unit.frontend.counted import (
     ACCOUNT,
     REGION,
@@ -21,7 +22,6 @@ from tests.unit.frontend.counted import (
     records,
     records_of,
 )
-from tests.unit.frontend.sqs.test_pipeline import json_call, make_queue
 
 from penstock.cursor.coordinator_calls import (
     CoordinatorCall,

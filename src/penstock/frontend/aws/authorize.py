@@ -1,0 +1,242 @@
+"""The stage of an SQS request that checks whether the caller may perform the action.
+
+Most actions need one permission on one queue; ``_RULES`` has the exceptions. For example, an action
+that makes messages go from one queue to another needs a permission on both queues. A trusted caller
+(authentication is off) may do everything. If the policy of another account's queue gives the caller
+no right at all, the error is the same as for a queue that does not exist."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from penstock.access.evaluation import Decision, Kind
+from penstock.frontend.aws.context import Call, GrantKey
+from penstock.frontend.aws.sqs.actions import GET_CALLER_IDENTITY
+from penstock.frontend.aws.sqs.actions.move_tasks import decode_handle, not_found
+from penstock.frontend.aws.sqs.rules import queue_policies
+from penstock.model.errors import TopicNotFound
+from penstock.model.identity import Circumstances
+from penstock.model.names import is_account, is_queue_name, is_share_name, queue_arn, split_share
+from penstock.model.topic import Topic
+from penstock.wire.aws import queue_urls
+from penstock.wire.aws import shapes as aws
+from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
+
+SEND: Final = "sqs:SendMessage"
+RECEIVE: Final = "sqs:ReceiveMessage"
+# Permissions needed on the source queue of a move task.
+_MOVING: Final = (RECEIVE, "sqs:DeleteMessage", "sqs:GetQueueAttributes")
+
+
+class Target(msgspec.Struct, frozen=True, gc=False):
+    """A queue named in a request. The queue may not exist."""
+
+    account: str
+    arn: str
+    topic: Topic | None
+    absent: Exception  # the error to raise if the queue does not exist
+
+
+Needs = Iterator[tuple[str, Target]]  # the needed permissions, each with its queue
+
+
+def authorize(call: Call) -> None:
+    if call.caller.is_trusted:
+        return
+    action = call.action
+    if action is GET_CALLER_IDENTITY:
+        return
+    call.permission = action.permission
+    rule = _RULES.get(action.name)
+    if rule is None:
+        _on_queue(call, call.request)
+    else:
+        for permission, target in rule(call, call.request):
+            _require(call, permission, target)
+
+
+def _on_queue(call: Call, request: Any) -> None:
+    url = request.queue_url
+    if not url:
+        raise missing("QueueUrl")
+    caller = call.caller
+    account, region = caller.account, call.region
+    key = (account, caller.user, call.permission, url, region)
+    grant, find = call.context.grants.find(key), call.context.everything.find
+    # Grants are only for queues of the caller's own account.
+    if grant is None or find(account, region, grant.topic.name) is not grant.topic:
+        _check_queue(call, key)
+        return
+    call.arn = grant.arn
+    call.topic = grant.topic
+    call.grant = grant
+
+
+def _check_queue(call: Call, key: GrantKey) -> None:
+    address = queue_urls.parse(key[3])
+    caller, permission = call.caller, call.permission
+    account = address.account or caller.account
+    topic = call.context.catalog.find(account, call.region, address.name)
+    arn = queue_arn(account, call.region, address.name) if topic is None else topic.arn
+    call.arn = arn
+    _require(call, permission, Target(account, arn, topic, TopicNotFound()))
+    # No grant for a share: a grant ends when its topic changes, not when the share's source does.
+    if (
+        account == caller.account
+        and topic is not None
+        and topic.source_id is None
+        and call.context.decisions.is_cached(
+            caller, permission, arn=arn, owner=account, policy=topic.settings.policy
+        )
+    ):
+        call.grant = call.context.grants.add(key, topic)
+
+
+# ── Rules of actions that need more than one permission on one queue ─────────────────────────
+
+
+def _set_attributes(call: Call, request: aws.SetQueueAttributesRequest) -> Needs:
+    _on_queue(call, request)
+    yield from _dead_letters(call, request.attributes)
+
+
+def _create_queue(call: Call, request: aws.CreateQueueRequest) -> Needs:
+    name = request.queue_name
+    if name is None or not (is_queue_name(name) or is_share_name(name)):
+        return  # the action rejects the name
+    target = _named(call, call.account, name)
+    yield call.permission, target
+    if request.tags:
+        yield "sqs:TagQueue", target
+    share = split_share(name)
+    if share is not None:
+        # A share may be created by those who may read its source.
+        source = call.context.everything.find(call.account, call.region, share[0])
+        arn = queue_arn(call.account, call.region, share[0])
+        yield RECEIVE, Target(call.account, arn, source, TopicNotFound())
+    yield from _dead_letters(call, request.attributes)
+
+
+def _get_queue_url(call: Call, request: aws.GetQueueUrlRequest) -> Needs:
+    name = request.queue_name
+    if not name:
+        raise missing("QueueName")
+    account = request.queue_owner_aws_account_id or call.account
+    if not (is_account(account) and (is_queue_name(name) or is_share_name(name))):
+        raise TopicNotFound(name)
+    yield call.permission, _named(call, account, name)
+
+
+def _list_queues(call: Call, _request: object) -> Needs:
+    target = _named(call, call.account, "")
+    call.arn = ""  # all queues of the account
+    yield call.permission, target
+
+
+def _start_move(call: Call, request: aws.StartMessageMoveTaskRequest) -> Needs:
+    source = _move_source(call, request)
+    for permission in (call.permission, *_MOVING):
+        yield permission, source
+    if request.destination_arn:
+        yield SEND, _by_arn(call, request.destination_arn, not_found("DestinationArn"))
+    elif source.topic is not None:
+        origins = queue_policies.sources_of(call.context.catalog, source.topic)
+        for origin in origins:
+            yield SEND, Target(origin.account, origin.arn, origin, TopicNotFound())
+        call.origin_arns = tuple(origin.arn for origin in origins)
+
+
+def _move_task(call: Call, request: Any) -> Needs:
+    yield call.permission, _move_source(call, request)
+
+
+def _move_source(call: Call, request: Any) -> Target:
+    if hasattr(request, "task_handle"):
+        if not request.task_handle:
+            raise missing("TaskHandle")
+        _, arn = decode_handle(request.task_handle)
+    else:
+        arn = request.source_arn
+        if not arn:
+            raise missing("SourceArn")
+    source = _by_arn(call, arn, not_found("SourceArn"))
+    call.arn = source.arn
+    return source
+
+
+def _dead_letters(call: Call, attributes: Mapping[str, str] | None) -> Needs:
+    try:
+        redrive = queue_policies.parse_redrive((attributes or {}).get("RedrivePolicy") or "")
+    except Fault:
+        return  # the action rejects the policy
+    if redrive is not None:
+        shown = queue_policies.redrive_text(redrive)
+        absent = invalid_value(shown, "RedrivePolicy", "Dead letter target does not exist.")
+        yield SEND, _by_arn(call, redrive.target_arn, absent)
+
+
+_RULES: Final[Mapping[str, Callable[[Call, Any], Needs]]] = {
+    "CancelMessageMoveTask": _move_task,
+    "CreateQueue": _create_queue,
+    "GetQueueUrl": _get_queue_url,
+    "ListMessageMoveTasks": _move_task,
+    "ListQueues": _list_queues,
+    "SetQueueAttributes": _set_attributes,
+    "StartMessageMoveTask": _start_move,
+}
+
+
+def _named(call: Call, account: str, name: str) -> Target:
+    topic = call.context.catalog.find(account, call.region, name)
+    call.arn = queue_arn(account, call.region, name)
+    return Target(account, call.arn, topic, TopicNotFound(name))
+
+
+def _by_arn(call: Call, arn: str, absent: Exception) -> Target:
+    address = queue_urls.parse_arn(arn)
+    if address is None or address.account is None:
+        raise absent
+    return Target(address.account, arn, call.context.catalog.find_arn(arn), absent)
+
+
+def _require(call: Call, permission: str, target: Target) -> None:
+    caller, decisions, arn, http = call.caller, call.context.decisions, target.arn, call.http
+
+    def found() -> Circumstances:
+        return Circumstances(http.peer, http.is_tls, call.context.clock.wall_ms())
+
+    def decide(owner: str, topic: Topic | None) -> Decision:
+        everything = call.context.everything
+        return decisions.decide_on_queue(
+            everything, caller, permission, arn=arn, owner=owner, topic=topic, circumstances=found
+        )
+
+    is_own = target.account == caller.account
+    # The policy of another account's queue comes after the caller's own: the queue may not exist.
+    decision = decide(caller.account, target.topic if is_own else None)
+    if not decision.is_allowed:
+        raise _denied(call, permission, arn, decision)
+    policy = None if target.topic is None else target.topic.settings.policy
+    is_shareable = policy is not None and permission not in _OWNER_ONLY
+    if is_own or (is_shareable and decide(target.account, target.topic).is_allowed):
+        return
+    if not decisions.grants_anything(
+        caller, arn=arn, owner=target.account, policy=policy, circumstances=found
+    ):
+        raise target.absent
+    raise _denied(call, permission, arn, Decision(False, source=Kind.RESOURCE))
+
+
+def _denied(call: Call, permission: str, arn: str, decision: Decision) -> Fault:
+    name = permission.lower()
+    if decision.is_explicit:
+        article = "an" if decision.source == Kind.IDENTITY else "a"
+        reason = f"with an explicit deny in {article} {decision.source}-based policy"
+    else:
+        reason = f"because no {decision.source}-based policy allows the {name} action"
+    text = f"User: {call.caller.arn} is not authorized to perform: {name} on resource: {arn}"
+    return fault("AccessDenied", f"{text} {reason}")
+
+
+_OWNER_ONLY: Final = frozenset(f"sqs:{name}" for name in queue_policies.OWNER_ONLY)
