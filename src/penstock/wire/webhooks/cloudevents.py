@@ -49,7 +49,7 @@ _is_media_type = re.compile(
     r"[A-Za-z0-9!#$&^_.+-]{1,100}/[A-Za-z0-9!#$&^_.+-]{1,100}(?: *;[ -~]{0,100})?"
 ).fullmatch
 _is_json_type = re.compile(r"[^/]+/(?:[^;]+\+)?json *(?:;.*)?", re.IGNORECASE).fullmatch
-_has_other_charset = re.compile(r'charset="?(?!utf-8|us-ascii)', re.IGNORECASE).search
+_has_other_charset = re.compile(r'charset=(?!"?(?:utf-?8|us-ascii)\b)', re.IGNORECASE).search
 _is_time = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)", re.ASCII
 ).fullmatch

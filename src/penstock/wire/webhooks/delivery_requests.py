@@ -195,6 +195,7 @@ _BATCH_TYPES: Final = {
     STANDARD: JSON_TYPE,
     CLOUDEVENTS_STRUCTURED: cloudevents.BATCH_TYPE,
 }
+_NO_LINE_BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -212,7 +213,7 @@ def _line(body: bytes) -> bytes:
     """Return a body as one line of NDJSON."""
     if json_of(body) is not None:
         # Strings in JSON have no raw line breaks, so all of them are space between tokens.
-        return body.replace(b"\r", b" ").replace(b"\n", b" ")
+        return body.translate(_NO_LINE_BREAKS)
     text = text_of(body)
     return _encode({"data_base64": body} if text is None else text)
 

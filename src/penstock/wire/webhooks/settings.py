@@ -63,10 +63,13 @@ class Retry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Auth(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    type: str = "none"  # none, basic, bearer, header, certificate
+    type: str  # none, basic, bearer, header, certificate
     user: str = ""  # of basic
     name: str = ""  # of header, in lower case
     certificate: str = ""  # PEM
+
+
+NO_AUTH: Final = Auth("none")
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +85,7 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     filter: str = ""  # the filter policy as given; empty: all messages
     filter_scope: str = "MessageAttributes"  # MessageAttributes, MessageBody
     dead_letter: str = ""  # name or ARN of a queue; empty: none
-    auth: Auth = Auth()
+    auth: Auth = NO_AUTH
     ca: str = ""  # certificates that may sign the endpoint's, PEM; empty: those of the system
     concurrency: int | Literal["auto"] = AUTO
     rate_per_s: float | None = None  # None: no limit
@@ -361,10 +364,10 @@ def _auth(value: Any, before: Auth, secret: Secret | None) -> tuple[Auth, Secret
     given = _object("auth", value, members)
     kind = _one_of("none", *_SECRET_OF)("auth.type", given.pop("type", before.type))
     if kind == "none":
-        return Auth(), None
+        return NO_AUTH, None
     name, hidden = _NAME_OF.get(kind, ""), _SECRET_OF[kind]
     if before.type != kind:
-        before, secret = Auth(), None
+        before, secret = NO_AUTH, None
     fields: dict[str, Any] = {}
     for member in given:
         if member not in (name, hidden):
