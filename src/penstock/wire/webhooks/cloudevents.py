@@ -46,7 +46,7 @@ VALUE_BYTES_MAX: Final = 8_192  # longer values are ignored; a Kafka record may 
 _is_name = re.compile(r"[a-z0-9]{1,64}").fullmatch
 _forbidden = re.compile(r"[\x00-\x1f\x7f-\x9f]").search
 _is_media_type = re.compile(
-    r"[A-Za-z0-9!#$&^_.+-]{1,100}/[A-Za-z0-9!#$&^_.+-]{1,100}(?: *;[ -~]{0,100})?"
+    r"[A-Za-z0-9!#$&^_.+-]{1,100}/[A-Za-z0-9!#$&^_.+-]{1,100}(?: *;[ -~]{0,100}[!-~])?"
 ).fullmatch
 _is_json_type = re.compile(r"[^/]+/(?:[^;]+\+)?json *(?:;.*)?", re.IGNORECASE).fullmatch
 _has_other_charset = re.compile(r'charset=(?!"?(?:utf-?8|us-ascii)\b)', re.IGNORECASE).search
@@ -105,7 +105,7 @@ def type_of(record: Record) -> str:
 def _value_of(attribute: Attribute) -> str:
     """Return the value, or an empty text if CloudEvents does not allow it."""
     raw = attribute.value
-    return _allowed(text_of(raw) or "") if len(raw) <= VALUE_BYTES_MAX else ""
+    return _allowed(text_of(raw)) if len(raw) <= VALUE_BYTES_MAX else ""
 
 
 def _allowed(text: str | None) -> str:
@@ -134,14 +134,16 @@ def structured(attributes: dict[str, str], body: bytes) -> bytes:
     if not body:
         return _encode(event)
     declared = attributes.get(_TYPE_OF_DATA)
-    if declared is None or _is_json_type(declared):
-        data: object = json_of(body)
-        if data is None and declared is None and (data := text_of(body)) is not None:
+    data: object = None
+    if declared is None:
+        if (data := json_of(body)) is not None:
+            event[_TYPE_OF_DATA] = JSON_TYPE
+        elif (data := text_of(body)) is not None:
             event[_TYPE_OF_DATA] = TEXT_TYPE
-        elif data is not None:
-            event.setdefault(_TYPE_OF_DATA, JSON_TYPE)
-    else:
-        data = None if _has_other_charset(declared) else text_of(body)
+    elif _is_json_type(declared):
+        data = json_of(body)
+    elif not _has_other_charset(declared):
+        data = text_of(body)
     if data is None:
         event["data_base64"] = body  # msgspec writes bytes as base64
     else:
@@ -189,7 +191,7 @@ class Permission(msgspec.Struct, frozen=True):
     reason: str = ""  # why the permission is not given
 
 
-RATE_MAX: Final = 2**31 - 1  # more is the same as no limit
+RATE_MAX: Final = 10**9  # of permissions with more digits than can matter
 
 
 def handshake_headers(origin: str, *, rate_per_s: float | None) -> tuple[tuple[str, str], ...]:

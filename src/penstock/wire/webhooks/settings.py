@@ -6,7 +6,7 @@ as ``****`` does not change, so that a client can read the settings, edit and se
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -52,8 +52,8 @@ class InvalidSettings(InvalidRequest): ...
 
 
 class Retry(msgspec.Struct, frozen=True, gc=False):
-    """The delay before attempt n + 1 is ``min_ms`` times ``factor`` to the power n - 1, and at most
-    ``max_ms``."""
+    """The delay between attempts starts at ``min_ms`` and is multiplied by ``factor`` each time, up
+    to ``max_ms``."""
 
     min_ms: int = 5_000
     max_ms: int = 60 * _MINUTE_MS
@@ -212,7 +212,7 @@ def shown(settings: WebhookSettings, secrets: Secrets) -> dict[str, Any]:
 Rule = Callable[[str, Any], Any]
 
 
-def _object(what: str, value: object, allowed: Any) -> dict[str, Any]:
+def _object(what: str, value: object, allowed: Collection[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidSettings(f"{what} must be a JSON object, not {_short(value)}.")
     for name in value:
@@ -333,23 +333,27 @@ _NAME_OF: Final = {"basic": "user", "header": "name", "certificate": "certificat
 _NAME_RULES: Final[Mapping[str, Rule]] = {
     "basic": _text(
         256,
-        "without colon and control characters",
-        lambda text: re.fullmatch(r"[^:\0-\x1f]+", text),
+        "a text without colons and control characters",
+        lambda text: re.fullmatch(r"[^:\0-\x1f\x7f]+", text),
     ),
     "header": _header_name,
     "certificate": _text(PEM_CHARS_MAX, "a certificate in PEM", _is_certificate),
 }
 _SECRET_RULES: Final[Mapping[str, Rule]] = {
     "basic": _text(
-        KIB, "without control characters", lambda text: re.fullmatch(r"[^\0-\x1f]+", text)
+        KIB,
+        "a text without control characters",
+        lambda text: re.fullmatch(r"[^\0-\x1f\x7f]+", text),
     ),
     "bearer": _text(
         HEADERS_BYTES_MAX,
-        "printable ASCII characters without spaces",
+        "a text of printable ASCII characters without spaces",
         lambda text: _is_plain(text) and " " not in text,
     ),
     "header": _text(
-        HEADERS_BYTES_MAX, "printable ASCII characters without spaces around them", _is_plain
+        HEADERS_BYTES_MAX,
+        "a text of printable ASCII characters without spaces around it",
+        _is_plain,
     ),
     "certificate": _text(
         PEM_CHARS_MAX,

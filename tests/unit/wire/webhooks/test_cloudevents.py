@@ -131,6 +131,7 @@ def test_attributes_with_the_prefix_win() -> None:
         ("ce_", b"x"),
         ("ce_" + "x" * 65, b"x"),
         ("content-type", b"text"),
+        ("content-type", b"text/plain; "),
         ("content-type", b"text/plain\r\nx: y"),
         ("content-type", b"text/plain; " + b"x" * 200),
         ("ce_datacontenttype", "text/é".encode()),
@@ -279,7 +280,7 @@ ORIGIN, RATE = "webhook-allowed-origin", "webhook-allowed-rate"
         (204, {ORIGIN: "Events.Example.com", RATE: "*"}, None),
         (200, {ORIGIN: " events.example.com ", RATE: " 120 "}, 120),
         (200, {ORIGIN: "*", RATE: "007"}, 7),
-        (200, {ORIGIN: "*", RATE: "9" * 5_000}, 2**31 - 1),
+        (200, {ORIGIN: "*", RATE: "9" * 5_000}, 10**9),
     ],
 )
 def test_an_endpoint_gives_permission(

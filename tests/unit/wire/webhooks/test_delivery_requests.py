@@ -156,6 +156,7 @@ def test_settings_add_headers() -> None:
     ).make([outgoing(record())], now_ms=0, is_test=True)
     assert request.method == "PUT"
     found = headers_of(request)
+    assert found["webhook-id"] == f"test_{MESSAGE_ID_TEXT}"
     assert found.pop("webhook-request-origin") == "events.example.com"
     assert {name: found[name] for name in found if not name.startswith("webhook-")} == {
         "user-agent": "mine",

@@ -287,7 +287,7 @@ SETTINGS = ", ".join(sorted(shown(*made())))
         ),
         (
             b'{"auth": {"type": "basic", "user": "a:b", "password": "c"}}',
-            "auth.user must be without colon and control characters.",
+            "auth.user must be a text without colons and control characters.",
         ),
         (
             b'{"auth": {"type": "basic", "user": "a", "password": ""}}',
@@ -295,16 +295,16 @@ SETTINGS = ", ".join(sorted(shown(*made())))
         ),
         (
             b'{"auth": {"type": "basic", "user": "a", "password": "SECRET\\n"}}',
-            "auth.password must be without control characters.",
+            "auth.password must be a text without control characters.",
         ),
         (
             b'{"auth": {"type": "bearer", "token": "SECRET SECRET"}}',
-            "auth.token must be printable ASCII characters without spaces.",
+            "auth.token must be a text of printable ASCII characters without spaces.",
         ),
         (b'{"auth": {"type": "bearer", "token": 123456}}', "auth.token must be a text."),
         (
             b'{"auth": {"type": "header", "name": "x", "value": "SECRET\\r\\nh: v"}}',
-            "auth.value must be printable ASCII characters without spaces around them.",
+            f"auth.value must be {ASCII}.",
         ),
         (
             b'{"auth": {"type": "header", "name": "webhook-id", "value": "v"}}',
