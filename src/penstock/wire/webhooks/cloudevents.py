@@ -161,8 +161,7 @@ def binary(attributes: dict[str, str], body: bytes) -> tuple[tuple[str, str], ..
     for name, value in attributes.items():
         if name == _TYPE_OF_DATA:
             continue
-        if len(value) <= room:
-            value = escaped(value)
+        value = escaped(value)
         room -= len(name) + len(value)
         if room < 0:
             raise HeadersTooLong(

@@ -154,19 +154,19 @@ class RequestMaker:
         return (("content-type", content_type),), cloudevents.structured(attributes, body)
 
     def _batch(self, records: Sequence[Outgoing]) -> tuple[Headers, bytes, tuple[str, ...]]:
-        room = self._batch_bytes_max - len(b"[]")
+        is_lines = self._format == RAW
+        room = self._batch_bytes_max - (0 if is_lines else 1)  # brackets, and a comma less
         parts: list[bytes] = []
         identifiers: list[str] = []
         for place, outgoing in enumerate(records[: self._batch_max]):
             if parts and len(outgoing.record.message.body) > room:
                 break
             identifier, part = self._part(outgoing, place)
-            room -= len(part) + len(b",")
+            room -= len(part) + 1  # the comma or the line break
             if parts and room < 0:
                 break
             parts.append(part)
             identifiers.append(identifier)
-        is_lines = self._format == RAW
         body = b"\n".join((*parts, b"")) if is_lines else b"[%b]" % b",".join(parts)
         return (("content-type", _BATCH_TYPES[self._format]),), body, tuple(identifiers)
 

@@ -296,6 +296,17 @@ def test_a_batch_has_as_many_records_as_fit(format_: str, sizes: list[int]) -> N
     assert ids == list(range(len(sizes)))
 
 
+@pytest.mark.parametrize("format_", BATCHES)
+def test_a_batch_may_have_exactly_the_bytes_that_are_allowed(format_: str) -> None:
+    records = numbered([b"x" * 600, b"y" * 600])
+    if format_ == "sns":
+        records = [Outgoing(one.record, 0, None, one.record.message.body) for one in records]
+    size = len(maker(format=format_, batch_max=2).make(records, now_ms=0).body)
+    for bytes_max, count in ((size, 2), (size - 1, 1)):
+        make = maker(format=format_, batch_max=2, batch_bytes_max=bytes_max).make
+        assert make(records, now_ms=0).count == count
+
+
 def test_the_id_of_a_batch_depends_on_all_its_messages() -> None:
     make = maker(batch_max=10).make
     records = numbered([b"a", b"b", b"c"])
