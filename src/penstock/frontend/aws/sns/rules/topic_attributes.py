@@ -1,0 +1,238 @@
+"""The attributes of an SNS topic in one table, which is used to check, compare and show values.
+
+Attributes are stored as texts, as the client gave them; booleans in lower case. CreateTopic and
+SetTopicAttributes reject a bad value with the same reason after different words."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from penstock.access import evaluation
+from penstock.access.conditions import MalformedPolicy
+from penstock.model.limits import QUEUE_PARTITIONS_MAX
+from penstock.model.names import sns_arn
+from penstock.model.topic import Topic
+from penstock.wire.aws.sns import delivery_policy
+from penstock.wire.aws.sns.faults import ON_CREATE, ON_SET, cut, fault, invalid
+
+MESSAGE_BYTES_DEFAULT: Final = 262_144
+NAME_CHARS_MAX: Final = 100  # of DisplayName
+ARCHIVE_DAYS_MAX: Final = 365
+STREAM, PARTITIONS, RETENTION = "PenstockStream", "PenstockPartitions", "PenstockRetentionMs"
+# What the default policy allows the owner, in the order of SNS.
+OWNER_ACTIONS: Final = (
+    "GetTopicAttributes",
+    "SetTopicAttributes",
+    "AddPermission",
+    "RemovePermission",
+    "DeleteTopic",
+    "Subscribe",
+    "ListSubscriptionsByTopic",
+    "Publish",
+)
+
+
+class Bad(ValueError):
+    """The reason why a value is rejected."""
+
+
+def _boolean(text: str) -> str:
+    if text.lower() not in ("true", "false"):
+        raise Bad(f"Invalid value [{text}]. Must be true or false.")
+    return text.lower()
+
+
+def _one_of(*values: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if text not in values:
+            raise Bad(f"Invalid value [{text}]. Must be one of {', '.join(values)}.")
+        return text
+
+    return check
+
+
+def _whole(low: int, high: int) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        is_number = text.isascii() and text.isdigit() and len(text) <= 15
+        if not is_number or not low <= int(text) <= high:
+            raise Bad(f"Invalid value [{text}]. Must be a number from {low} to {high}.")
+        return text
+
+    return check
+
+
+def _display_name(text: str) -> str:
+    if len(text) > NAME_CHARS_MAX or any(ord(each) < 32 for each in text):
+        raise Bad(f"must have at most {NAME_CHARS_MAX} characters and no control characters.")
+    return text
+
+
+def _policy(text: str) -> str:
+    if not text:
+        return text
+    try:
+        evaluation.compile_policy(text, evaluation.Kind.RESOURCE)
+    except MalformedPolicy as error:
+        raise Bad(str(error)) from None
+    return text
+
+
+def _archive(text: str) -> str:
+    document = json_object(text) if text else {}
+    if document == {}:
+        return ""  # ends the archive
+    days = None if document is None else document.get("MessageRetentionPeriod")
+    is_days = isinstance(days, str | int) and str(days).isdigit() and len(str(days)) <= 3
+    if document is None or len(document) != 1 or not is_days:
+        raise Bad('must be {"MessageRetentionPeriod": "DAYS"}.')
+    if not 1 <= int(days) <= ARCHIVE_DAYS_MAX:  # type: ignore[arg-type]
+        raise Bad(f"MessageRetentionPeriod must be from 1 to {ARCHIVE_DAYS_MAX}.")
+    return text
+
+
+def _any(text: str) -> str:
+    return text
+
+
+class _Row(msgspec.Struct, frozen=True):
+    check: Callable[[str], str]  # returns the text to store, or raises Bad
+    is_fifo_only: bool = False
+    is_create_only: bool = False
+
+
+_FEEDBACK: Final = {
+    f"{protocol}{name}": _Row(_whole(0, 100) if name.endswith("Rate") else _any)
+    for protocol in ("HTTP", "SQS", "Lambda", "Firehose", "Application")
+    for name in ("SuccessFeedbackRoleArn", "FailureFeedbackRoleArn", "SuccessFeedbackSampleRate")
+}
+_TABLE: Final[Mapping[str, _Row]] = {
+    "DisplayName": _Row(_display_name),
+    "Policy": _Row(_policy),
+    "DeliveryPolicy": _Row(_any),  # checked by ``_checked``, which knows the words before
+    "FifoTopic": _Row(_boolean, is_create_only=True),
+    "ContentBasedDeduplication": _Row(_boolean, is_fifo_only=True),
+    "FifoThroughputScope": _Row(_one_of("Topic", "MessageGroup"), is_fifo_only=True),
+    "SignatureVersion": _Row(_one_of("1", "2")),
+    "KmsMasterKeyId": _Row(_any),
+    "TracingConfig": _Row(_one_of("PassThrough", "Active")),
+    "MaximumMessageSize": _Row(_whole(1_024, 1_048_576)),
+    "ArchivePolicy": _Row(_archive),
+    STREAM: _Row(_any, is_create_only=True),
+    PARTITIONS: _Row(_whole(1, QUEUE_PARTITIONS_MAX), is_create_only=True),
+    RETENTION: _Row(_whole(1, 2**53), is_create_only=True),
+    **_FEEDBACK,
+}
+
+
+def is_fifo(given: Mapping[str, str]) -> bool:
+    return given.get("FifoTopic", "").lower() == "true"
+
+
+def read_new(given: Mapping[str, str]) -> dict[str, str]:
+    """Check the attributes of a new topic, and return those to store."""
+    kept: dict[str, str] = {}
+    for name, text in given.items():
+        row = _TABLE.get(name)
+        if row is None or (row.is_fifo_only and not is_fifo(given)):
+            raise invalid("Attributes", f"Unknown attribute {name}")
+        kept[name] = _checked(name, row, text, prefix=ON_CREATE)
+    if not is_fifo(given):
+        kept.pop("FifoTopic", None)
+    return kept
+
+
+def changed(topic: Topic, name: str, text: str) -> dict[str, str]:
+    """Return the attributes of a topic after SetTopicAttributes."""
+    assert topic.sns is not None
+    row = _TABLE.get(name)
+    if row is None or row.is_create_only or (row.is_fifo_only and not topic.is_fifo):
+        raise invalid("AttributeName")
+    kept = _checked(name, row, text, prefix=ON_SET)
+    others = {one: value for one, value in topic.sns.attributes.items() if one != name}
+    return others | {name: kept} if kept else others
+
+
+def _checked(name: str, row: _Row, text: str, *, prefix: str) -> str:
+    if name == "DeliveryPolicy" and text:
+        delivery_policy.read_topic_policy(text, prefix=prefix)
+    try:
+        return row.check(text)
+    except Bad as error:
+        raise fault("InvalidParameter", f"{prefix}{name}: {cut(str(error))}") from None
+
+
+def first_difference(given: Mapping[str, str], topic: Topic) -> str | None:
+    """Return the first attribute of a CreateTopic request that an existing topic does not have."""
+    shown = show(topic, {})
+    for name, text in read_new(given).items():
+        if name in (STREAM, PARTITIONS, RETENTION):
+            continue
+        current = shown.get(name, "")
+        if text != current and json_object(text) != (json_object(current) or ()):
+            return name
+    return None
+
+
+def message_bytes_max(topic: Topic) -> int:
+    assert topic.sns is not None
+    return int(topic.sns.attributes.get("MaximumMessageSize", MESSAGE_BYTES_DEFAULT))
+
+
+def policy_of(topic: Topic) -> str:
+    assert topic.sns is not None
+    return topic.sns.attributes.get("Policy") or default_policy(topic)
+
+
+def default_policy(topic: Topic) -> str:
+    """Return the policy of SNS for a topic without one: its owner may do everything."""
+    assert topic.sns is not None
+    statement = {
+        "Sid": "__default_statement_ID",
+        "Effect": "Allow",
+        "Principal": {"AWS": "*"},
+        "Action": [f"SNS:{action}" for action in OWNER_ACTIONS],
+        "Resource": sns_arn(topic.account, topic.region, topic.sns.name),
+        "Condition": {"StringEquals": {"AWS:SourceOwner": topic.account}},
+    }
+    document = {"Version": "2008-10-17", "Id": "__default_policy_ID", "Statement": [statement]}
+    return json.dumps(document, separators=(",", ":"))
+
+
+def show(topic: Topic, counts: Mapping[str, int]) -> dict[str, str]:
+    """Return all attributes. ``counts`` are the numbers of subscriptions by state."""
+    assert topic.sns is not None
+    given = topic.sns.attributes
+    shown = {
+        "TopicArn": sns_arn(topic.account, topic.region, topic.sns.name),
+        "Owner": topic.account,
+        "DisplayName": "",
+        "SubscriptionsConfirmed": str(counts.get("confirmed", 0)),
+        "SubscriptionsPending": str(counts.get("pending", 0)),
+        "SubscriptionsDeleted": str(counts.get("deleted", 0)),
+        **given,
+        "Policy": policy_of(topic),
+        "EffectiveDeliveryPolicy": delivery_policy.effective_topic_text(_delivery(given)),
+    }
+    policy = _delivery(given)
+    if policy is not None:
+        shown["DeliveryPolicy"] = delivery_policy.topic_text(policy)
+    if topic.is_fifo:
+        shown.setdefault("ContentBasedDeduplication", "false")
+    if "ArchivePolicy" in given:
+        shown["BeginningArchiveTime"] = iso_time(topic.sns.created_at_ms)
+    return shown
+
+
+def _delivery(attributes: Mapping[str, str]) -> delivery_policy.TopicPolicy | None:
+    text = attributes.get("DeliveryPolicy")
+    return delivery_policy.read_topic_policy(text, prefix=ON_SET) if text else None
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    try:
+        document = msgspec.json.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
