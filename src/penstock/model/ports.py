@@ -180,9 +180,9 @@ class Subscriptions(Protocol):
     async def change(
         self, subscription_id: str, change: Callable[[Subscription], Subscription]
     ) -> Subscription:
-        """Replace a subscription by ``change(subscription)``, which is called again after a conflict
-        or if memory may be out of date. It may set the state to DELETED and back. Raises NotFound
-        if there is no such subscription."""
+        """Replace a subscription by ``change(subscription)``, which is called again if memory was
+        out of date. It may set the state to DELETED and back. Raises NotFound if there is no such
+        subscription."""
 
     async def delete(self, subscription_id: str) -> None:
         """Delete a subscription for good. Does nothing if there is none."""
