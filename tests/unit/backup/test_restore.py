@@ -127,16 +127,12 @@ async def test_access_rules_are_in_a_backup(tmp_path: Path) -> None:
 
 async def test_restored_subscriptions_are_paused(tmp_path: Path) -> None:
     """A copy must not call the endpoints of the original."""
+    confirmed, deleted = SubscriptionState.CONFIRMED, SubscriptionState.DELETED
     made = [
-        make_subscription(f"https://{number}.example/", **fields)
-        for number, fields in enumerate(
-            (
-                {},
-                {"state": SubscriptionState.CONFIRMED, "start_offsets": (7, 9), "secrets": b"s"},
-                {"state": SubscriptionState.CONFIRMED, "paused": "too many failures"},
-                {"state": SubscriptionState.DELETED, "deleted_at_ms": 5},
-            )
-        )
+        make_subscription("https://a/"),
+        make_subscription("https://b/", state=confirmed, start_offsets=(7, 9), secrets=b"s"),
+        make_subscription("https://c/", state=confirmed, paused="too many failures"),
+        make_subscription("https://d/", state=deleted, deleted_at_ms=5),
     ]
     rows = {subscription_key(one.id): one for one in made}
     key = SnsKeyEntry("-----BEGIN CERTIFICATE", b"wrapped", 1)
