@@ -31,7 +31,9 @@ from penstock.metadata.cluster_entries import (
 from penstock.metadata.security import identity_entries as identities
 from penstock.metadata.security.acl_rules import ACLS_PREFIX, TOKENS_PREFIX
 from penstock.metadata.security.data_keys import DATA_KEYS_PREFIX
+from penstock.metadata.sns_keys import SNS_KEYS_PREFIX
 from penstock.metadata.store import Entry, Store
+from penstock.metadata.subscriptions import SUBSCRIPTIONS_PREFIX
 from penstock.metadata.topics.catalog import (
     MOVES_PREFIX,
     PRODUCER_IDS_KEY,
@@ -84,6 +86,8 @@ PREFIXES: Final = (
     CONFIGS_PREFIX,
     ACLS_PREFIX,
     TOKENS_PREFIX,
+    SUBSCRIPTIONS_PREFIX,
+    SNS_KEYS_PREFIX,
 )
 
 log_ = logging.getLogger(__name__)

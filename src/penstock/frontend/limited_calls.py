@@ -147,6 +147,7 @@ class GuardedCatalog:
         self.find = catalog.find
         self.find_arn = catalog.find_arn
         self.find_id = catalog.find_id
+        self.find_sns, self.sns_topics = catalog.find_sns, catalog.sns_topics
         self.topics = catalog.topics
         self.all_topics = catalog.all_topics
         self.recently_deleted = catalog.recently_deleted
@@ -188,6 +189,7 @@ class CatalogView:
         self.recently_deleted = everything.recently_deleted
         self.create = everything.create
         self.on_change = everything.on_change
+        self.find_sns, self.sns_topics = everything.find_sns, everything.sns_topics
 
     def find(self, account: str, region: str, name: str) -> Topic | None:
         topic = self._find(account, region, name)

@@ -41,6 +41,7 @@ class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
     groups_max: int | None = None
     offset_bytes_max: int | None = None
     transactional_ids_max: int | None = None
+    subscriptions_max: int | None = None
 
 
 class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -85,6 +85,20 @@ TOKEN_RENEWERS_MAX = 100
 TOKEN_LIFE_MS_MAX = 7 * 24 * 3_600 * SECOND_MS  # as in Kafka
 TOKEN_RENEWAL_MS_MAX = 24 * 3_600 * SECOND_MS  # as in Kafka
 
+# ── Subscriptions, in the metadata store ─────────────────────────────────────────────────────
+SUBSCRIPTIONS_PER_TOPIC_MAX = 10_000
+SUBSCRIPTIONS_MAX = 100_000  # in the memory of every node, about 2 KB each without a long policy
+# Attributes, webhook settings and secrets of one subscription as JSON: a filter policy of 256 KiB
+# whose every second character is escaped. With all other fields it fits an entry of the store.
+SUBSCRIPTION_BYTES_MAX = 384 * KIB
+SUBSCRIPTION_PARTITIONS_MAX = 1_000  # of its topic: the offset at which each begins is stored
+SUBSCRIPTIONS_BYTES_MAX = 256 * MIB  # texts of all subscriptions together, on every node
+ENDPOINT_CHARS_MAX = 2_048  # a URL, an ARN, an address
+SUBSCRIPTION_ATTRIBUTES_MAX = 32  # SNS knows less than ten
+# A subscription that is not confirmed is deleted after this time. A deleted one that was confirmed
+# by its endpoint can be restored by its endpoint for as long.
+CONFIRMATION_MS = 48 * 3_600 * SECOND_MS
+
 # ── Kafka requests ───────────────────────────────────────────────────────────────────────────
 # Elements of one array of a request, nested ones counted over the whole request. At these sizes
 # a request is decoded in less than 10 ms; the action then works in slices (net/slices.py).
@@ -151,6 +165,7 @@ TENANT_PARTITIONS_MAX = 500
 TENANT_GROUPS_MAX = 500  # consumer and share groups
 TENANT_OFFSET_BYTES_MAX = 16 * MIB  # committed offsets in memory: about 130,000 without metadata
 TENANT_TRANSACTIONAL_IDS_MAX = 1_000
+TENANT_SUBSCRIPTIONS_MAX = 1_000
 TENANT_STORED_BYTES_MAX = 10_240 * MIB
 TENANT_CONNECTIONS_MAX = 1_000  # SQS and Kafka together, divided among the frontends
 # Percent of a common limit that one tenant may use, where there is no quota.
@@ -159,6 +174,7 @@ TENANT_CALLS_PERCENT = 50  # of calls in progress to one callee
 TENANT_HELD_PERCENT = 10  # of delayed error replies
 TENANT_SESSIONS_PERCENT = 10  # of fetch sessions and share sessions
 TENANT_FACTS_PERCENT = 10  # of denials in the audit log, and of usage and telemetry rows
+TENANT_SUBSCRIPTIONS_PERCENT = 10  # of the bytes of subscriptions
 TENANT_TAILS_PERCENT = 12.5  # of waiting tail commands: eight of 64
 TENANT_REQUESTS_PER_SECOND = 2_000.0  # divided among the frontends
 TENANT_REQUESTS_BURST = 4_000.0

@@ -24,6 +24,8 @@ Offset = NewType("Offset", int)  # position of a record in one partition's log
 ACCOUNT_DEFAULT = AccountId("000000000000")
 REGION_DEFAULT = Region("us-east-1")
 FIFO_SUFFIX = ".fifo"
+SNS_PREFIX = "sns."  # the stream of the SNS topic `orders` is `sns.orders`
+SNS_NAME_CHARS_MAX = 256
 SHARE_MARK = ":"  # not allowed in names of topics and queues
 OFFSETS_TOPIC = "__consumer_offsets"  # a view of the offsets that groups have committed
 # The server's own topics and Kafka's own topics. Other tools also use names with two underscores.
@@ -51,11 +53,17 @@ is_bookkeeping_group = _matcher(
     r"|penstock-replay\.[A-Za-z0-9_-]{1,64}\.[0-9]{1,10})\Z"
 )
 _is_plain_queue_name = _matcher(r"[A-Za-z0-9_-]{1,80}\Z")
+_is_plain_sns_name = _matcher(r"[A-Za-z0-9_-]+\Z")
 
 
 def is_queue_name(text: str) -> bool:
     """Return whether the text is a queue name: 1 to 80 characters, including ``.fifo``."""
     return len(text) <= 80 and _is_plain_queue_name(text.removesuffix(FIFO_SUFFIX))
+
+
+def is_sns_name(text: str) -> bool:
+    """Return whether the text is the name of an SNS topic, which may have the end ``.fifo``."""
+    return len(text) <= SNS_NAME_CHARS_MAX and _is_plain_sns_name(text.removesuffix(FIFO_SUFFIX))
 
 
 def share_name(topic: str, group: str) -> str:
@@ -77,6 +85,10 @@ def is_for_operators(name: str) -> bool:
 
 def queue_arn(account: str, region: str, name: str) -> str:
     return f"arn:{arn_partition(region)}:sqs:{region}:{account}:{name}"
+
+
+def sns_arn(account: str, region: str, name: str) -> str:
+    return f"arn:{arn_partition(region)}:sns:{region}:{account}:{name}"
 
 
 def arn_partition(region: str) -> str:

@@ -1,7 +1,7 @@
 """The interfaces between frontend, broker and the other roles. In one process the implementations
 are plain objects, in a cluster they are remote; ``node/compose.py`` chooses."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -10,6 +10,7 @@ from penstock.model.acls import AclIndex
 from penstock.model.file_slice import Piece
 from penstock.model.identity import AccessKey, ScramCredential, Tenant, User
 from penstock.model.message import Record
+from penstock.model.subscription import Subscription, SubscriptionState
 from penstock.model.topic import PeekState, QueueSettings, Topic
 
 
@@ -118,6 +119,15 @@ class Catalog(Protocol):
 
     def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]: ...
 
+    def find_sns(self, account: str, region: str, name: str) -> Topic | None:
+        """Return the stream of an SNS topic."""
+
+    def sns_topics(
+        self, account: str, region: str, *, start: int = 0, count: int | None = None
+    ) -> Sequence[Topic]:
+        """Return SNS topics in the order of their names: ``count`` of them, or all, without the
+        first ``start``."""
+
     def all_topics(self) -> Sequence[Topic]: ...
 
     def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool: ...
@@ -136,6 +146,56 @@ class Catalog(Protocol):
 
     def on_change(self, listener: Callable[[Topic | None, Topic | None], None]) -> None:
         """Call ``listener`` with the topic before and after each change by any node."""
+
+
+class Subscriptions(Protocol):
+    """All subscriptions, kept in memory. A change is stored and visible when the call returns. Only
+    ``count`` and ``change`` know subscriptions whose state is DELETED."""
+
+    def find(self, subscription_id: str) -> Subscription | None: ...
+
+    def find_endpoint(self, topic_id: str, protocol: str, endpoint: str) -> Subscription | None: ...
+
+    async def learn(self, subscription_id: str) -> Subscription | None:
+        """Like ``find``, but read the store if memory has none: it may have just been created."""
+
+    def of_topic(self, topic_id: str) -> Collection[Subscription]: ...
+
+    def page(
+        self, account: str, region: str, *, after: str = "", count: int
+    ) -> Sequence[Subscription]:
+        """Return up to ``count`` subscriptions after the id ``after``, ordered by id."""
+
+    def page_of_topic(
+        self, topic_id: str, *, after: str = "", count: int
+    ) -> Sequence[Subscription]: ...
+
+    def count(self, topic_id: str, state: SubscriptionState) -> int: ...
+
+    async def create(self, new: Subscription) -> Subscription:
+        """Store a subscription. If its topic has one for the same endpoint and protocol, nothing is
+        changed and that one is returned, which has another id. Raises QuotaExceeded if there are
+        too many."""
+
+    async def change(
+        self, subscription_id: str, change: Callable[[Subscription], Subscription]
+    ) -> Subscription:
+        """Replace a subscription by ``change(subscription)``, which is called again if memory was
+        out of date. It may set the state to DELETED and back. Raises NotFound if there is no such
+        subscription."""
+
+    async def delete(self, subscription_id: str) -> None:
+        """Delete a subscription for good. Does nothing if there is none."""
+
+    async def delete_of_topic(self, topic_id: str) -> int:
+        """Delete all subscriptions of a deleted topic, and return their number."""
+
+    async def delete_all(self) -> int: ...
+
+    def on_change(
+        self, listener: Callable[[Subscription | None, Subscription | None], None]
+    ) -> None:
+        """Call ``listener`` with the subscription before and after each change by any node."""
 
 
 Sleep = Callable[[float], Awaitable[None]]

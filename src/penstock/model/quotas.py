@@ -40,12 +40,13 @@ QUOTAS: Final = (
     Quota("connections_max", "connections", limits.TENANT_CONNECTIONS_MAX, 25),
     Quota("waits_max", "waiting long polls", limits.TENANT_WAITS_MAX, 25),
     Quota("groups_max", "groups", limits.TENANT_GROUPS_MAX, 10),
+    Quota("subscriptions_max", "subscriptions", limits.TENANT_SUBSCRIPTIONS_MAX, 10),
     # There is no common limit for these.
     Quota("offset_bytes_max", "bytes of committed offsets", limits.TENANT_OFFSET_BYTES_MAX, 100),
     Quota("transactional_ids_max", "transactional ids", limits.TENANT_TRANSACTIONAL_IDS_MAX, 10),
 )
 QUEUES, PARTITIONS, STORED_BYTES, CONNECTIONS = QUOTAS[:4]
-WAITS, GROUPS, OFFSET_BYTES, TRANSACTIONAL_IDS = QUOTAS[4:]
+WAITS, GROUPS, SUBSCRIPTIONS, OFFSET_BYTES, TRANSACTIONAL_IDS = QUOTAS[4:]
 GROUP_CONFIGS: Final = GROUPS._replace(what="groups with settings")
 REQUESTS: Final = Rate(limits.TENANT_REQUESTS_PER_SECOND, limits.TENANT_REQUESTS_BURST)
 

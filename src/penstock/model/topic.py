@@ -9,7 +9,7 @@ from zlib import crc32
 import msgspec
 
 from penstock.model.limits import LOCKS_SHOWN_MAX
-from penstock.model.names import queue_arn
+from penstock.model.names import queue_arn, sns_arn
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -63,6 +63,16 @@ class SkippedRow(msgspec.Struct, frozen=True):
     digest: str  # hash of the row, so that another row at this offset is not skipped
 
 
+class SnsTopic(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What makes a stream an SNS topic. SNS topics have names of their own: the queue `orders` and
+    the SNS topic `orders`, whose stream is usually `sns.orders`, have nothing in common."""
+
+    name: str
+    created_at_ms: int  # of two streams that claim the same name, the earlier one has it
+    attributes: dict[str, str] = {}  # by their AWS names, as given and checked
+    tags: dict[str, str] = {}  # in the order in which they were added
+
+
 class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
     topic_id: str  # a topic that is created again has another id
     account: str
@@ -81,6 +91,7 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
     source_id: str | None = None  # for a share, the id of the topic that it reads
     deleted_at_ms: int | None = None  # set on a tombstone, which reserves the name for a minute
     skipped_rows: tuple[SkippedRow, ...] = ()  # only in topics of coordinators
+    sns: SnsTopic | None = None  # since feature level 8
 
     @property
     def is_fifo(self) -> bool:
@@ -97,6 +108,10 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def arn(self) -> str:
         return queue_arn(self.account, self.region, self.name)
+
+    @property
+    def sns_arn(self) -> str | None:
+        return None if self.sns is None else sns_arn(self.account, self.region, self.sns.name)
 
     def may_pass_messages_to(self, other: "Topic") -> bool:
         return (

@@ -6,9 +6,10 @@
 
 The other nodes of a cluster then copy the partitions like any new replica, so a backup of a single
 node can be restored into a cluster and vice versa. Leases are restored, because they are in the
-logs; leaders and placement are not. Topics, receipts, producers and groups keep their ids. The
-store is written last, so no server uses a partial restore. After an error, all files and entries
-that were written are removed."""
+logs; leaders and placement are not. Topics, receipts, producers and groups keep their ids. All
+subscriptions are paused: a copy must not call the endpoints of the original until an operator
+resumes them. The store is written last, so no server uses a partial restore. After an error, all
+files and entries that were written are removed."""
 
 import asyncio
 import contextlib
@@ -32,6 +33,7 @@ from penstock.metadata import cluster_entries as cluster
 from penstock.metadata.security.identity_entries import TENANTS_PREFIX, USERS_PREFIX
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, TXN_BYTES_MAX, Store
+from penstock.metadata.subscriptions import SUBSCRIPTIONS_PREFIX, paused_entry
 from penstock.metadata.topics.catalog import TOPICS_PREFIX
 from penstock.model.errors import Conflict, Damaged, PenstockError, VersionConflict
 from penstock.node.configuration.config import Config
@@ -42,6 +44,7 @@ from penstock.node.process.folder import LOCK_NAME, METADATA_NAME, DataFolder, F
 from penstock.replication.row import PartitionRow
 
 RESTORING_NAME: Final = "metadata.restoring"
+RESTORED: Final = "restored"  # why a subscription of a restored backup is paused
 # Allowed in an empty data folder: a master key, and what a new file system contains.
 ALLOWED: Final = frozenset((MASTER_NAME, KMS_NAME, LOCK_NAME, "lost+found"))
 _EMPTY: Final = (
@@ -210,7 +213,8 @@ def _entries(backup: Path, manifest: Manifest, node: int) -> Iterator[tuple[str,
             )
             yield cluster.partition_key(key), cluster.encode_entry(row)
     for line in definitions_of(backup, manifest):
-        yield line.key, line.value
+        is_subscription = line.key.startswith(SUBSCRIPTIONS_PREFIX)
+        yield line.key, paused_entry(line.value, RESTORED) if is_subscription else line.value
 
 
 def _portions(entries: Iterable[tuple[str, bytes]]) -> Iterator[Sequence[tuple[str, bytes]]]:

@@ -16,17 +16,26 @@ from tests.unit.broker.storage.test_compaction import (
     put,
     read,
 )
+from tests.unit.metadata.test_subscriptions import make as make_subscription
 
 from penstock.backup import admin as backup_admin
 from penstock.backup.manifest import BackupUnusable, read_manifest, verify
 from penstock.log.log import LogConfig
 from penstock.metadata.security.acl_rules import AclRules
+from penstock.metadata.sns_keys import SnsKeyEntry, sns_key_key
+from penstock.metadata.subscriptions import (
+    SUBSCRIPTIONS_PREFIX,
+    decode_subscription,
+    encode_subscription,
+    subscription_key,
+)
 from penstock.metadata.topics.resource_configs import GROUP, Resource, ResourceConfigs
 from penstock.model.acls import Acl
 from penstock.model.calls import Ack, Append, AppendBatches, DeleteRecords, Ends, Fetch, Lease
 from penstock.model.errors import NotFound, OffsetOutOfRange, Throttled
 from penstock.model.limits import KIB
 from penstock.model.ports import LeaseRequest
+from penstock.model.subscription import SubscriptionState
 from penstock.model.topic import Topic
 from penstock.node.configuration import config as node_config
 from penstock.node.configuration.exposure import ExposureRefused
@@ -114,6 +123,35 @@ async def test_access_rules_are_in_a_backup(tmp_path: Path) -> None:
         await rules.start()
         assert list(rules.of("000000000000") or ()) == [rule]
         await rules.stop()
+
+
+async def test_restored_subscriptions_are_paused(tmp_path: Path) -> None:
+    """A copy must not call the endpoints of the original."""
+    confirmed, deleted = SubscriptionState.CONFIRMED, SubscriptionState.DELETED
+    made = [
+        make_subscription("https://a/"),
+        make_subscription("https://b/", state=confirmed, start_offsets=(7, 9), secrets=b"s"),
+        make_subscription("https://c/", state=confirmed, paused="too many failures"),
+        make_subscription("https://d/", state=deleted, deleted_at_ms=5),
+    ]
+    rows = {subscription_key(one.id): one for one in made}
+    key = SnsKeyEntry("-----BEGIN CERTIFICATE", b"wrapped", 1)
+    async with on_stage(tmp_path / "old") as stage:
+        store = stage.catalog._store
+        for at, one in rows.items():
+            await store.put(at, encode_subscription(one))
+        await store.put(sns_key_key(1), msgspec.json.encode(key))
+        backup, _ = await backed_up(stage, tmp_path / "backups")
+    await laid_out(backup, tmp_path / "new")
+    async with on_stage(tmp_path / "new") as stage:
+        entries, _ = await stage.catalog._store.list(SUBSCRIPTIONS_PREFIX)
+        found = {entry.key: decode_subscription(entry.value) for entry in entries}
+        assert found == {
+            at: msgspec.structs.replace(one, paused="restored") for at, one in rows.items()
+        }
+        kept = await stage.catalog._store.get(sns_key_key(1))
+        assert kept is not None
+        assert kept.value == msgspec.json.encode(key)
 
 
 async def test_a_log_that_has_lost_its_beginning_keeps_its_offsets(tmp_path: Path) -> None:

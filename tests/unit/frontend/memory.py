@@ -65,6 +65,17 @@ class MemoryCatalog:
         keys = sorted(key for key in self._topics if key[:2] == (account, region))
         return [self._topics[key] for key in keys if key[2].startswith(prefix)]
 
+    def find_sns(self, account: str, region: str, name: str) -> Topic | None:
+        found = self.sns_topics(account, region)
+        return next((topic for topic in found if topic.sns and topic.sns.name == name), None)
+
+    def sns_topics(
+        self, account: str, region: str, *, start: int = 0, count: int | None = None
+    ) -> Sequence[Topic]:
+        named = {t.sns.name: t for t in self.topics(account, region) if t.sns is not None}
+        found = [named[name] for name in sorted(named)][start:]
+        return found if count is None else found[:count]
+
     def all_topics(self) -> Sequence[Topic]:
         return list(self._topics.values())
 

@@ -33,6 +33,7 @@ _QUOTAS: Mapping[str, str] = {
     "groups_max": "maximum number of consumer and share groups",
     "offset_bytes_max": "maximum bytes of committed offsets and their metadata",
     "transactional_ids_max": "maximum number of transactional ids",
+    "subscriptions_max": "maximum number of subscriptions",
 }
 _DEFAULT = "default"
 

@@ -21,7 +21,18 @@ from penstock.metadata import cluster_entries as cluster
 from penstock.metadata.security import acl_rules as acls
 from penstock.metadata.security import identity_entries as identities
 from penstock.metadata.security.data_keys import DATA_KEYS_PREFIX, decode_data_key
+from penstock.metadata.sns_keys import (
+    SNS_KEYS_MAX,
+    SNS_KEYS_PREFIX,
+    decode_sns_key,
+    is_sns_key_key,
+)
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Txn
+from penstock.metadata.subscriptions import (
+    SUBSCRIPTIONS_PREFIX,
+    decode_subscription,
+    subscription_key,
+)
 from penstock.metadata.topics.catalog import (
     MOVES_PREFIX,
     PRODUCER_IDS_KEY,
@@ -41,8 +52,8 @@ from penstock.metadata.topics.resource_configs import (
 )
 from penstock.model.errors import Damaged, InvalidRequest
 from penstock.model.levels import LEVEL_FIRST
-from penstock.model.limits import ACLS_MAX, RESOURCE_CONFIGS_MAX, TOKENS_MAX
-from penstock.model.names import is_account, is_region
+from penstock.model.limits import ACLS_MAX, RESOURCE_CONFIGS_MAX, SUBSCRIPTIONS_MAX, TOKENS_MAX
+from penstock.model.names import is_account, is_region, is_sns_name
 from penstock.model.ports import MoveTask
 from penstock.model.topic import Topic
 from penstock.replication.row import NO_NODE
@@ -91,6 +102,8 @@ def _topic(key: str, value: bytes) -> Topic:
     topic = _decode(value)
     if not (is_account(topic.account) and is_region(topic.region)) or "/" in topic.name:
         raise InvalidRequest(f"{key}: the topic has an invalid account, region or name.")
+    if topic.sns is not None and not is_sns_name(topic.sns.name):
+        raise InvalidRequest(f"{key}: the topic has an invalid SNS name.")
     return topic
 
 
@@ -128,6 +141,13 @@ def _data_key_key(key: str, value: bytes) -> str:
     decode_data_key(value)
     if _DATA_KEY.match(key) is None:
         raise InvalidRequest(f"{key} is not the metadata key of a data key.")
+    return key
+
+
+def _sns_key_key(key: str, value: bytes) -> str:
+    decode_sns_key(value)
+    if not is_sns_key_key(key):
+        raise InvalidRequest(f"{key} is not the metadata key of a signing key.")
     return key
 
 
@@ -258,6 +278,12 @@ RULES: Final[Mapping[str, Rule]] = {
         lambda _key, value: acls.token_key(acls.decode_token(value).token_id),
         TOKENS_MAX,
     ),
+    SUBSCRIPTIONS_PREFIX: _lasting(
+        "subscriptions",
+        lambda _key, value: subscription_key(decode_subscription(value).id),
+        SUBSCRIPTIONS_MAX,
+    ),
+    SNS_KEYS_PREFIX: _lasting("signing keys", _sns_key_key, SNS_KEYS_MAX),
     cluster.NODES_PREFIX: Rule(
         CLUSTER, _node_entry_key, cluster.NODES_MAX, is_deleted_blindly=True, is_leased=True
     ),
@@ -278,7 +304,8 @@ def prefix_of(key: str) -> str:
     if prefix not in RULES:
         raise InvalidRequest(
             "Only topics, identities, data keys, producer ids, frontends, moves of dead letters,"
-            " configs of resources, access rules, delegation tokens and cluster entries are served."
+            " configs of resources, access rules, delegation tokens, subscriptions, signing keys"
+            " and cluster entries are served."
         )
     return prefix
 

@@ -20,6 +20,7 @@ from penstock.metadata.cache import abandon
 from penstock.metadata.serving import calls
 from penstock.metadata.topics.catalog import TOMBS_PREFIX, TOPICS_PREFIX, StoredCatalog, topic_key
 from penstock.model.errors import PenstockError, Throttled, TopicNotFound, VersionConflict
+from penstock.model.names import SNS_PREFIX
 from penstock.model.ports import Clock
 from penstock.model.topic import Topic
 from penstock.wire.internal.calls import Call, Caller, Q, R
@@ -261,6 +262,7 @@ class RemoteCatalog:
             self.store, recreate_guard_ms=recreate_guard_ms, partitions_max=partitions_max
         )
         self._find, self.topics, self.all_topics = stored.find, stored.topics, stored.all_topics
+        self.sns_topics = stored.sns_topics
         self.recently_deleted, self.tombstone = stored.recently_deleted, stored.tombstone
         self.on_change, self.start = stored.on_change, stored.start
         # Topics that do not exist, with the time until which they are not looked up again:
@@ -295,6 +297,13 @@ class RemoteCatalog:
             parts = arn.split(":", 5)
             if len(parts) == 6:
                 self._check_absent(parts[4], parts[3], parts[5])
+        return topic
+
+    def find_sns(self, account: str, region: str, name: str) -> Topic | None:
+        topic = self.stored.find_sns(account, region, name)
+        if topic is None and not self._is_up_to_date:
+            # Streams with other names can also be SNS topics. They are known by the watch only.
+            self._check_absent(account, region, SNS_PREFIX + name)
         return topic
 
     def find_id(self, topic_id: str) -> Topic | None:

@@ -1,5 +1,5 @@
-"""The catalog of topics by name, id and ARN, all in memory; the tasks that move dead letters back
-to their source queues; and the ids of producers. Keys in the store:
+"""The catalog of topics by name, id, ARN and SNS name, all in memory; the tasks that move
+dead letters back to their source queues; and the ids of producers. Keys in the store:
 
     /topics/{account}/{region}/{name}   the topic as JSON
     /tombs/{topic_id}                   the tombstone of a deleted topic, whose data may be removed
@@ -20,6 +20,7 @@ import msgspec
 
 from penstock.metadata.cache import TRIES_MAX, Cache, WatchGroup, put_in, write_all
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
+from penstock.metadata.topics.sns_names import SnsNames
 from penstock.model import errors
 from penstock.model.limits import DELETED_NAME_MS
 from penstock.model.ports import Catalog, Clock, MoveTask
@@ -98,6 +99,8 @@ class StoredCatalog(WatchGroup):
         self._by_arn: dict[str, Topic] = {}
         self._by_source: dict[str, dict[str, Topic]] = {}  # shares, by topic id and share id
         self._names: dict[tuple[str, str], list[str]] = {}  # sorted
+        self._sns = SnsNames()
+        self.find_sns, self.sns_topics = self._sns.find, self._sns.topics
         # View of the tombstones: the newest one of each guarded name.
         self._deleted: dict[NameKey, Topic] = {}
         self._listeners: list[Listener] = []
@@ -268,6 +271,7 @@ class StoredCatalog(WatchGroup):
         self.partition_count += _logs_of(topic)
         if topic.source_id is not None:
             put_in(self._by_source, topic.source_id, topic.topic_id, topic)
+        self._sns.add(topic)
 
     def _forget(self, topic: Topic) -> None:
         place = (topic.account, topic.region)
@@ -277,6 +281,7 @@ class StoredCatalog(WatchGroup):
         self.partition_count -= _logs_of(topic)
         if topic.source_id is not None:
             put_in(self._by_source, topic.source_id, topic.topic_id, None)
+        self._sns.remove(topic)
         names = self._names[place]
         del names[bisect_left(names, topic.name)]
         if not names:
