@@ -162,12 +162,13 @@ def _read_value(name: str, value: MessageAttributeValue) -> Attribute:
         raise _invalid(
             f"Invalid binary character found in the value of message attribute '{name}'."
         )
-    if kind == "Number" and not _is_number(content):
+    if kind == "Number" and not is_number(content):
         raise _invalid(f"Can't cast the value of message (user) attribute '{name}' to a number.")
     return Attribute(data_type, raw)
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return whether a text is a number within the range and precision of SQS."""
     match = _NUMBER.match(text) if len(text) <= _NUMBER_CHARS_MAX else None
     if match is None:
         return False

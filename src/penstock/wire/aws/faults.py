@@ -178,37 +178,41 @@ def _cut(text: str) -> str:
     return text if len(text) <= _ECHO_MAX else text[:_ECHO_MAX] + "…"
 
 
-class _Mapped(msgspec.Struct, frozen=True):
+class Mapped(msgspec.Struct, frozen=True):
+    """The fault for one class of errors."""
+
     name: str
     message: str | None = None  # None: the text of the error
     retry_after_s: int | None = None
 
 
+ErrorTable = Mapping[type[errors.PenstockError], Mapped]
+
 # The nearest base class of an error applies. Texts of internal errors are never shown.
-_TABLE: Mapping[type[errors.PenstockError], _Mapped] = {
-    errors.MissingParameter: _Mapped("MissingParameter"),
-    errors.InvalidMessage: _Mapped("InvalidMessageContents"),
-    errors.InvalidReceipt: _Mapped("ReceiptHandleIsInvalid"),
-    errors.ExpiredReceipt: _Mapped("InvalidParameterValue"),
-    errors.NotLeased: _Mapped("InvalidParameterValue"),
-    errors.QuotaExceeded: _Mapped("OverLimit"),
-    errors.InvalidRequest: _Mapped("InvalidParameterValue"),
-    errors.TopicNotFound: _Mapped("QueueDoesNotExist", QUEUE_DOES_NOT_EXIST),
-    errors.NotFound: _Mapped("ResourceNotFoundException"),
-    errors.TopicExists: _Mapped("QueueNameExists"),
-    errors.TopicDeletedRecently: _Mapped("QueueDeletedRecently"),
-    errors.PurgeInProgress: _Mapped("PurgeQueueInProgress"),
-    errors.VersionConflict: _Mapped(
+_TABLE: ErrorTable = {
+    errors.MissingParameter: Mapped("MissingParameter"),
+    errors.InvalidMessage: Mapped("InvalidMessageContents"),
+    errors.InvalidReceipt: Mapped("ReceiptHandleIsInvalid"),
+    errors.ExpiredReceipt: Mapped("InvalidParameterValue"),
+    errors.NotLeased: Mapped("InvalidParameterValue"),
+    errors.QuotaExceeded: Mapped("OverLimit"),
+    errors.InvalidRequest: Mapped("InvalidParameterValue"),
+    errors.TopicNotFound: Mapped("QueueDoesNotExist", QUEUE_DOES_NOT_EXIST),
+    errors.NotFound: Mapped("ResourceNotFoundException"),
+    errors.TopicExists: Mapped("QueueNameExists"),
+    errors.TopicDeletedRecently: Mapped("QueueDeletedRecently"),
+    errors.PurgeInProgress: Mapped("PurgeQueueInProgress"),
+    errors.VersionConflict: Mapped(
         "ServiceUnavailable", "The resource is being changed by another request.", 1
     ),
-    errors.Conflict: _Mapped("InvalidParameterValue"),
-    errors.AccessDenied: _Mapped("AccessDeniedException"),
-    errors.InFlightLimit: _Mapped("OverLimit"),
-    errors.DiskFull: _Mapped("ServiceUnavailable", None, 5),
-    errors.Draining: _Mapped("ServiceUnavailable", "The server is stopping.", 1),
-    errors.Overloaded: _Mapped("ServiceUnavailable", None, 1),
-    errors.Damaged: _Mapped("ServiceUnavailable", "The queue's storage is damaged."),
-    errors.PenstockError: _Mapped("InternalFailure", FAULTS["InternalFailure"].message),
+    errors.Conflict: Mapped("InvalidParameterValue"),
+    errors.AccessDenied: Mapped("AccessDeniedException"),
+    errors.InFlightLimit: Mapped("OverLimit"),
+    errors.DiskFull: Mapped("ServiceUnavailable", None, 5),
+    errors.Draining: Mapped("ServiceUnavailable", "The server is stopping.", 1),
+    errors.Overloaded: Mapped("ServiceUnavailable", None, 1),
+    errors.Damaged: Mapped("ServiceUnavailable", "The queue's storage is damaged."),
+    errors.PenstockError: Mapped("InternalFailure", FAULTS["InternalFailure"].message),
 }
 
 # Texts of AWS for a rejected receipt.
@@ -218,11 +222,20 @@ _RECEIPT_REASONS: Mapping[type[errors.PenstockError], str] = {
 }
 
 
+def nearest(table: ErrorTable, error: errors.PenstockError) -> Mapped:
+    """Return the row for the class of an error, or for its nearest base class that has a row."""
+    return next(table[one] for one in type(error).__mro__ if one in table)
+
+
+def retry_after_s(error: errors.Throttled) -> int:
+    return max(1, -(-error.retry_after_ms // 1_000))
+
+
 def fault_of(error: errors.PenstockError, *, receipt: str | None = None) -> Fault:
     """Return the fault for an error. ``receipt`` is the receipt handle that the client sent."""
     if isinstance(error, errors.Throttled):
-        retry_after_s = max(1, -(-error.retry_after_ms // 1_000))
-        return fault("RequestThrottled", str(error) or None, retry_after_s=retry_after_s)
+        text = str(error) or None
+        return fault("RequestThrottled", text, retry_after_s=retry_after_s(error))
     reason = _RECEIPT_REASONS.get(type(error))
     if reason is not None and receipt is not None:
         return invalid_value(receipt, "ReceiptHandle", reason)
@@ -231,6 +244,6 @@ def fault_of(error: errors.PenstockError, *, receipt: str | None = None) -> Faul
             "ReceiptHandleIsInvalid",
             f'The input receipt handle "{_cut(receipt)}" is not a valid receipt handle.',
         )
-    row = next(_TABLE[one] for one in type(error).__mro__ if one in _TABLE)
+    row = nearest(_TABLE, error)
     message = row.message if row.message is not None else (errors.client_text(error) or reason)
     return fault(row.name, message, retry_after_s=row.retry_after_s)

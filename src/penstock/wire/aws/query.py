@@ -6,6 +6,7 @@ by readers that are built once per type.
 
 Clients write lists in many forms. Accepted are ``AttributeName.1``, the unnumbered
 ``AttributeName``, the plural ``AttributeNames.1``, ``….member.1`` and, for maps, ``….entry.1.key``.
+SNS has only the last two forms, and the full name of the field.
 The number and the depth of the fields are checked before the tree is built.
 
 Names and values are decoded by the rules of ``urllib.parse``, but faster: the library needs a
@@ -24,7 +25,7 @@ from msgspec import inspect
 from penstock.model.limits import FORM_BYTES_MAX, KIB
 from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
 from penstock.wire.aws.query_replies import key_name, singular, without_none
-from penstock.wire.aws.shapes import OPERATIONS, Operation, Request
+from penstock.wire.aws.shapes import OPERATIONS, Operation, Request, Shape
 
 # The largest valid request is a batch of ten messages with ten attributes each: about 400 fields.
 FIELDS_MAX = 1_000
@@ -87,11 +88,13 @@ def action_in(query: str, body: bytes) -> str:
     return ""
 
 
-def operation_of(fields: Mapping[str, str]) -> Operation:
+def operation_of(
+    fields: Mapping[str, str], operations: Mapping[str, Operation] = OPERATIONS
+) -> Operation:
     name = fields.get("Action")
     if not name:
         raise fault("MissingAction", "The request must contain the parameter Action.")
-    operation = OPERATIONS.get(name)
+    operation = operations.get(name)
     if operation is None:
         raise not_here(name)
     return operation
@@ -103,7 +106,7 @@ def not_here(action: str) -> Fault:
 
 def decode(operation: Operation, fields: Mapping[str, str]) -> Request:
     request = operation.request
-    return _read_struct(request, _tree(fields, _ROOTS[operation.name]), "")
+    return _read_struct(request, _tree(fields, _ROOTS[request]), "")
 
 
 def _tree(fields: Mapping[str, str], roots: frozenset[str]) -> Tree:
@@ -142,6 +145,13 @@ def _read_integer(node: Node, name: str) -> int:
     return int(text)
 
 
+def _read_boolean(node: Node, name: str) -> bool:
+    text = _read_text(node, name).lower()
+    if text not in ("true", "false"):
+        raise fault("MalformedInput", f"The parameter {name} must be true or false.")
+    return text == "true"
+
+
 def _read_binary(node: Node, name: str) -> bytes:
     text = _read_text(node, name)
     try:
@@ -153,6 +163,7 @@ def _read_binary(node: Node, name: str) -> bytes:
 _READERS: Mapping[type[inspect.Type], Reader] = {
     inspect.StrType: _read_text,
     inspect.IntType: _read_integer,
+    inspect.BoolType: _read_boolean,
     inspect.BytesType: _read_binary,
 }
 
@@ -248,37 +259,53 @@ def _reader(type_info: inspect.Type) -> Reader:
     return partial(_read_struct, type_info.cls)
 
 
-def _field_reader(field: inspect.Field) -> _FieldReader:
+def _spellings(name: str, element: type | None, *, is_flattened: bool) -> tuple[str, ...]:
+    if not is_flattened:
+        return (name,)
+    names = (singular(name, element), name)
+    return names if element is None else (*names, "Entry")
+
+
+def _field_reader(field: inspect.Field, *, is_flattened: bool) -> _FieldReader:
     name = field.encode_name
     type_info = without_none(field.type)
+    element: type | None = None
     if isinstance(type_info, inspect.DictType):
         read = _map_reader(_reader(type_info.value_type), key_name(name))
-        return _FieldReader(field.name, (singular(name), name), read)
-    if not isinstance(type_info, inspect.ListType):
+    elif isinstance(type_info, inspect.ListType):
+        item = without_none(type_info.item_type)
+        keys = _NO_KEYS
+        if isinstance(item, inspect.StructType):
+            element = item.cls
+            keys = frozenset(one.encode_name for one in item.fields)
+        read = _list_reader(_reader(item), keys)
+    else:
         return _FieldReader(field.name, (name,), _reader(type_info))
-    item = without_none(type_info.item_type)
-    if not isinstance(item, inspect.StructType):
-        read = _list_reader(_reader(item), _NO_KEYS)
-        return _FieldReader(field.name, (singular(name), name), read)
-    keys = frozenset(one.encode_name for one in item.fields)
-    read = _list_reader(_reader(item), keys)
-    return _FieldReader(field.name, (singular(name, item.cls), name, "Entry"), read)
+    names = _spellings(name, element, is_flattened=is_flattened)
+    return _FieldReader(field.name, names, read)
 
 
 def _prepare(struct: type[msgspec.Struct]) -> None:
     if struct in _FIELD_READERS:
         return
+    assert issubclass(struct, Shape)
     type_info = inspect.type_info(struct)
     assert isinstance(type_info, inspect.StructType)
-    _FIELD_READERS[struct] = tuple(_field_reader(field) for field in type_info.fields)
+    _FIELD_READERS[struct] = tuple(
+        _field_reader(field, is_flattened=struct.is_flattened) for field in type_info.fields
+    )
 
 
-for _operation in OPERATIONS.values():
-    _prepare(_operation.request)
-_ROOTS: Mapping[str, frozenset[str]] = {
-    each.name: frozenset(name for one in _FIELD_READERS[each.request] for name in one.names)
-    for each in OPERATIONS.values()
-}
+def prepare(operations: Mapping[str, Operation]) -> None:
+    """Build the readers of a service's requests. Call this once, when the service is imported."""
+    for each in operations.values():
+        _prepare(each.request)
+        readers = _FIELD_READERS[each.request]
+        _ROOTS[each.request] = frozenset(name for one in readers for name in one.names)
+
+
+_ROOTS: dict[type[Request], frozenset[str]] = {}
+prepare(OPERATIONS)
 
 
 # ── Names and values of query strings and form bodies ────────────────────────────────────────

@@ -5,11 +5,14 @@ Lists are flattened (the element is repeated, without a wrapper), maps are ``<At
 <Value/></Attribute>``, and absent values have no element. Writers are built once per type, from the
 same structs that the JSON protocol encodes, so the two protocols always have the same fields.
 
+SNS does not flatten: a list is ``<Topics><member/></Topics>``, a map is ``<Attributes><entry><key/>
+<value/></entry></Attributes>``, and empty ones are present.
+
 Elements of lists and maps have singular names, listed here because AWS follows no rule.
 
 The JSON format is not AWS JSON 1.0 but has the structure of the XML: a response contains a result,
-absent values are null, and maps are lists of ``Name`` and ``Value``. Only clients without an SDK
-use this format, so it need not be fast."""
+absent values are null, and maps are lists of ``Name`` and ``Value`` (of SNS: objects). Only clients
+without an SDK and SDKs that are no longer maintained use this format, so it need not be fast."""
 
 import base64
 import re
@@ -26,6 +29,7 @@ from penstock.wire.aws.shapes import (
     BatchResultErrorEntry,
     CallerIdentity,
     MessageMoveTaskEntry,
+    Operation,
     Shape,
 )
 
@@ -100,13 +104,16 @@ def encode_reply(
 ) -> bytes:
     result = ""
     if reply is not None:
-        content = _write_struct(reply)
-        # Clients that search the text for a pattern expect the short form of an empty result.
-        result = f"<{name}Result>{content}</{name}Result>" if content else f"<{name}Result/>"
+        result = _wrapped(f"{name}Result", _write_struct(reply))
     return (
         f'{_DECLARATION}<{name}Response xmlns="{namespace}">{result}'
         f"<ResponseMetadata>{element('RequestId', request_id)}</ResponseMetadata></{name}Response>"
     ).encode()
+
+
+def _wrapped(name: str, content: str) -> str:
+    # Clients that search the text for a pattern expect the short form of an empty element.
+    return f"<{name}>{content}</{name}>" if content else f"<{name}/>"
 
 
 def fault_message(refusal: Fault) -> str:
@@ -117,12 +124,12 @@ def fault_message(refusal: Fault) -> str:
 
 
 def encode_fault(
-    refusal: Fault, *, request_id: str, namespace: str = NAMESPACE
+    refusal: Fault, *, request_id: str, namespace: str = NAMESPACE, detail: str = "<Detail/>"
 ) -> tuple[bytes, Headers]:
     message = fault_message(refusal)
     document = (
         f'{_DECLARATION}<ErrorResponse xmlns="{namespace}"><Error><Type>{refusal.blame}</Type>'
-        f"{element('Code', refusal.code)}{element('Message', message)}<Detail/></Error>"
+        f"{element('Code', refusal.code)}{element('Message', message)}{detail}</Error>"
         f"{element('RequestId', request_id)}</ErrorResponse>"
     )
     return document.encode(), refusal.headers
@@ -161,11 +168,19 @@ def _content(type_info: inspect.Type) -> Writer:
     return _write_struct
 
 
-def _field_writer(field: inspect.Field) -> Writer:
+def _field_writer(field: inspect.Field, *, is_flattened: bool) -> Writer:
     name = field.encode_name
     type_info = without_none(field.type)
     if isinstance(type_info, inspect.DictType):
         content = _content(without_none(type_info.value_type))
+        if not is_flattened:
+            return lambda entries: _wrapped(
+                name,
+                "".join(
+                    f"<entry>{element('key', one)}<value>{content(value)}</value></entry>"
+                    for one, value in entries.items()
+                ),
+            )
         name, key = singular(name), key_name(name)
         return lambda entries: "".join(
             f"<{name}>{element(key, one)}<Value>{content(value)}</Value></{name}>"
@@ -173,8 +188,12 @@ def _field_writer(field: inspect.Field) -> Writer:
         )
     if isinstance(type_info, inspect.ListType):
         item = without_none(type_info.item_type)
-        name = singular(name, item.cls if isinstance(item, inspect.StructType) else None)
         content = _content(item)
+        if not is_flattened:
+            return lambda values: _wrapped(
+                name, "".join(f"<member>{content(value)}</member>" for value in values)
+            )
+        name = singular(name, item.cls if isinstance(item, inspect.StructType) else None)
         return lambda values: "".join(f"<{name}>{content(value)}</{name}>" for value in values)
     content = _content(type_info)
     return lambda value: f"<{name}>{content(value)}</{name}>"
@@ -183,16 +202,24 @@ def _field_writer(field: inspect.Field) -> Writer:
 def _prepare(struct: type[msgspec.Struct]) -> None:
     if struct in _FIELD_WRITERS:
         return
+    assert issubclass(struct, Shape)
     type_info = inspect.type_info(struct)
     assert isinstance(type_info, inspect.StructType)
     _FIELD_WRITERS[struct] = tuple(
-        _FieldWriter(field.name, _field_writer(field)) for field in type_info.fields
+        _FieldWriter(field.name, _field_writer(field, is_flattened=struct.is_flattened))
+        for field in type_info.fields
     )
 
 
-for _reply in (CallerIdentity, *(each.reply for each in OPERATIONS.values())):
-    if _reply is not None:
-        _prepare(_reply)
+def prepare(operations: Mapping[str, Operation]) -> None:
+    """Build the writers of a service's replies. Call this once, when the service is imported."""
+    for each in operations.values():
+        if each.reply is not None:
+            _prepare(each.reply)
+
+
+_prepare(CallerIdentity)
+prepare(OPERATIONS)
 
 
 # ── As JSON ──────────────────────────────────────────────────────────────────────────────────
@@ -214,24 +241,25 @@ def encode_json_fault(refusal: Fault, *, request_id: str) -> tuple[bytes, Header
     return msgspec.json.encode({"Error": error, "RequestId": request_id}), refusal.headers
 
 
-def _members(struct: msgspec.Struct) -> dict[str, Any]:
+def _members(struct: Shape) -> dict[str, Any]:
+    names = _NAMES if struct.is_flattened else {}
     return {
-        _NAMES.get(name, name): _plain(getattr(struct, field), name)
+        names.get(name, name): _plain(getattr(struct, field), name, struct.is_flattened)
         for field, name in _fields(type(struct))
     }
 
 
-def _plain(value: Any, name: str) -> Any:
-    if isinstance(value, msgspec.Struct):
+def _plain(value: Any, name: str, is_flattened: bool) -> Any:
+    if isinstance(value, Shape):
         return _members(value)
-    if isinstance(value, dict):
+    if isinstance(value, dict) and is_flattened:
         key = key_name(name)
-        return [{key: one, "Value": _plain(inner, name)} for one, inner in value.items()]
+        return [{key: one, "Value": _plain(inner, name, True)} for one, inner in value.items()]
     if isinstance(value, list):
-        return [_plain(one, name) for one in value]
+        return [_plain(one, name, is_flattened) for one in value]
     return value
 
 
-@lru_cache(maxsize=64)  # the number of structs in replies
+@lru_cache(maxsize=128)  # the number of structs in replies
 def _fields(struct: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
     return tuple((field.name, field.encode_name) for field in msgspec.structs.fields(struct))

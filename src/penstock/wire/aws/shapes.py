@@ -8,9 +8,9 @@ Every request field is optional, and null means absent. The actions check requir
 each action has its own errors. Requests are not frozen, because the frontend sets ``queue_url`` of
 a request posted to a queue's own path. In replies, a field that is None is left out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
 import msgspec
 
@@ -51,6 +51,10 @@ def _as_text(attributes: TextMap | None) -> TextMap | None:
 
 class Shape(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, rename=wire_name):
     """The base class of requests and replies, which the garbage collector need not track."""
+
+    # In the query protocol of SQS, the elements of a list repeat the name of the list. In that of
+    # SNS, a list or map has a name of its own that contains its elements.
+    is_flattened: ClassVar[bool] = True
 
 
 class Request(Shape): ...
@@ -348,20 +352,31 @@ class ListMessageMoveTasksReply(Reply):
 # ── The operations ───────────────────────────────────────────────────────────────────────────
 
 
+S = TypeVar("S", bound=Shape)
+
+
 class Operation(msgspec.Struct, frozen=True):
     name: str
     request: type[Request]
     reply: type[Reply] | None = None
 
 
-def _named(base: type[Shape], suffix: str) -> dict[str, Any]:
-    kinds = (each for each in base.__subclasses__() if each is not QueueRequest)
-    return {each.__name__.removesuffix(suffix): each for each in kinds}
+def operations(request: type[Request], reply: type[Reply]) -> Mapping[str, Operation]:
+    """Return the operations of a service by name. Every subclass without subclasses is the request
+    or the reply of the operation in its name."""
+    replies = {each.__name__.removesuffix("Reply"): each for each in _leaves(reply)}
+    named = {each.__name__.removesuffix("Request"): each for each in _leaves(request)}
+    return MappingProxyType(
+        {name: Operation(name, named[name], replies.get(name)) for name in sorted(named)}
+    )
 
 
-# Every subclass above is the request or the reply of the operation in its name.
-_REQUESTS = _named(Request, "Request") | _named(QueueRequest, "Request")
-_REPLIES = _named(Reply, "Reply")
-OPERATIONS: Mapping[str, Operation] = MappingProxyType(
-    {name: Operation(name, _REQUESTS[name], _REPLIES.get(name)) for name in sorted(_REQUESTS)}
-)
+def _leaves(base: type[S]) -> Iterator[type[S]]:
+    for each in base.__subclasses__():
+        if each.__subclasses__():
+            yield from _leaves(each)
+        else:
+            yield each
+
+
+OPERATIONS: Mapping[str, Operation] = operations(Request, Reply)
