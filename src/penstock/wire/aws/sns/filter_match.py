@@ -23,7 +23,16 @@ import msgspec
 
 from penstock.model.limits import KIB
 from penstock.model.message import Attribute
-from penstock.wire.aws.sns.filter_policy import Network, Policy, Rule, Scalar, Scope, Word, scalar
+from penstock.wire.aws.sns.filter_policy import (
+    PATH_KEYS_MAX,
+    Network,
+    Policy,
+    Rule,
+    Scalar,
+    Scope,
+    Word,
+    scalar,
+)
 
 WHOLE_BYTES_MAX: Final = 32 * KIB  # of a value that is decoded at once: at most 5 ms
 DEPTH_MAX: Final = 500  # below Python's limit for recursion in the decoder
@@ -448,9 +457,16 @@ def _children(node: _Node, keys: Mapping[str, Any]) -> Iterator[tuple[_Node, Any
     for key, value in keys.items():
         child = node.children.get(key)
         if child is None and "." in key:
-            child = node
-            for name in key.split("."):
-                child = child.children.get(name) if child is not None else None
+            child = _descendant(node, key)
         if child is not None:
             wanted.append((child, value))
     return iter(wanted)
+
+
+def _descendant(node: _Node, key: str) -> _Node | None:
+    child: _Node | None = node
+    for name in key.split(".", PATH_KEYS_MAX):
+        if child is None:
+            break
+        child = child.children.get(name)
+    return child

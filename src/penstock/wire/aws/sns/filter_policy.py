@@ -85,9 +85,9 @@ def scalar(value: Any) -> Scalar:
 
 class Range(msgspec.Struct, frozen=True, gc=False):
     low: float = -float("inf")
-    has_low: bool = False
+    has_low: bool = True
     high: float = float("inf")
-    has_high: bool = False
+    has_high: bool = True
 
     def contains(self, number: float) -> bool:
         return (self.low < number or (self.has_low and self.low == number)) and (

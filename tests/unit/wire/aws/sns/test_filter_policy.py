@@ -89,7 +89,7 @@ def test_of_a_key_that_is_given_twice_the_last_one_counts() -> None:
     ("policy", "scope", "refusal"),
     [
         (
-            dict.fromkeys("abcdef", ["x"]),
+            {key: ["x"] for key in "abcdef"},
             ATTRIBUTES,
             "FilterPolicy: Filter policy can not have more than 5 keys",
         ),
@@ -169,7 +169,7 @@ def test_a_policy_of_the_wrong_shape_is_refused(policy: object, scope: Scope, re
     [
         ({}, ATTRIBUTES),
         ({}, BODY),
-        (dict.fromkeys("abcde", ["x"]), ATTRIBUTES),
+        ({key: ["x"] for key in "abcde"}, ATTRIBUTES),
         ({"a": values(150)}, ATTRIBUTES),
         ({"a": {"b": values(75)}}, BODY),
         ({"a": {"b": {"c": values(4)}}, "d": {"e": values(3)}}, BODY),  # 3 × 4 × 2 × 3 = 72
@@ -378,6 +378,7 @@ Json = st.recursive(
 @given(text=st.text() | Json.map(json.dumps), scope=st.sampled_from(Scope))
 def test_any_text_is_compiled_or_refused(text: str, scope: Scope) -> None:
     try:
-        assert compile_policy(text, scope=scope).alternatives
+        shown = "FilterPolicy: " * len(compile_policy(text, scope=scope).alternatives)
     except InvalidFilterPolicy as refusal:
-        assert str(refusal).startswith(("FilterPolicy: ", NESTED))
+        shown = str(refusal)
+    assert shown.startswith(("FilterPolicy: ", NESTED))
