@@ -21,14 +21,9 @@ from tests.unit.frontend.memory import (
 )
 from tests.unit.frontend.sqs.test_pipeline import json_call
 
-from penstock.calls.bulkhead import (
-    FAILING_MS_MAX,
-    FAILURES_MAX,
-    OPEN_MS_MIN,
-    BreakerState,
-    CalleeUnavailable,
-)
+from penstock.calls.bulkhead import FAILING_MS_MAX, CalleeUnavailable
 from penstock.calls.callees import Callees, guarded
+from penstock.flow.breaker import FAILURES_MAX, OPEN_MS_MIN, BreakerState
 from penstock.frontend.limited_calls import GuardedCatalog
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.frontend.sqs.context import FrontendConfig
