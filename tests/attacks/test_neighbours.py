@@ -26,11 +26,11 @@ from tests.unit.frontend.limits.test_quotas import limited
 from tests.unit.frontend.memory import MemoryIdentities
 
 from penstock.broker.partition.partition import Partition
-from penstock.calls.bulkhead import BreakerState
 from penstock.calls.callees import Callees
 from penstock.calls.routing.leaders import Leaders
 from penstock.calls.routing.router import Router
 from penstock.cursor.leases.parts import dead_letter
+from penstock.flow.breaker import BreakerState
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.log.storage.files import Disk
 from penstock.model.calls import Ack, Append, AppendBatches, Lease, Stats

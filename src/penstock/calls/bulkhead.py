@@ -14,9 +14,9 @@ find out whether the callee replies again."""
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from enum import StrEnum
 from typing import Any, Final, TypeVar
 
+from penstock.flow.breaker import OPEN_MS_MAX, Breaker, BreakerState
 from penstock.model.call_times import PARKED_MARGIN_MS
 from penstock.model.calls import ALL_PARTITIONS
 from penstock.model.errors import Overloaded, PenstockError, Throttled
@@ -35,83 +35,11 @@ RETRY_AFTER_MS: Final = 200
 SWEEP_SECONDS_MAX: Final = 0.25
 PARKED_SWEEP_SECONDS: Final = 1.0  # there are many parked calls, and late ones are rare
 LATE: Final = "no reply in time"
-FAILURES_MAX = 5
-TENANTS_MIN = 2  # failures of a single tenant must not open the circuit breaker for all
-OPEN_MS_MIN = 500
-OPEN_MS_MAX = 30_000
 FAILING_MS_MAX: Final = 2 * OPEN_MS_MAX  # after its last failure a partition is forgotten
 
 # The task that makes the call, if any; when the call began (a parked one: when it is late); its
 # topic and partition.
 _Call = tuple["asyncio.Task[Any] | None", float, Topic | None, int]
-
-
-class BreakerState(StrEnum):
-    CLOSED = "closed"
-    OPEN = "open"
-    HALF_OPEN = "half_open"
-
-
-class Breaker:
-    def __init__(self) -> None:
-        self._failures = 0
-        self._general_failures = 0  # failures that concern every tenant
-        self._tenants: set[str] = set()  # at most TENANTS_MIN
-        self._is_open = False
-        self._open_ms = OPEN_MS_MIN
-        self._retry_at_ms = 0
-        self._is_probing = False
-        self.opened_count = 0
-        self.failed_at_ms = 0  # the last failure
-
-    @property
-    def has_failed(self) -> bool:
-        """Return whether failures since the last success concern more than one tenant."""
-        return self._general_failures > 0 or len(self._tenants) >= TENANTS_MIN
-
-    def state(self, *, now_ms: int) -> BreakerState:
-        if not self._is_open:
-            return BreakerState.CLOSED
-        if self._is_probing or now_ms >= self._retry_at_ms:
-            return BreakerState.HALF_OPEN
-        return BreakerState.OPEN
-
-    def admits(self, *, now_ms: int) -> bool:
-        """Return whether a call may be made now. If so, the result of the call must be reported."""
-        if not self._is_open:
-            return True
-        if self._is_probing or now_ms < self._retry_at_ms:
-            return False
-        self._is_probing = True
-        return True
-
-    def succeeded(self) -> None:
-        self._failures = self._general_failures = 0
-        self._tenants.clear()
-        self._is_open = False
-        self._open_ms = OPEN_MS_MIN
-        self._is_probing = False
-
-    def failed(self, *, now_ms: int, tenant: str | None = None) -> None:
-        """Count a failed call. ``tenant`` is None if the failure concerns every tenant."""
-        self.failed_at_ms = now_ms
-        self._failures += 1
-        if tenant is None:
-            self._general_failures += 1
-        elif len(self._tenants) < TENANTS_MIN:
-            self._tenants.add(tenant)
-        if not self._is_open:
-            is_shared = self._general_failures >= FAILURES_MAX or len(self._tenants) >= TENANTS_MIN
-            if self._failures < FAILURES_MAX or not is_shared:
-                return
-            self._is_open = True
-            self.opened_count += 1
-        elif self._is_probing:
-            self._open_ms = min(2 * self._open_ms, OPEN_MS_MAX)  # probe less often
-        else:
-            return  # a call that was in progress when the breaker opened
-        self._is_probing = False
-        self._retry_at_ms = now_ms + self._open_ms
 
 
 class CalleeUnavailable(Overloaded):

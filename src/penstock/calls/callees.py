@@ -8,7 +8,8 @@ other node to which ``routing`` sends the call."""
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final
 
-from penstock.calls.bulkhead import BreakerState, Bulkhead
+from penstock.calls.bulkhead import Bulkhead
+from penstock.flow.breaker import BreakerState
 from penstock.model.call_times import BACKEND_DEADLINE_MS, METADATA_DEADLINE_MS
 from penstock.model.calls import BrokerCall, BrokerPort, Calls, R
 from penstock.model.limits import CONNECTIONS_MAX

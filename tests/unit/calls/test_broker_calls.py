@@ -16,10 +16,11 @@ from tests.unit.calls.routing_kit import Cluster, on_nodes, until
 from tests.unit.frontend.memory import MemoryIdentities, MemoryMeter
 
 from penstock.broker.calls import Broker
-from penstock.calls.bulkhead import FAILURES_MAX, CalleeRefused, CalleeUnavailable
+from penstock.calls.bulkhead import CalleeRefused, CalleeUnavailable
 from penstock.calls.callees import Callees
 from penstock.calls.routing.router import Router
 from penstock.cursor.tenants import NO_QUOTAS
+from penstock.flow.breaker import FAILURES_MAX
 from penstock.frontend.aws.context import FrontendConfig
 from penstock.frontend.aws.pipeline import Frontend
 from penstock.metadata.security.identities import StoredIdentities

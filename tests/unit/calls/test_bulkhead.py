@@ -3,19 +3,10 @@
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.unit.frontend.memory import MemoryClock
 
-from penstock.calls.bulkhead import (
-    FAILURES_MAX,
-    OPEN_MS_MAX,
-    OPEN_MS_MIN,
-    Breaker,
-    BreakerState,
-    Bulkhead,
-    CalleeUnavailable,
-)
+from penstock.calls.bulkhead import Bulkhead, CalleeUnavailable
+from penstock.flow.breaker import FAILURES_MAX, OPEN_MS_MAX, OPEN_MS_MIN, BreakerState
 from penstock.model.errors import Overloaded, Throttled, TopicNotFound
 from penstock.model.topic import Kind, Topic
 
@@ -198,22 +189,3 @@ async def test_a_callee_that_is_late_counts_as_failed() -> None:
         with pytest.raises(CalleeUnavailable, match="in time"):
             await bulkhead.call(never.wait)
     assert bulkhead.state() is BreakerState.OPEN
-
-
-@given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 40_000)), max_size=80))
-def test_a_breaker_always_tries_again_and_never_more_than_one_at_a_time(
-    steps: list[tuple[bool, int]],
-) -> None:
-    breaker = Breaker()
-    now_ms = 0
-    for is_success, pause_ms in steps:
-        now_ms += pause_ms
-        if breaker.admits(now_ms=now_ms):
-            if breaker.state(now_ms=now_ms) is BreakerState.HALF_OPEN:
-                assert not breaker.admits(now_ms=now_ms), "one probe at a time"
-            if is_success:
-                breaker.succeeded()
-                assert breaker.state(now_ms=now_ms) is BreakerState.CLOSED
-            else:
-                breaker.failed(now_ms=now_ms)
-    assert breaker.admits(now_ms=now_ms + OPEN_MS_MAX)

@@ -21,14 +21,9 @@ from tests.unit.frontend.memory import (
     Rig,
 )
 
-from penstock.calls.bulkhead import (
-    FAILING_MS_MAX,
-    FAILURES_MAX,
-    OPEN_MS_MIN,
-    BreakerState,
-    CalleeUnavailable,
-)
+from penstock.calls.bulkhead import FAILING_MS_MAX, CalleeUnavailable
 from penstock.calls.callees import Callees, guarded
+from penstock.flow.breaker import FAILURES_MAX, OPEN_MS_MIN, BreakerState
 from penstock.frontend.aws.context import FrontendConfig
 from penstock.frontend.aws.pipeline import Frontend
 from penstock.frontend.limited_calls import GuardedCatalog

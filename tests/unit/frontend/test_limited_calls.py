@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from tests.unit.frontend.memory import MemoryClock
 
-from penstock.calls.bulkhead import FAILURES_MAX, CalleeRefused, CalleeUnavailable
+from penstock.calls.bulkhead import CalleeRefused, CalleeUnavailable
 from penstock.calls.callees import Callees
+from penstock.flow.breaker import FAILURES_MAX
 from penstock.frontend.limited_calls import ACLS_PER_CALL_MAX, guard_identities
 from penstock.metadata.security.identities import StoredIdentities
 from penstock.metadata.sqlite import SqliteStore

@@ -16,7 +16,7 @@ from tests.unit.frontend_kafka_groups.stage import GroupRig, groups
 
 from penstock.broker.coordination.groups import DECISIONS, GroupHost, decide
 from penstock.broker.coordination.transactions import TransactionHost
-from penstock.calls.bulkhead import FAILURES_MAX, OPEN_MS_MIN, BreakerState, Bulkhead
+from penstock.calls.bulkhead import Bulkhead
 from penstock.calls.callees import Callees
 from penstock.cursor.coordinator_calls import (
     AddGroup,
@@ -59,6 +59,7 @@ from penstock.cursor.groups.settings import GroupSettings, ShareSettings
 from penstock.cursor.groups.share import ShareHeartbeat
 from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat
 from penstock.cursor.patterns.matches import Topics
+from penstock.flow.breaker import FAILURES_MAX, OPEN_MS_MIN, BreakerState
 from penstock.frontend.kafka.context import ProducerIds
 from penstock.frontend.kafka.ports.coordinators import (
     RULES,

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from penstock.access.decisions import Decisions
+from penstock.flow.leaky_bucket import LeakyBucket
 from penstock.frontend.aws.protocols import Codec
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.facts.usage import Counts, Meter
 from penstock.frontend.limited_calls import queues_of
 from penstock.frontend.limits.quotas import TenantQuotas
-from penstock.frontend.limits.throttler import LeakyBucket, RequestLimits, Throttler
+from penstock.frontend.limits.throttler import RequestLimits, Throttler
 from penstock.model.calls import BrokerCall, BrokerPort
 from penstock.model.errors import PenstockError, PurgeInProgress, TopicNotFound
 from penstock.model.identity import AccessKey, Caller, KeyStatus, Tenant

@@ -19,12 +19,12 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
+from penstock.flow.leaky_bucket import LeakyBucket
 from penstock.frontend.kafka.checks import check_cluster, check_operator
 from penstock.frontend.kafka.configs.rows import INT_MAX, check_level, is_address
 from penstock.frontend.kafka.context import KafkaCall
 from penstock.frontend.kafka.errors import API_ERRORS, ApiError, error_fields, invalid_request
 from penstock.frontend.kafka.permissions import Operation
-from penstock.frontend.limits.throttler import LeakyBucket
 from penstock.metadata.topics.resource_configs import (
     CLIENT_QUOTA,
     Configs,

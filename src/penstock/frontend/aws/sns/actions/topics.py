@@ -66,9 +66,7 @@ async def create_topic(call: Call, request: shapes.CreateTopicRequest) -> shapes
     return shapes.CreateTopicReply(topic_arn=sns_arn(account, region, name))
 
 
-def _new_topic(
-    call: Call, name: str, attributes: dict[str, str], tags: Mapping[str, str]
-) -> Topic:
+def _new_topic(call: Call, name: str, attributes: dict[str, str], tags: Mapping[str, str]) -> Topic:
     context, now_ms = call.context, call.context.clock.wall_ms()
     is_fifo = "FifoTopic" in attributes
     is_one_line = is_fifo and attributes.get("FifoThroughputScope") != "MessageGroup"
