@@ -192,6 +192,7 @@ KEYS: Mapping[str, tuple[Callable[[Facts], str | None], Asks]] = {
     "aws:principaltype": (lambda _: "User", Asks.NOTHING),
     "aws:username": (lambda facts: facts.caller.user, Asks.NOTHING),
     "aws:userid": (lambda facts: f"{facts.caller.account}:{facts.caller.user}", Asks.NOTHING),
+    "aws:sourceowner": (lambda facts: facts.caller.account, Asks.NOTHING),
     "aws:resourceaccount": (lambda facts: facts.owner_account, Asks.NOTHING),
     # AWS sets these when one service calls another for a user, which never happens here.
     "aws:principalisawsservice": (lambda _: "false", Asks.NOTHING),

@@ -42,6 +42,7 @@ from penstock.node.process.resources import MemoryKeeper
 from penstock.node.wiring.broker_role import BrokerRole
 from penstock.node.wiring.coordinator_admin import CoordinatorAdmin
 from penstock.node.wiring.listeners import FrontendCalls, Listeners
+from penstock.node.wiring.push_role import PushRole
 from penstock.node.wiring.security import NodeSecurity
 from penstock.node.worker_plan import check_not_of_workers
 from penstock.telemetry import families
@@ -92,6 +93,8 @@ class Node:
             usage=CoordinatorUsage(self._security.identities, own_account=node.account),
             cluster=cluster,
         )
+        self._push = PushRole(setup, metadata, self._security, level=self._role.level)
+        await self._push.start()
         setup.health.progress = self._role.broker.partitions.progress
         self._security.data_keys.retention_ms_of = self._role.dynamic.retention_ms_max
         self._calls = FrontendCalls(
@@ -115,7 +118,7 @@ class Node:
             self._frontends = LiveFrontends(metadata.store, node=setup.name, entropy=setup.entropy)
             self._frontends.on_change(self._calls.share_among)
         setup.meter.register_collector(self._calls.callees.samples)
-        self._listeners = Listeners(setup, self._security, self._calls, cluster)
+        self._listeners = Listeners(setup, self._security, self._calls, cluster, self._push)
         # The admin listener first: it shows the progress of a long recovery.
         await self._listeners.start_admin(
             self._make_backup(metadata, cluster),
@@ -198,7 +201,8 @@ class Node:
 
     def _report(self) -> None:
         # Reported once, because all of them are copies of the same store.
-        away = self._metadata.trouble or self._security.trouble or self._role.trouble
+        links = (self._metadata, self._security, self._role, self._push)
+        away = next((one.trouble for one in links if one.trouble is not None), None)
         self._setup.health.show(
             [
                 *self._role.troubles(),
@@ -265,6 +269,7 @@ class Node:
         self._calls.quotas.stop()
         await self._role.stop()
         await self._listeners.stop_admin()
+        await self._push.stop()
         await self._security.stop()
         await self._metadata.stop()
         self._pool.shutdown()

@@ -171,23 +171,23 @@ def _attributes(request: Any) -> Mapping[str, object]:
 
 # The parameters to record of each audited action, besides the queue.
 _PARAMS: Final[Mapping[str, Callable[[Any], Mapping[str, object]]]] = {
-    "AddPermission": lambda request: {
+    "sqs:AddPermission": lambda request: {
         "label": request.label,
         "accounts": request.aws_account_ids,
         "actions": request.actions,
     },
-    "CancelMessageMoveTask": lambda _: {},
-    "CreateQueue": _attributes,
-    "DeleteQueue": lambda _: {},
-    "PurgeQueue": lambda _: {},
-    "RemovePermission": lambda request: {"label": request.label},
-    "SetQueueAttributes": _attributes,
-    "StartMessageMoveTask": lambda request: {
+    "sqs:CancelMessageMoveTask": lambda _: {},
+    "sqs:CreateQueue": _attributes,
+    "sqs:DeleteQueue": lambda _: {},
+    "sqs:PurgeQueue": lambda _: {},
+    "sqs:RemovePermission": lambda request: {"label": request.label},
+    "sqs:SetQueueAttributes": _attributes,
+    "sqs:StartMessageMoveTask": lambda request: {
         "destination": request.destination_arn,
         "rate": request.max_number_of_messages_per_second,
     },
-    "TagQueue": lambda request: {"tags": sorted(request.tags or {})},
-    "UntagQueue": lambda request: {"tags": sorted(request.tag_keys or ())},
+    "sqs:TagQueue": lambda request: {"tags": sorted(request.tags or {})},
+    "sqs:UntagQueue": lambda request: {"tags": sorted(request.tag_keys or ())},
 }
 AUDITED: Final = frozenset(_PARAMS)
 
@@ -196,7 +196,7 @@ def entry_of(call: Call, code: str, *, is_denial: bool = False) -> AuditEntry:
     http, action, scope = call.http, call.action, call.scope
     params: Mapping[str, object] = {}
     if not is_denial:
-        params = _PARAMS[action.name](call.request)
+        params = _PARAMS[action.permission](call.request)
     elif not call.account and scope is not None:
         params = {"access_key": scope.access_key}
     return make_entry(

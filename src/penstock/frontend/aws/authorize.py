@@ -1,9 +1,10 @@
-"""The stage of an SQS request that checks whether the caller may perform the action.
+"""The stage of a request that checks whether the caller may perform the action.
 
-Most actions need one permission on one queue; ``_RULES`` has the exceptions. For example, an action
-that makes messages go from one queue to another needs a permission on both queues. A trusted caller
-(authentication is off) may do everything. If the policy of another account's queue gives the caller
-no right at all, the error is the same as for a queue that does not exist."""
+Most actions need one permission on one queue or SNS topic; ``_RULES`` has the exceptions. For
+example, an action that makes messages go from one queue to another needs a permission on both
+queues. A trusted caller (authentication is off) may do everything. If the policy of another
+account's queue gives the caller no right at all, the error is the same as for a queue that does not
+exist."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -12,17 +13,32 @@ import msgspec
 
 from penstock.access.evaluation import Decision, Kind
 from penstock.frontend.aws.context import Call, GrantKey
+from penstock.frontend.aws.sns.actions import ACTIONS as SNS_ACTIONS
+from penstock.frontend.aws.sns.actions import LINKS
+from penstock.frontend.aws.sns.rules.topic_attributes import OWNER_ACTIONS
 from penstock.frontend.aws.sqs.actions import GET_CALLER_IDENTITY
 from penstock.frontend.aws.sqs.actions.move_tasks import decode_handle, not_found
 from penstock.frontend.aws.sqs.rules import queue_policies
 from penstock.model.errors import TopicNotFound
 from penstock.model.identity import Circumstances
-from penstock.model.names import is_account, is_queue_name, is_share_name, queue_arn, split_share
+from penstock.model.names import (
+    is_account,
+    is_queue_name,
+    is_share_name,
+    queue_arn,
+    sns_arn,
+    split_share,
+)
 from penstock.model.topic import Topic
 from penstock.wire.aws import queue_urls
 from penstock.wire.aws import shapes as aws
 from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
+from penstock.wire.aws.sns import arns
+from penstock.wire.aws.sns import shapes as sns
+from penstock.wire.aws.sns.faults import fault as sns_fault
+from penstock.wire.aws.sns.faults import topic_not_found
 
+SNS: Final = "sns:"
 SEND: Final = "sqs:SendMessage"
 RECEIVE: Final = "sqs:ReceiveMessage"
 # Permissions needed on the source queue of a move task.
@@ -30,12 +46,22 @@ _MOVING: Final = (RECEIVE, "sqs:DeleteMessage", "sqs:GetQueueAttributes")
 
 
 class Target(msgspec.Struct, frozen=True, gc=False):
-    """A queue named in a request. The queue may not exist."""
+    """A queue or SNS topic named in a request, which may not exist."""
 
     account: str
     arn: str
     topic: Topic | None
-    absent: Exception  # the error to raise if the queue does not exist
+    absent: Exception  # the error to raise if it does not exist
+    is_sns: bool = False
+
+    @property
+    def policy(self) -> str | None:
+        if self.topic is None:
+            return None
+        if not self.is_sns:
+            return self.topic.settings.policy
+        assert self.topic.sns is not None
+        return self.topic.sns.attributes.get("Policy") or None
 
 
 Needs = Iterator[tuple[str, Target]]  # the needed permissions, each with its queue
@@ -47,8 +73,12 @@ def authorize(call: Call) -> None:
     action = call.action
     if action is GET_CALLER_IDENTITY:
         return
+    if call.scope is None and action.name in LINKS:
+        return  # an unsigned link with a token or an id, which the action checks
     call.permission = action.permission
-    rule = _RULES.get(action.name)
+    rule = _RULES.get(action.permission)
+    if rule is None and action.permission.startswith(SNS):
+        rule = _on_topic
     if rule is None:
         _on_queue(call, call.request)
     else:
@@ -176,14 +206,54 @@ def _dead_letters(call: Call, attributes: Mapping[str, str] | None) -> Needs:
         yield SEND, _by_arn(call, redrive.target_arn, absent)
 
 
+# ── Rules of SNS ─────────────────────────────────────────────────────────────────────────────
+
+
+def _on_topic(call: Call, request: Any) -> Needs:
+    arn = getattr(request, "topic_arn", None) or getattr(request, "target_arn", None)
+    arn = arn or getattr(request, "resource_arn", None)
+    subscription = getattr(request, "subscription_arn", None)
+    if subscription is not None:
+        address = arns.parse_subscription(subscription, caller=call.account).topic
+    elif call.permission.endswith(("TagResource", "TagsForResource")):
+        address = arns.parse_tagged(arn, caller=call.account, region=call.region)
+    else:
+        address = arns.parse_topic(arn, caller=call.account, region=call.region)
+    yield call.permission, _sns_target(call, address.account, address.name)
+
+
+def _create_topic(call: Call, request: sns.CreateTopicRequest) -> Needs:
+    if request.name is None or not arns.is_topic_name(request.name):
+        return  # the action rejects the name
+    target = _sns_target(call, call.account, request.name)
+    yield call.permission, target
+    if request.tags:
+        yield "sns:TagResource", target
+
+
+def _list_topics(call: Call, _request: object) -> Needs:
+    target = _sns_target(call, call.account, "")
+    call.arn = ""  # all topics of the account
+    yield call.permission, target
+
+
+def _sns_target(call: Call, account: str, name: str) -> Target:
+    topic = call.context.everything.find_sns(account, call.region, name)
+    call.arn = sns_arn(account, call.region, name)
+    return Target(account, call.arn, topic, topic_not_found(), is_sns=True)
+
+
 _RULES: Final[Mapping[str, Callable[[Call, Any], Needs]]] = {
-    "CancelMessageMoveTask": _move_task,
-    "CreateQueue": _create_queue,
-    "GetQueueUrl": _get_queue_url,
-    "ListMessageMoveTasks": _move_task,
-    "ListQueues": _list_queues,
-    "SetQueueAttributes": _set_attributes,
-    "StartMessageMoveTask": _start_move,
+    "sqs:CancelMessageMoveTask": _move_task,
+    "sqs:CreateQueue": _create_queue,
+    "sqs:GetQueueUrl": _get_queue_url,
+    "sqs:ListMessageMoveTasks": _move_task,
+    "sqs:ListQueues": _list_queues,
+    "sqs:SetQueueAttributes": _set_attributes,
+    "sqs:StartMessageMoveTask": _start_move,
+    "sns:CreateTopic": _create_topic,
+    "sns:ListSubscriptions": _list_topics,
+    "sns:ListTopics": _list_topics,
 }
 
 
@@ -207,6 +277,11 @@ def _require(call: Call, permission: str, target: Target) -> None:
         return Circumstances(http.peer, http.is_tls, call.context.clock.wall_ms())
 
     def decide(owner: str, topic: Topic | None) -> Decision:
+        if target.is_sns:
+            policy = None if topic is None else target.policy
+            return decisions.decide(
+                caller, permission, arn=arn, owner=owner, policy=policy, circumstances=found
+            )
         everything = call.context.everything
         return decisions.decide_on_queue(
             everything, caller, permission, arn=arn, owner=owner, topic=topic, circumstances=found
@@ -217,7 +292,7 @@ def _require(call: Call, permission: str, target: Target) -> None:
     decision = decide(caller.account, target.topic if is_own else None)
     if not decision.is_allowed:
         raise _denied(call, permission, arn, decision)
-    policy = None if target.topic is None else target.topic.settings.policy
+    policy = target.policy
     is_shareable = policy is not None and permission not in _OWNER_ONLY
     if is_own or (is_shareable and decide(target.account, target.topic).is_allowed):
         return
@@ -229,14 +304,21 @@ def _require(call: Call, permission: str, target: Target) -> None:
 
 
 def _denied(call: Call, permission: str, arn: str, decision: Decision) -> Fault:
-    name = permission.lower()
+    is_sns = permission.startswith(SNS)
+    name = permission.replace(SNS, "SNS:") if is_sns else permission.lower()
     if decision.is_explicit:
         article = "an" if decision.source == Kind.IDENTITY else "a"
         reason = f"with an explicit deny in {article} {decision.source}-based policy"
     else:
         reason = f"because no {decision.source}-based policy allows the {name} action"
     text = f"User: {call.caller.arn} is not authorized to perform: {name} on resource: {arn}"
-    return fault("AccessDenied", f"{text} {reason}")
+    text = f"{text} {reason}"
+    return sns_fault("AuthorizationError", text) if is_sns else fault("AccessDenied", text)
 
 
-_OWNER_ONLY: Final = frozenset(f"sqs:{name}" for name in queue_policies.OWNER_ONLY)
+# Actions that a policy cannot grant to another account.
+_OWNER_ONLY: Final = frozenset(f"sqs:{name}" for name in queue_policies.OWNER_ONLY) | frozenset(
+    action.permission
+    for action in SNS_ACTIONS.values()
+    if action.name not in (*OWNER_ACTIONS, "PublishBatch")
+)

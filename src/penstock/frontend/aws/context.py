@@ -19,6 +19,7 @@ from penstock.frontend.limits.throttler import RequestLimits, Throttler
 from penstock.model.calls import BrokerCall, BrokerPort
 from penstock.model.errors import PenstockError, PurgeInProgress, TopicNotFound
 from penstock.model.identity import AccessKey, Caller, KeyStatus, Tenant
+from penstock.model.levels import LEVEL_MAX
 from penstock.model.limits import (
     BATCH_ENTRIES_MAX,
     MINUTE_MS,
@@ -26,7 +27,7 @@ from penstock.model.limits import (
     QUEUE_PARTITIONS_MAX,
 )
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT, SHARE_MARK, is_account
-from penstock.model.ports import Catalog, Clock, Identities
+from penstock.model.ports import Catalog, Clock, Identities, Subscriptions
 from penstock.model.topic import Topic
 from penstock.net.http.exchange import HttpRequest
 from penstock.wire.aws import queue_urls, sigv4
@@ -224,6 +225,7 @@ class PurgeGuard:
 class Context:
     broker: BrokerPort  # the brokers of all nodes
     everything: Catalog  # all topics
+    subscriptions: Subscriptions
     clock: Clock
     config: FrontendConfig
     meter: Meter
@@ -232,6 +234,8 @@ class Context:
     sealing: Sealing | None = None  # None: no key ring, so no encryption
     throttler: Throttler = field(default_factory=Throttler)  # shared with the other protocols
     quotas: TenantQuotas | None = None
+    token_key: bytes = b""  # signs the tokens by which endpoints confirm subscriptions
+    level: Callable[[], int] = lambda: LEVEL_MAX  # the feature level in force
     reset_at_ms: int = 0  # names of queues deleted before are not reserved
 
     def __post_init__(self) -> None:

@@ -2,10 +2,11 @@
 ``authenticate`` determines the caller, account and region, and ``decode`` parses the body. With
 authentication on, the body of an unsigned request is never decoded.
 
-The service (SQS or STS) is determined by the X-Amz-Target header, else by the signature, else by
-the Action parameter. With authentication off every caller is trusted, and the signature only
-selects the region; an access key of twelve digits also selects the account, so that tests can use
-several accounts. With authentication on, a region in the host name must match the signature."""
+The service (SQS, SNS or STS) is determined by the X-Amz-Target header, else by the signature, else
+by the parameters Version and Action. With authentication off every caller is trusted, and the
+signature only selects the region; an access key of twelve digits also selects the account, so that
+tests can use several accounts. With authentication on, a region in the host name must match the
+signature."""
 
 from collections.abc import Generator
 from functools import lru_cache
@@ -15,7 +16,9 @@ from urllib.parse import unquote
 import msgspec
 
 from penstock.frontend.aws.context import UNKNOWN_ACTION, Call
-from penstock.frontend.aws.protocols import JSON, STS_JSON, STS_QUERY
+from penstock.frontend.aws.protocols import JSON, SNS, STS_JSON, STS_QUERY, sns_codec_of
+from penstock.frontend.aws.sns.actions import ACTIONS as SNS_ACTIONS
+from penstock.frontend.aws.sns.actions import LINKS
 from penstock.frontend.aws.sqs.actions import ACTIONS, GET_CALLER_IDENTITY
 from penstock.model.identity import Caller
 from penstock.model.limits import MINUTE_MS
@@ -25,6 +28,7 @@ from penstock.wire.aws import json10, query, queue_urls, sigv4
 from penstock.wire.aws.faults import Fault, fault
 from penstock.wire.aws.queue_urls import region_in_host
 from penstock.wire.aws.shapes import OPERATIONS, QueueRequest
+from penstock.wire.aws.sns import protocol as sns
 
 # Actions that are rejected in a form that is sent to the path of a queue.
 _NOT_AT_A_QUEUE = frozenset(("CreateQueue", "ListQueues"))
@@ -40,8 +44,11 @@ def identify(call: Call) -> None:
     http = call.http
     _parse_signature(call, query.fields_of(http.query) if http.query else {})
     if call.codec is not JSON:
-        if call.scope is not None and call.scope.service == "sts":
+        service = "" if call.scope is None else call.scope.service
+        if service == "sts":
             call.codec = STS_QUERY
+        elif service == "sns" or (not service and _has_sns_version(http)):
+            call.codec = sns_codec_of(http)
         return
     target = http.headers.get("x-amz-target", "")
     action = _TARGETS.get(target)
@@ -76,10 +83,21 @@ def decode_in_steps(call: Call) -> Generator[None, None, None]:
         _fill_url(call)
 
 
+def _has_sns_version(http: HttpRequest) -> bool:
+    """Return whether an unsigned request has the version of the SNS API. In the value of another
+    field, the equals sign would be escaped."""
+    version = sns.VERSION_FIELD
+    if version in http.query:
+        return True
+    raw = version.encode()
+    return http.body.startswith(raw) or b"&" + raw in http.body
+
+
 def name_action(call: Call) -> None:
     """Set the action, for audit and metrics, of a request that was rejected before ``decode``."""
     name = query.action_in(call.http.query, call.http.body)
-    call.action = ACTIONS.get(name, UNKNOWN_ACTION)
+    actions = SNS_ACTIONS if call.codec in SNS else ACTIONS
+    call.action = actions.get(name, UNKNOWN_ACTION)
 
 
 def has_action(http: HttpRequest) -> bool:
@@ -97,6 +115,13 @@ def _fill_url(call: Call) -> None:
 
 def _read_form(call: Call, fields: dict[str, str]) -> None:
     service = "" if call.scope is None else call.scope.service
+    if call.codec in SNS or sns.is_for_sns(fields, service=service):
+        if call.codec not in SNS:
+            call.codec = sns_codec_of(call.http)
+        operation = sns.operation_of(fields)
+        call.action = SNS_ACTIONS[operation.name]
+        call.request = query.decode(operation, fields)
+        return
     if service == "sts" or (service != "sqs" and fields.get("Action") == query.STS_ACTION):
         call.codec = STS_QUERY
         if fields.get("Action") != query.STS_ACTION:
@@ -176,8 +201,13 @@ def _verify(call: Call) -> None:
         raise call.scope_fault
     scope, http = call.scope, call.http
     if scope is None:
+        if call.codec in SNS and query.action_in(http.query, b"") in LINKS:
+            call.region = call.context.config.region
+            return  # the token or the id in the link is the proof
         raise fault("MissingAuthenticationToken")
     service = "sts" if call.codec is STS_QUERY or call.codec is STS_JSON else "sqs"
+    if call.codec in SNS:
+        service = "sns"
     now_ms = call.context.clock.wall_ms()
     timestamp = sigv4.check(http, scope, service=service, now_ms=now_ms)
     region = _region_in_host(http.headers.get("host", "")[:256])

@@ -35,7 +35,7 @@ from penstock.frontend.aws.incoming import (
     identify,
     name_action,
 )
-from penstock.frontend.aws.protocols import REQUEST_ID, codec_of
+from penstock.frontend.aws.protocols import JSON, REQUEST_ID, Codec, codec_of
 from penstock.frontend.facts.audit import CANCELLED, AuditTrail
 from penstock.frontend.facts.usage import UsageTable
 from penstock.model.errors import PenstockError, Throttled, TopicNotFound
@@ -46,7 +46,7 @@ from penstock.net.http.exchange import HttpReply, HttpRequest
 from penstock.net.slices import hash_in_steps, in_slices
 from penstock.telemetry import families
 from penstock.telemetry.families import Family, Sample
-from penstock.wire.aws.faults import Fault, fault, fault_of
+from penstock.wire.aws.faults import Fault, fault
 
 log = logging.getLogger("penstock.frontend")
 
@@ -111,7 +111,7 @@ class Frontend(Context):
                 await _authorize_in_thread(call, postponed)
                 throttle(call)
             action = call.action
-            if action.name in AUDITED and self.audit is not None:
+            if action.permission in AUDITED and self.audit is not None:
                 await self.audit.admit()
                 audit = self.audit
             token = token_of(call, action.name) if action.name in REPEATABLE else None
@@ -132,7 +132,7 @@ class Frontend(Context):
             else:
                 reply = call.codec.reply(action.name, result, http.request_id)
         except Exception as error:
-            refusal = _fault_of(error, http)
+            refusal = _fault_of(error, http, call.codec)
             code = refusal.code
             if call.action is UNKNOWN_ACTION:
                 name_action(call)
@@ -177,7 +177,7 @@ class Frontend(Context):
         try:
             reply = await _reply_to(self, http)
         except Exception as error:
-            refusal = _fault_of(error, http)
+            refusal = _fault_of(error, http, JSON)
             reply = _json(refusal.status, error=refusal.message)
         reply.headers = ((REQUEST_ID, http.request_id), *reply.headers)
         code = OK if reply.status < 400 else str(reply.status)
@@ -216,15 +216,15 @@ async def _authorize_in_thread(call: Call, postponed: Postponed) -> None:
         authorize(call)
 
 
-def _fault_of(error: Exception, http: HttpRequest) -> Fault:
+def _fault_of(error: Exception, http: HttpRequest, codec: Codec) -> Fault:
     if isinstance(error, Fault):
         return error
     if isinstance(error, PenstockError):
-        return fault_of(error)
+        return codec.fault_of(error)
     request_id = http.request_id
     log.error("request failed", exc_info=error, extra={"request_id": request_id, "path": http.path})
     text = f"The server failed to answer this request. Request id: {request_id}"
-    return fault("InternalFailure", text)
+    return codec.unexpected(text)
 
 
 # ── Paths besides actions, without a signature: health, information about the node, and a reset

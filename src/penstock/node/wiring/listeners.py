@@ -53,6 +53,7 @@ from penstock.node.process.facts import Facts
 from penstock.node.process.node_setup import NodeSetup
 from penstock.node.wiring.broker_role import BrokerRole
 from penstock.node.wiring.kafka_cluster import ClusterBrokers, ClusterChanges
+from penstock.node.wiring.push_role import PushRole
 from penstock.node.wiring.security import NodeSecurity
 
 
@@ -119,8 +120,10 @@ class Listeners:
         security: NodeSecurity,
         calls: FrontendCalls,
         cluster: ClusterRole | None,
+        push: PushRole,
     ) -> None:
         self._cluster = cluster
+        self._push = push
         self._setup = setup
         self._security = security
         self._calls = calls
@@ -177,6 +180,9 @@ class Listeners:
             broker=calls.anywhere,
             sealing=self._security.sealing,
             everything=calls.catalog,
+            subscriptions=guard(self._push.subscriptions, calls.callees.metadata),
+            token_key=self._security.ring.derive(b"sns confirmations"),
+            level=self._push.level,
             clock=setup.clock,
             config=FrontendConfig(
                 account=config.node.account,

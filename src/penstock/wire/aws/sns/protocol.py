@@ -28,6 +28,7 @@ __all__ = [
 
 NAMESPACE: Final = "http://sns.amazonaws.com/doc/2010-03-31/"
 _VERSION: Final = "2010-03-31"
+VERSION_FIELD: Final = f"Version={_VERSION}"
 _OTHER_SERVICES: Final = ("sqs", "sts")
 
 # Operations on phone numbers and mobile apps.

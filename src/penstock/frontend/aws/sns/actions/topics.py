@@ -5,6 +5,7 @@ CreateTopic accepts an existing topic if no given attribute or tag differs."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Final
 
@@ -14,9 +15,9 @@ from penstock.frontend.aws.context import Call
 from penstock.frontend.aws.sns.rules import topic_attributes
 from penstock.frontend.aws.sns.rules.topic_attributes import OWNER_ACTIONS, json_object, policy_of
 from penstock.model.errors import TopicExists, TopicNotFound
-from penstock.model.limits import DAY_MS, TAGS_MAX
+from penstock.model.limits import TAGS_MAX
 from penstock.model.names import SNS_PREFIX, is_account, sns_arn
-from penstock.model.subscription import State
+from penstock.model.subscription import SubscriptionState
 from penstock.model.topic import Kind, QueueSettings, SnsTopic, Topic
 from penstock.wire.aws.sns import arns, shapes
 from penstock.wire.aws.sns.faults import (
@@ -30,6 +31,7 @@ from penstock.wire.aws.sns.faults import (
 
 PAGE: Final = 100  # topics of one reply
 RECEIPT_KEY_BYTES: Final = 32
+DAY_MS: Final = 24 * 3_600_000
 STREAM_CHARS_MAX: Final = 249  # of a Kafka topic name; SNS names can be longer
 TAG_KEY_MAX, TAG_VALUE_MAX = 128, 256  # characters
 RETENTION_MS: Final = "retention.ms"
@@ -113,17 +115,18 @@ def _check_same(topic: Topic, given: Mapping[str, str], tags: Mapping[str, str])
 
 
 async def delete_topic(call: Call, request: shapes.DeleteTopicRequest) -> None:
-    try:
-        topic = topic_of(call, request.topic_arn)
-        assert topic.sns is not None
-        if topic.sns.attributes.get("ArchivePolicy"):
-            text = "Invalid state: Cannot delete a topic with an ArchivePolicy"
-            raise fault("InvalidState", text)
-        now_ms, everything = call.context.clock.wall_ms(), call.context.everything
+    address = arns.parse_topic(request.topic_arn, caller=call.account, region=call.region)
+    everything = call.context.everything
+    topic = everything.find_sns(address.account, address.region, address.name)
+    if topic is None:
+        return
+    assert topic.sns is not None
+    if topic.sns.attributes.get("ArchivePolicy"):
+        raise fault("InvalidState", "Invalid state: Cannot delete a topic with an ArchivePolicy")
+    now_ms = call.context.clock.wall_ms()
+    with suppress(TopicNotFound):  # deleted by another request
         await everything.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
-        await call.context.subscriptions.delete_of_topic(topic.topic_id)
-    except TopicNotFound:
-        pass  # deleted by another request
+    await call.context.subscriptions.delete_of_topic(topic.topic_id)
 
 
 async def list_topics(call: Call, request: shapes.ListTopicsRequest) -> shapes.ListTopicsReply:
@@ -144,7 +147,7 @@ async def get_topic_attributes(
 ) -> shapes.GetTopicAttributesReply:
     topic = topic_of(call, request.topic_arn)
     count = call.context.subscriptions.count
-    counts = {state.value: count(topic.topic_id, state) for state in State}
+    counts = {state.value: count(topic.topic_id, state) for state in SubscriptionState}
     return shapes.GetTopicAttributesReply(attributes=topic_attributes.show(topic, counts))
 
 

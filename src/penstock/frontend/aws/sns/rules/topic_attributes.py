@@ -16,6 +16,7 @@ from penstock.model.names import sns_arn
 from penstock.model.topic import Topic
 from penstock.wire.aws.sns import delivery_policy
 from penstock.wire.aws.sns.faults import ON_CREATE, ON_SET, cut, fault, invalid
+from penstock.wire.webhooks.content import timestamp
 
 MESSAGE_BYTES_DEFAULT: Final = 262_144
 NAME_CHARS_MAX: Final = 100  # of DisplayName
@@ -211,7 +212,7 @@ def show(topic: Topic, counts: Mapping[str, int]) -> dict[str, str]:
         "SubscriptionsConfirmed": str(counts.get("confirmed", 0)),
         "SubscriptionsPending": str(counts.get("pending", 0)),
         "SubscriptionsDeleted": str(counts.get("deleted", 0)),
-        **given,
+        **{name: text for name, text in given.items() if name in _TABLE},
         "Policy": policy_of(topic),
         "EffectiveDeliveryPolicy": delivery_policy.effective_topic_text(_delivery(given)),
     }
@@ -221,7 +222,7 @@ def show(topic: Topic, counts: Mapping[str, int]) -> dict[str, str]:
     if topic.is_fifo:
         shown.setdefault("ContentBasedDeduplication", "false")
     if "ArchivePolicy" in given:
-        shown["BeginningArchiveTime"] = iso_time(topic.sns.created_at_ms)
+        shown["BeginningArchiveTime"] = timestamp(topic.sns.created_at_ms)
     return shown
 
 
