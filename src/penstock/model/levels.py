@@ -14,6 +14,7 @@ upgraded, and downgraded again, node by node.
 | 5 | streams groups: rows of kinds 12 to 17 in ``__groups`` |
 | 6 | access rules (ACLs) and delegation tokens of Kafka are in the metadata store |
 | 7 | configs of brokers, client metrics and client quotas are in the metadata store |
+| 8 | push: SNS topics, subscriptions, ordered shares, bookmarks |
 
 To add a level, raise LEVEL_MAX, add a row here, and check the level where the new data is sent or
 stored. LEVEL_MIN is raised two releases later."""
@@ -22,7 +23,7 @@ from typing import Final, NamedTuple
 
 LEVEL_FIRST: Final = 1  # level of nodes that do not know levels
 LEVEL_MIN: Final = 1
-LEVEL_MAX: Final = 7
+LEVEL_MAX: Final = 8
 
 LEADERS_SEND_ENDS: Final = 2
 GROUP_CONFIGS_STORED: Final = 3
@@ -30,6 +31,7 @@ LOW_WATERMARK_FILES: Final = 4
 STREAMS_GROUPS: Final = 5
 ACLS_STORED: Final = 6
 BROKER_CONFIGS_STORED: Final = 7
+PUSH: Final = 8
 
 
 class Levels(NamedTuple):

@@ -21,6 +21,8 @@ DELETED_NAME_MS = MINUTE_MS
 IN_FLIGHT_MAX = 120_000  # per queue; also limits the memory of a cursor
 TAGS_MAX = 50
 
+OFFSET_MAX = 1 << 62  # beyond every log
+
 # ── Cursor memory ────────────────────────────────────────────────────────────────────────────
 # Records that were passed over (delayed, group locked, unfair) are remembered by offset. Beyond
 # this limit the cursor stops reading ahead.

@@ -154,6 +154,20 @@ def test_the_bytes_are_those_of_the_version_before(call: BrokerCall[Any], reply:
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        OpenShare(TOPIC, 0, "g", EARLIEST, is_ordered=True),
+        Acquire(*AT, 10, 1_000, 30_000, group_max=1),
+    ],
+    ids=["OpenShare", "Acquire"],
+)
+def test_fields_of_a_later_level_are_sent_only_if_set(call: BrokerCall[Any]) -> None:
+    form = wire.wire_of(type(call))
+    sent = encode(form.pack(call, EPOCH, TICKET))
+    assert form.unpack(form.decode_request(sent), TOPIC) == call
+
+
+@pytest.mark.parametrize(
     ("call", "request_", "reply"),
     [
         (

@@ -242,7 +242,7 @@ class Partition:
 
     async def begin_share(self, share: Topic, start: int) -> None:
         """Add a share that is not in the catalog yet, and write its start offset to the log."""
-        cursor = open_cursor(is_fifo=False)
+        cursor = open_cursor(is_fifo=share.is_fifo)
         end = self.log.end_offset
         cursor.appended(end, 0, next_offset=end, now_ms=self._clock.mono_ms())
         leases = self._new_leases(share, cursor, Waits())

@@ -154,7 +154,7 @@ class Replay:
         known = {} if checkpoint is None else checkpoint.shares
         self.cursor = open_one(own, is_fifo=self.topic.is_fifo)
         self.shares = [
-            (share, open_one(known.get(share.topic_id), is_fifo=False)) for share in shares
+            (share, open_one(known.get(share.topic_id), is_fifo=share.is_fifo)) for share in shares
         ]
 
     def _elapsed(self, since_ms: int) -> int:

@@ -292,6 +292,7 @@ class _AcquireSent(OfTopic, frozen=True, array_like=True):
     session: int = 0
     ticket: int = 0  # 0: from an older node without GIVE_BACK
     is_strict: bool = False  # ignored by older nodes, which may exceed bytes_max by a batch
+    group_max: int = 0  # only for ordered shares, which older nodes do not have
 
 
 class _AcquireWire(BrokerWire):
@@ -301,26 +302,40 @@ class _AcquireWire(BrokerWire):
     def pack(self, call: calls.Acquire, epoch: int, ticket: Ticket) -> Sequence[object]:
         topic = call.topic
         head = (topic.topic_id, topic.modified_at_ms, call.partition, epoch)
-        return (*head, call.count, call.bytes_max, call.lease_ms, *ticket, call.is_strict)
+        fields = (*head, call.count, call.bytes_max, call.lease_ms, *ticket, call.is_strict)
+        return (*fields, call.group_max) if call.group_max else fields
 
     def unpack(self, request: _AcquireSent, topic: Topic | None) -> calls.Acquire:
         assert topic is not None, "a lease names its topic"
         place = (topic, request.partition)
-        return calls.Acquire(
-            *place, request.count, request.bytes_max, request.lease_ms, request.is_strict
-        )
+        wanted = (request.count, request.bytes_max, request.lease_ms)
+        return calls.Acquire(*place, *wanted, request.is_strict, request.group_max)
 
     def ticket_of(self, request: _AcquireSent) -> Ticket | None:
         return (request.session, request.ticket) if request.ticket else None
 
 
+class _OpenShareWire(BrokerWire):
+    def pack(self, call: calls.OpenShare, epoch: int, ticket: Ticket) -> Sequence[object]:
+        """Omit the fields of feature level PUSH if they have their defaults."""
+        fields = super().pack(call, epoch, ticket)
+        return fields if call.is_ordered else fields[:-1]
+
+
 _WIRES: Final[dict[type[BrokerCall[Any]], BrokerWire]] = {}
+
+
+_FORMS: Final[dict[type[BrokerCall[Any]], type[BrokerWire]]] = {
+    calls.Lease: _LeaseWire,
+    calls.Acquire: _AcquireWire,
+    calls.OpenShare: _OpenShareWire,
+}
 
 
 def wire_of(kind: type[BrokerCall[Any]]) -> BrokerWire:
     found = _WIRES.get(kind)
     if found is None:
-        form = {calls.Lease: _LeaseWire, calls.Acquire: _AcquireWire}.get(kind, BrokerWire)
+        form = _FORMS.get(kind, BrokerWire)
         found = _WIRES[kind] = form(kind)
     return found
 
