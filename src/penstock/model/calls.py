@@ -208,6 +208,23 @@ class DeleteRecords(PartitionCall[int], frozen=True):
 class LogBytes(PartitionCall[int], frozen=True): ...
 
 
+class ReadBookmark(PartitionCall[int], frozen=True):
+    """Return the offset up to which a reader has read a partition. A reader without a bookmark
+    begins at the start of the log."""
+
+    reader: str
+
+
+class MoveBookmark(PartitionCall[int], frozen=True):
+    """Set a reader's bookmark. The reply comes when the bookmark is committed, and has its offset:
+    a bookmark that is already further stays where it is, unless it may move back. -1 removes it.
+    Needs feature level PUSH."""
+
+    reader: str
+    offset: int
+    may_move_back: bool = False
+
+
 # ── Shares ───────────────────────────────────────────────────────────────────────────────────
 # A share is the queue called ``topic:group``: a named lease cursor over a topic. It is an entry of
 # the catalog (``Topic.source_id`` is set) with its own settings and without records of its own.

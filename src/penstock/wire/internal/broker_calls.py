@@ -62,6 +62,10 @@ def _releases_nothing(call: calls.Prolong) -> bool:
     return all(lease_ms > 0 for _, lease_ms in call.claims)
 
 
+def _moves_forward(call: calls.MoveBookmark) -> bool:
+    return call.offset >= 0 and not call.may_move_back  # else a retry could undo a later move
+
+
 RULES: Final[dict[type[BrokerCall[Any]], Rule]] = {
     calls.Append: Rule(number=0x0200, is_idempotent=_is_deduplicated),
     calls.Lease: Rule(number=0x0201),
@@ -85,6 +89,8 @@ RULES: Final[dict[type[BrokerCall[Any]], Rule]] = {
     # -1 is the high watermark, which may be higher at a retry.
     calls.DeleteRecords: Rule(number=0x0218, is_idempotent=lambda call: call.before >= 0),
     calls.LogBytes: Rule(number=0x0219, is_idempotent=True),
+    calls.ReadBookmark: Rule(number=0x021B, is_idempotent=True),
+    calls.MoveBookmark: Rule(number=0x021C, is_idempotent=_moves_forward),
     calls.OpenShare: Rule(number=0x0220, is_idempotent=True, needs_metadata=True),
     calls.CloseShare: Rule(number=0x0221, needs_metadata=True),
     calls.Acquire: Rule(number=0x0222),
