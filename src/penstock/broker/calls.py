@@ -15,6 +15,7 @@ from penstock.metadata.topics.catalog import MoveTasks
 from penstock.model import calls
 from penstock.model.calls import BrokerCall, BrokerPort, PartitionCall, R, Stats
 from penstock.model.errors import DiskFull, InvalidRequest, PurgeInProgress, TopicNotFound
+from penstock.model.levels import PUSH
 from penstock.model.limits import PURGE_INTERVAL_MS
 from penstock.model.message import Appended, Delivery
 from penstock.model.names import is_internal
@@ -70,6 +71,8 @@ class Broker:
             calls.MaxTimestamp: self._max_timestamp,
             calls.DeleteRecords: self._delete_records,
             calls.LogBytes: self._log_bytes,
+            calls.ReadBookmark: self._read_bookmark,
+            calls.MoveBookmark: self._move_bookmark,
             **self.shares.handlers,
         }
 
@@ -234,6 +237,14 @@ class Broker:
 
     async def _log_bytes(self, call: calls.LogBytes) -> int:
         return (await self._of(call)).log.size_bytes
+
+    async def _read_bookmark(self, call: calls.ReadBookmark) -> int:
+        return (await self._of(call)).bookmark_of(call.reader)
+
+    async def _move_bookmark(self, call: calls.MoveBookmark) -> int:
+        self._context.check_level(PUSH, "Bookmarks")
+        owner = await self._of(call)
+        return await owner.move_bookmark(call.reader, call.offset, may_move_back=call.may_move_back)
 
     def on_advance(
         self, topic: Topic, partition: int, listener: Callable[[], None]

@@ -208,6 +208,23 @@ class DeleteRecords(PartitionCall[int], frozen=True):
 class LogBytes(PartitionCall[int], frozen=True): ...
 
 
+class ReadBookmark(PartitionCall[int], frozen=True):
+    """Return the offset up to which a reader has read a partition. A reader without a bookmark
+    begins at the start of the log."""
+
+    reader: str
+
+
+class MoveBookmark(PartitionCall[int], frozen=True):
+    """Set a reader's bookmark. The reply comes when the bookmark is committed, and has its offset:
+    a bookmark that is already further stays where it is, unless it may move back. -1 removes it.
+    Needs feature level PUSH."""
+
+    reader: str
+    offset: int
+    may_move_back: bool = False
+
+
 # ── Shares ───────────────────────────────────────────────────────────────────────────────────
 # A share is the queue called ``topic:group``: a named lease cursor over a topic. It is an entry of
 # the catalog (``Topic.source_id`` is set) with its own settings and without records of its own.
@@ -223,6 +240,10 @@ class OpenShare(PartitionCall[Topic], frozen=True):
     tags: Mapping[str, str] = ports.NO_TAGS
     # Deliveries after which a record is finished, unless there is a dead-letter queue.
     attempts_max: int | None = None
+    # Whether records with the same key (of messages: the message group) are delivered in order, the
+    # next one when the one before is finished. Records without a key have no order. Needs feature
+    # level PUSH; an older node would open a share without order.
+    is_ordered: bool = False
 
 
 class CloseShare(TopicCall[bool], frozen=True):
@@ -241,6 +262,9 @@ class Acquire(PartitionCall[ports.Acquired], frozen=True):
     bytes_max: int  # size of the batches that hold the records; a larger first batch comes alone
     lease_ms: int
     is_strict: bool = False  # do not return a first batch above ``bytes_max``
+    # Maximum number of records of one group of an ordered share; 0: no maximum. With 1, a consumer
+    # whose request fails need not release later records of the group, which costs them an attempt.
+    group_max: int = 0
 
 
 class Finish(PartitionCall[Results], frozen=True):

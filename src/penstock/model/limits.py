@@ -21,6 +21,8 @@ DELETED_NAME_MS = MINUTE_MS
 IN_FLIGHT_MAX = 120_000  # per queue; also limits the memory of a cursor
 TAGS_MAX = 50
 
+OFFSET_MAX = 1 << 62  # beyond every log
+
 # ── Cursor memory ────────────────────────────────────────────────────────────────────────────
 # Records that were passed over (delayed, group locked, unfair) are remembered by offset. Beyond
 # this limit the cursor stops reading ahead.
@@ -36,6 +38,19 @@ WINDOW_BYTES_MAX = MIB
 READ_BYTES_MAX = 256 * KIB  # one read-ahead from the log
 # Bytes of ``__groups`` that one fetch of ``__consumer_offsets`` decodes: about 600 rows in 10 ms.
 OFFSETS_VIEW_BYTES_MAX = 64 * KIB
+
+# Records, and bytes of their bodies, that a share's filter judges in one turn: about 5 ms.
+JUDGED_RECORDS_MAX = 128
+JUDGED_BYTES_MAX = 256 * KIB
+# Records that a share does not want, after which an event moves its cursor past them. A new leader
+# judges at most this many again.
+UNWANTED_MAX = 1_000
+# Readers with a bookmark in one partition. All replicas keep them in memory and in checkpoints.
+BOOKMARKS_PER_PARTITION_MAX = 100
+READER_CHARS_MAX = 64
+# Shares with events in a log that a replica does not know from the catalog, as their checkpoint
+# lists them: 32 bytes each.
+UNKNOWN_SHARES_MAX = 10_000
 
 # ── Log ──────────────────────────────────────────────────────────────────────────────────────
 SEGMENT_BYTES_MAX = 64 * MIB

@@ -31,12 +31,14 @@ from penstock.model.calls import (
     Lease,
     LogBytes,
     MaxTimestamp,
+    MoveBookmark,
     OpenShare,
     PartitionCall,
     Peek,
     Producers,
     Prolong,
     Purge,
+    ReadBookmark,
     RestartShare,
     ShareLag,
     ShareStart,
@@ -120,6 +122,8 @@ CALLS: list[tuple[BrokerCall[Any], Any]] = [
     (MaxTimestamp(*AT), (4, 99)),
     (DeleteRecords(*AT, 4), 4),
     (LogBytes(*AT), 44),
+    (ReadBookmark(*AT, "r"), 9),
+    (MoveBookmark(*AT, "r", 9, may_move_back=True), 9),
     (OpenShare(TOPIC, 0, "g", EARLIEST, QueueSettings(), {"a": "b"}, 5), SHARE),
     (CloseShare(TOPIC, "g"), True),
     (Acquire(*AT, 10, 1_000, 30_000, is_strict=True), Acquired(1, [b"batch"], [(2, 3, 1)])),
@@ -151,6 +155,20 @@ def test_the_bytes_are_those_of_the_version_before(call: BrokerCall[Any], reply:
         assert list(map(repr, found)) == list(map(repr, reply))
     else:
         assert found == reply
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        OpenShare(TOPIC, 0, "g", EARLIEST, is_ordered=True),
+        Acquire(*AT, 10, 1_000, 30_000, group_max=1),
+    ],
+    ids=["OpenShare", "Acquire"],
+)
+def test_fields_of_a_later_level_are_sent_only_if_set(call: BrokerCall[Any]) -> None:
+    form = wire.wire_of(type(call))
+    sent = encode(form.pack(call, EPOCH, TICKET))
+    assert form.unpack(form.decode_request(sent), TOPIC) == call
 
 
 @pytest.mark.parametrize(
@@ -251,6 +269,9 @@ def test_an_acquire_of_a_node_without_tickets_is_read() -> None:
         (Extend(TOPIC, 0, [(CLAIM, 0)]), True),
         (RestartShare(TOPIC, 0, EARLIEST), True),
         (RestartShare(TOPIC, 0, LATEST), False),
+        (MoveBookmark(TOPIC, 0, "r", 9), True),
+        (MoveBookmark(TOPIC, 0, "r", 9, may_move_back=True), False),
+        (MoveBookmark(TOPIC, 0, "r", -1), False),
         (Acquire(TOPIC, 0, 1, 1, 1), False),
         (Finish(TOPIC, 0, [CLAIM]), False),
         (Purge(TOPIC), True),

@@ -14,6 +14,7 @@ segments anyway (``partition.py``)."""
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from penstock.broker.context.disk import DiskBudget
 from penstock.log.log import Log, LogConfig
 from penstock.metadata.topics.catalog import StoredCatalog
 from penstock.model import limits
+from penstock.model.errors import InvalidRequest
+from penstock.model.levels import LEVEL_MAX
 from penstock.model.limits import OPENED_BYTES_MAX
 from penstock.model.ports import Clock
 from penstock.model.stream import TopicDefaults, settings_of
@@ -141,6 +144,16 @@ class BrokerContext:
     hold: BackupHold = field(default_factory=BackupHold)  # of backups in progress
     opened: OpenedBatches = field(default_factory=OpenedBatches)
     defaults: TopicDefaults = field(default_factory=TopicDefaults)
+    level: Callable[[], int] = lambda: LEVEL_MAX  # the current feature level
+
+    def check_level(self, needed: int, feature: str) -> None:
+        """Raise InvalidRequest if the cluster's feature level is too low for a feature."""
+        level = self.level()
+        if level < needed:
+            raise InvalidRequest(
+                f"{feature} need feature level {needed}, but the cluster is at level {level}: run"
+                " `penstock cluster upgrade`."
+            )
 
 
 log_ = logging.getLogger(__name__)

@@ -32,7 +32,6 @@ from penstock.record.batch import BatchHeader
 
 EXPIRY_ROUNDS_MAX = 64  # rounds per cleaning; the next cleaning continues
 FED_PER_TURN_MAX = limits.WINDOW_RECORDS_MAX  # records read per attempt to lease
-OFFSET_MAX = 1 << 62
 FOREVER_MS = 1 << 62  # a share keeps a record as long as its source topic does
 
 
@@ -222,7 +221,7 @@ class Leases:
             first_leased_at_ms=pick.first_leased_at_ms,
         )
 
-    def _feed(self, now_ms: int, wall_ms: int, *, up_to: int = OFFSET_MAX) -> int:
+    def _feed(self, now_ms: int, wall_ms: int, *, up_to: int = limits.OFFSET_MAX) -> int:
         """Pass records from the log to the cursor. Returns approximately how many were passed."""
         cursor = self.cursor
         scan_from = cursor.scan_from

@@ -14,6 +14,7 @@ from penstock.broker.partition.stream import LowWatermark, Stream
 from penstock.broker.storage.compaction import Compactor
 from penstock.broker.storage.flush import Flush
 from penstock.broker.storage.journal import Journal, Replication
+from penstock.cursor.bookmark import REMOVED
 from penstock.cursor.leases.dedup import dedup_key
 from penstock.cursor.leases.fifo import open_cursor
 from penstock.cursor.leases.lease import LeaseCursor
@@ -64,6 +65,8 @@ class Partition:
         self._loop = asyncio.get_running_loop()
         self._dedup = restored.dedup
         self._begun_at = restored.begun_at
+        self._bookmarks = restored.bookmarks
+        self._unknown_shares = restored.unknown_shares
         self._checkpoint_bytes = -restored.replayed_bytes  # replayed since the checkpoint
         self.journal = Journal(
             log,
@@ -242,7 +245,7 @@ class Partition:
 
     async def begin_share(self, share: Topic, start: int) -> None:
         """Add a share that is not in the catalog yet, and write its start offset to the log."""
-        cursor = open_cursor(is_fifo=False)
+        cursor = open_cursor(is_fifo=share.is_fifo)
         end = self.log.end_offset
         cursor.appended(end, 0, next_offset=end, now_ms=self._clock.mono_ms())
         leases = self._new_leases(share, cursor, Waits())
@@ -269,6 +272,22 @@ class Partition:
         if leases is not None:
             leases.disarm()
 
+    def bookmark_of(self, reader: str) -> int:
+        offset = self._bookmarks.find(reader)
+        return self.start_offset if offset is None else max(offset, self.start_offset)
+
+    async def move_bookmark(self, reader: str, offset: int, *, may_move_back: bool) -> int:
+        end = self.log.end_offset
+        if not REMOVED <= offset <= end:
+            raise OffsetOutOfRange(offset, self.start_offset, end)
+        event = self._bookmarks.move(reader, offset, may_move_back=may_move_back)
+        moved = self.bookmark_of(reader)
+        if event is not None:
+            await self.journal.add_event(event).committed.wait()
+        elif self.journal.high_watermark < end:
+            await self.journal.join().committed.wait()  # of an earlier move
+        return moved
+
     def _advanced(self) -> None:
         self.stream.advanced()
         self.leases.wake()
@@ -283,6 +302,8 @@ class Partition:
         restored = Replay(*place, shares=shares, context=self._context).finish()
         self._dedup = restored.dedup
         self._begun_at = restored.begun_at
+        self._bookmarks = restored.bookmarks
+        self._unknown_shares = restored.unknown_shares
         self.stream.producers = restored.producers
         self.leases.replace_cursor(restored.cursor)
         for share, cursor in restored.shares:
@@ -306,6 +327,8 @@ class Partition:
             self.stream.snapshot(),
             offset=end_offset,
             begun_at=self._begun_at,
+            bookmarks=self._bookmarks,
+            unknown_shares=self._unknown_shares,
             clock=self._clock,
         )
         if self.journal.high_watermark < end_offset:

@@ -2,15 +2,20 @@
 it possible to begin the replay later, and an invalid checkpoint is ignored.
 
 Lease events contain durations. The time since the event is subtracted, if the machine was not
-restarted and its wall clock did not jump. Otherwise leases start over, so none becomes shorter."""
+restarted and its wall clock did not jump. Otherwise leases start over, so none becomes shorter.
+
+A share has events in the log before it is in the catalog. A follower may therefore read events of a
+share that it does not know yet, and its next checkpoint has no cursor for it. The checkpoint lists
+such shares; when one of them turns out to exist, the whole log is replayed instead."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from penstock.broker.context.context import BrokerContext
 from penstock.broker.partition.stream import count_messages, replay_producers
+from penstock.cursor.bookmark import BOOKMARK_TYPE, Bookmarks
 from penstock.cursor.leases import events
 from penstock.cursor.leases.dedup import DedupTable, dedup_key
 from penstock.cursor.leases.fifo import open_cursor, restore_cursor
@@ -34,6 +39,9 @@ CHECKPOINT_NAME = "cursor"
 PRODUCERS_NAME = "producers"
 CHECKPOINT_VERSION = 1
 REPLAY_READ_BYTES = 4 * limits.MIB
+# A share that is still not in the catalog a day after its last event was deleted.
+UNKNOWN_SHARE_MS = 24 * 60 * limits.MINUTE_MS
+ANY_SHARE = "*"  # in place of ids, if there are too many
 
 
 class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
@@ -45,6 +53,16 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
     snapshot: bytes
     shares: dict[str, bytes] = {}  # by share id
     begun_at: int = 0  # first offset that the cursors know about
+    bookmarks: dict[str, int] = {}  # by reader
+    # Ids of shares with events below ``offset`` that were not in the catalog, each with the time of
+    # its last event.
+    unknown_shares: dict[str, int] = {}
+
+    def lacks(self, shares: Sequence[Topic]) -> bool:
+        """Return whether a share that has no cursor here may have begun before this checkpoint."""
+        unknown = self.unknown_shares
+        missing = [each.topic_id for each in shares if each.topic_id not in self.shares]
+        return any(ANY_SHARE in unknown or share_id in unknown for share_id in missing)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -59,6 +77,8 @@ def checkpoint_writer(
     *,
     offset: int,
     begun_at: int,
+    bookmarks: Bookmarks,
+    unknown_shares: Mapping[str, int],
     clock: Clock,
 ) -> Callable[[], None]:
     """Take a snapshot of the cursors, and return a function that writes it in any thread. Call that
@@ -66,12 +86,19 @@ def checkpoint_writer(
     now_ms = clock.mono_ms()
     snapshot = cursor.snapshot(now_ms=now_ms)
     of_shares = {share_id: one.snapshot(now_ms=now_ms) for share_id, one in shares}
+    oldest_ms = clock.wall_ms() - UNKNOWN_SHARE_MS
+    added = (
+        bookmarks.offsets(),
+        {each: at_ms for each, at_ms in unknown_shares.items() if at_ms > oldest_ms},
+    )
 
     def write() -> None:
-        fields = (offset, clock.wall_ms(), snapshot, of_shares, begun_at)
+        fields: tuple[object, ...] = (offset, clock.wall_ms(), snapshot, of_shares, begun_at)
+        if any(added):
+            fields += added
         # In this order, because the replay continues at the offset of the cursors' checkpoint.
         log.write_checkpoint(PRODUCERS_NAME, producers)
-        log.write_checkpoint(CHECKPOINT_NAME, _encode(Checkpoint(CHECKPOINT_VERSION, *fields)))
+        log.write_checkpoint(CHECKPOINT_NAME, _encode((CHECKPOINT_VERSION, *fields)))
 
     return write
 
@@ -111,12 +138,17 @@ class Replay:
         self.topic = topic
         self.index = index
         checkpoint = read_checkpoint(log)
+        if checkpoint is not None and checkpoint.lacks(shares):
+            log_.warning("replaying the whole log for a new share", extra={"topic": topic.name})
+            checkpoint = None
         try:
             self._open_cursors(shares, checkpoint)
         except Damaged as error:
             log_.warning("checkpoint ignored", extra={"topic": topic.name, "reason": str(error)})
             checkpoint = None
             self._open_cursors(shares, None)
+        self.bookmarks = Bookmarks(None if checkpoint is None else checkpoint.bookmarks)
+        self.unknown_shares = {} if checkpoint is None else dict(checkpoint.unknown_shares)
         self._by_id = {bytes.fromhex(share.topic_id): found for share, found in self.shares}
         self._cursors = (self.cursor, *self._by_id.values())
         # A stream begins at its low watermark, as if earlier segments had been deleted.
@@ -154,7 +186,7 @@ class Replay:
         known = {} if checkpoint is None else checkpoint.shares
         self.cursor = open_one(own, is_fifo=self.topic.is_fifo)
         self.shares = [
-            (share, open_one(known.get(share.topic_id), is_fifo=False)) for share in shares
+            (share, open_one(known.get(share.topic_id), is_fifo=share.is_fifo)) for share in shares
         ]
 
     def _elapsed(self, since_ms: int) -> int:
@@ -225,12 +257,26 @@ class Replay:
             kind, data = number, memoryview(value)
             if events.is_shared_type(number):
                 share_id, kind, data = events.split_shared(number, value)
-                target = self._by_id.get(share_id)  # None: the share was deleted
+                target = self._by_id.get(share_id)
+                if target is None:  # deleted, or not in the catalog yet
+                    self._note_unknown(share_id.hex(), header.max_timestamp)
+            elif number == BOOKMARK_TYPE:
+                self.bookmarks.apply(value)
+                continue
             elif not events.is_event_type(number):
                 continue  # transaction marker
             if target is not None:
                 event = self._clip(target, events.decode(kind, data))
                 target.apply(event, offset=offset, now_ms=now_ms, elapsed_ms=elapsed_ms)
+
+    def _note_unknown(self, share_id: str, at_ms: int) -> None:
+        unknown = self.unknown_shares
+        unknown[share_id] = at_ms
+        if len(unknown) > limits.UNKNOWN_SHARES_MAX:
+            oldest_ms = at_ms - UNKNOWN_SHARE_MS
+            recent = {each: then_ms for each, then_ms in unknown.items() if then_ms > oldest_ms}
+            is_full = len(recent) > limits.UNKNOWN_SHARES_MAX
+            self.unknown_shares = {ANY_SHARE: at_ms} if is_full else recent
 
     def clip(self, low_watermark: int) -> None:
         """Drop records below the low watermark from the lease cursors."""
@@ -295,6 +341,8 @@ class Replay:
             self.producers.snapshot(wall_ms=clock.wall_ms()),
             offset=self.offset,
             begun_at=self.begun_at,
+            bookmarks=self.bookmarks,
+            unknown_shares=self.unknown_shares,
             clock=clock,
         )
 

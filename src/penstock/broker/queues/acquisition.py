@@ -3,11 +3,14 @@
 Batches are sent whole. So the batches that fit into the reply are read first, beginning at the
 first offset that can be leased, and then records of these batches are leased, until the request has
 enough records. With ``read_committed``, records from the last stable offset on are not leased, and
-records of aborted transactions are acked instead of delivered."""
+records of aborted transactions are acked instead of delivered.
+
+The next record of an ordered share may be anywhere in the log. So its records are leased one after
+the other, as long as the batch of the next one fits into the reply."""
 
 import asyncio
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_right, insort
+from collections.abc import Callable, Sequence
 
 from penstock.broker.leases.leases import Leases
 from penstock.broker.leases.record_reader import Reading
@@ -16,10 +19,11 @@ from penstock.broker.partition.partition import Partition
 from penstock.broker.queues.redrive import Redriver
 from penstock.cursor.groups.settings import ShareSettings
 from penstock.cursor.leases.events import AckReason
+from penstock.cursor.leases.fifo import FifoCursor
 from penstock.cursor.leases.standard import StandardCursor
 from penstock.model.calls import Acquire
 from penstock.model.errors import Damaged
-from penstock.model.limits import KIB, MIB, READ_BYTES_MAX
+from penstock.model.limits import KIB, MIB, OFFSET_MAX, READ_BYTES_MAX
 from penstock.model.message import Claim, Delivery
 from penstock.model.ports import LeaseRequest
 from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader, parse_header
@@ -53,16 +57,24 @@ class Acquisition:
         self._is_strict = call.is_strict  # even the first batch must fit
         self._read_bytes = READ_BYTES_MIN  # grows with each read; most fetches need little
         self._batches: dict[int, bytes] = {}  # by base offset
+        self._fitting: Batches = []  # of an ordered share: read for the lease in progress
 
     def batches(self) -> list[bytes]:
         return [self._batches[base] for base in sorted(self._batches)]
 
+    def _up_to(self) -> int:
+        high_watermark = self._partition.journal.high_watermark
+        if not self._is_committed:
+            return high_watermark
+        return self._partition.stream.producers.last_stable_offset(high_watermark)
+
     async def lease(self) -> None:
+        if isinstance(self._leases.cursor, FifoCursor):
+            await self._lease_ordered()
+            return
         leases, passed, count = self._leases, -1, self._call.count
         while len(self.deliveries) < count:
-            up_to = self._partition.journal.high_watermark
-            if self._is_committed:
-                up_to = self._partition.stream.producers.last_stable_offset(up_to)
+            up_to = self._up_to()
             offset = leases.next_offset(up_to=up_to)
             if isinstance(offset, Reading):
                 await leases.reader.ready()
@@ -73,7 +85,7 @@ class Acquisition:
             if not batches:
                 break
             cursor = leases.cursor
-            assert isinstance(cursor, StandardCursor), "a share is a standard queue"
+            assert isinstance(cursor, StandardCursor), "the kind of a share does not change"
             with cursor.only_below(batches[-1][0].next_offset):
                 result = leases.lease(
                     LeaseRequest(count - len(self.deliveries), self._call.lease_ms),
@@ -83,6 +95,46 @@ class Acquisition:
             if not (result.deliveries or result.late or result.dead):
                 passed = offset  # none could be leased, or the in-flight limit is reached
             await self._settle(result, batches)
+
+    async def _lease_ordered(self) -> None:
+        leases, is_cut = self._leases, True
+        while is_cut:
+            cursor = leases.cursor
+            assert isinstance(cursor, FifoCursor), "the kind of a share does not change"
+            self._fitting = []
+            with cursor.only_if(self._fitter(), group_max=self._call.group_max or OFFSET_MAX):
+                result = leases.lease(
+                    LeaseRequest(self._call.count - len(self.deliveries), self._call.lease_ms),
+                    attempts_max=self._attempts_max,
+                    in_flight_max=self._in_flight_max,
+                )
+            await self._settle(result, self._fitting)
+            is_cut = result.is_cut and not self.deliveries
+            if is_cut:
+                await leases.reader.ready()
+
+    def _fitter(self) -> Callable[[int], bool]:
+        """Return a function that reads the batch of a record, if the reply has room for it."""
+        up_to, left = self._up_to(), self._bytes_left
+
+        def fits(offset: int) -> bool:
+            nonlocal left
+            if offset >= up_to:
+                return False
+            if _find(self._fitting, offset) is not None:
+                return True
+            try:
+                batch = self._partition.log.read(offset, bytes_max=1)[0]
+            except Damaged as damage:
+                self._partition.found_damage(damage)
+                return True  # leased and not delivered, as from a queue
+            if len(batch) > left and (self._fitting or self._batches or self._is_strict):
+                return False
+            left -= len(batch)
+            insort(self._fitting, (parse_header(batch), batch), key=_base_offset)
+            return True
+
+        return fits
 
     def _next_batches(self, offset: int, up_to: int) -> Batches:
         is_first = not (self._batches or self._is_strict)
@@ -113,11 +165,12 @@ class Acquisition:
         if result.dead:
             await self._redriver.move(self._leases, result.dead)
         if result.flush is not None and (result.deliveries or result.late):
-            await result.flush.written.wait()
+            is_ordered = self._leases.topic.is_fifo  # a lost lease would unlock its group
+            await (result.flush.committed if is_ordered else result.flush.written).wait()
         if result.late:
             await self._leases.finish(result)
             deliveries[first:] = result.deliveries
-        if self._is_committed:
+        if self._is_committed and batches:
             await self._ack_aborted(batches, first)
         await self._add_batches(deliveries[first:], batches)
 
@@ -164,6 +217,10 @@ class Acquisition:
                     await asyncio.sleep(0)  # reading a batch of 16 MiB takes milliseconds
 
 
+def _base_offset(batch: tuple[BatchHeader, bytes]) -> int:
+    return batch[0].base_offset
+
+
 def _find(batches: Batches, offset: int) -> tuple[BatchHeader, bytes] | None:
-    at = bisect_right(batches, offset, key=lambda each: each[0].base_offset) - 1
+    at = bisect_right(batches, offset, key=_base_offset) - 1
     return batches[at] if at >= 0 and offset < batches[at][0].next_offset else None

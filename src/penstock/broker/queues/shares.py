@@ -16,6 +16,7 @@ from penstock.cursor.groups.settings import SHARE_DEFAULT, ShareSettings
 from penstock.cursor.leases.events import Pick
 from penstock.model import calls
 from penstock.model.errors import InvalidRequest, PenstockError, TopicExists, TopicNotFound
+from penstock.model.levels import PUSH
 from penstock.model.names import is_internal, share_name
 from penstock.model.ports import EARLIEST, Acquired
 from penstock.model.stream import settings_of
@@ -71,15 +72,15 @@ class ShareCalls:
         if opening is None:
             share = self.find_share(source, group)
             if share is not None:
-                return share
-            self._check(source, group)
+                return _checked_order(share, call)
+            self._check(call)
             share = self._new_share(call)
             opening = asyncio.create_task(
                 self._begin(source, group, share, call.start), name=f"open {share.name}"
             )
             self._opening[key] = opening
             opening.add_done_callback(lambda _: self._opening.pop(key, None))
-        return await asyncio.shield(opening)
+        return _checked_order(await asyncio.shield(opening), call)
 
     def _new_share(self, call: calls.OpenShare) -> Topic:
         source, attempts_max = call.topic, call.attempts_max
@@ -89,7 +90,7 @@ class ShareCalls:
             account=source.account,
             region=source.region,
             name=share_name(source.name, call.group),
-            kind=Kind.STANDARD,
+            kind=Kind.FIFO if call.is_ordered else Kind.STANDARD,
             partition_count=source.partition_count,
             created_at_ms=now_ms,
             modified_at_ms=now_ms,
@@ -143,7 +144,10 @@ class ShareCalls:
         now_ms = self._context.clock.wall_ms()
         await self._catalog.delete(share.account, share.region, share.name, now_ms=now_ms)
 
-    def _check(self, source: Topic, group: str) -> None:
+    def _check(self, call: calls.OpenShare) -> None:
+        source, group = call.topic, call.group
+        if call.is_ordered:
+            self._context.check_level(PUSH, "Ordered shares")
         if not group or len(share_name(source.name, group)) > NAME_CHARS_MAX:
             raise InvalidRequest(
                 f"A share needs a group name; topic and group may have at most {NAME_CHARS_MAX}"
@@ -154,8 +158,8 @@ class ShareCalls:
         if source.is_share:
             text = "is a share; share the topic that it reads instead."
             raise InvalidRequest(f"{source.name} {text}")
-        if source.is_fifo:
-            raise InvalidRequest(f"{source.name} is a FIFO queue, which cannot be shared.")
+        if source.is_fifo and not call.is_ordered:
+            raise InvalidRequest(f"{source.name} is FIFO; only ordered shares can read it.")
         if settings_of(source, self._context.defaults).is_compacted:
             raise InvalidRequest(f"{source.name} is a compacted topic, which cannot be shared.")
         if len(self._catalog.shares_of(source.topic_id)) >= SHARES_PER_TOPIC_MAX:
@@ -241,3 +245,9 @@ class ShareCalls:
         if source is None or not 0 <= partition < source.partition_count:
             raise TopicNotFound(queue.topic.name)
         return queue.leases[partition]  # raises NotLeader
+
+
+def _checked_order(share: Topic, call: calls.OpenShare) -> Topic:
+    if call.is_ordered and not share.is_fifo:
+        raise InvalidRequest(f"{share.name} exists already, as a share without order.")
+    return share

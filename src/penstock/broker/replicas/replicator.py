@@ -221,8 +221,7 @@ class Replicator:
 
     async def restored(self) -> Replay:
         replay, self.follower_log.replay = self.follower_log.replay, None
-        wanted = frozenset(share.topic_id for share in self.shares)
-        if replay is None or replay.damage is not None or replay.share_ids != wanted:
+        if replay is None or replay.damage is not None or replay.share_ids != self.share_ids:
             # The follower may not have known a new share.
             replay = await self.in_thread(self.new_replay())
         replay.topic = self.topic
@@ -236,6 +235,10 @@ class Replicator:
     @property
     def shares(self) -> Sequence[Topic]:
         return self.context.catalog.shares_of(self.key.topic_id)
+
+    @property
+    def share_ids(self) -> frozenset[str]:
+        return frozenset(share.topic_id for share in self.shares)
 
     def serve(self, fetch: Fetch, *, bytes_max: int) -> Reply[bytes] | None:
         """Return the reply to a follower's fetch, or None if there are no new records yet."""

@@ -12,6 +12,7 @@ records that it leased and skipped. ``head`` is the first offset that no lease h
     66    Ack      reason, offsets
     67    Trim     start, passed
     68    Start    start, backlog
+    69    Bookmark (cursor/bookmark.py)
 
 For a share, SHARE_STEP is added to the type, and the share's id (sixteen bytes) precedes the value.
 To change a layout, add fields at the end with a default. To change the meaning of a field, take a

@@ -14,6 +14,8 @@ become due in log order, reading ahead stops at a delayed record, and no entry h
 DELAYED."""
 
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from heapq import heappop, heappush
 from itertools import islice
 
@@ -21,7 +23,7 @@ from penstock.cursor.leases.events import Selection
 from penstock.cursor.leases.lease import LeaseCursor
 from penstock.cursor.leases.parts import LEASED, READY, TAKEN, UNKNOWN, Entry, decode_snapshot
 from penstock.cursor.leases.standard import StandardCursor
-from penstock.model.limits import LOCK_STEPS_MAX, WINDOW_RECORDS_MAX
+from penstock.model.limits import LOCK_STEPS_MAX, OFFSET_MAX, WINDOW_RECORDS_MAX
 from penstock.model.message import Record
 
 # Number of records that a receive wants in the window, to find those of its first group.
@@ -44,9 +46,22 @@ class FifoCursor(LeaseCursor):
         # The records of the window by offset, with their append times on the monotonic clock.
         self._fresh: dict[int, tuple[Record, int]] = {}
         self._last_append_ms: int | None = None
+        self._fits: Callable[[int], bool] | None = None  # set within ``only_if``
+        self._group_max = OFFSET_MAX
 
     def _needs_feed(self, take: int, is_dry: bool) -> bool:  # noqa: ARG002 - for standard queues
         return self._lacks(_LOOK_AHEAD, is_dry) and self._may_skip
+
+    @contextmanager
+    def only_if(self, fits: Callable[[int], bool], *, group_max: int) -> Iterator[None]:
+        """Within this context, a lease takes at most ``group_max`` records of a group, and ends at
+        the first record for which ``fits`` returns False. ``fits`` gets the offsets of the records
+        in the order in which they are leased."""
+        self._fits, self._group_max = fits, group_max
+        try:
+            yield
+        finally:
+            self._fits, self._group_max = None, OFFSET_MAX
 
     def _select(self, selection: Selection) -> tuple[int, bool]:
         head = self._pass_expired(selection)
@@ -97,8 +112,10 @@ class FifoCursor(LeaseCursor):
 
     def _walk(self, key: GroupKey, selection: Selection, due_ms: int) -> bool:
         """Pick records of one group, oldest first. Return False if the lease event is full."""
+        fits = self._fits
+        end = min(selection.take, len(selection.picked) + self._group_max)
         for offset in self._groups[key]:
-            if len(selection.picked) == selection.take:
+            if len(selection.picked) == end:
                 break
             entry = self._table.get(offset)
             if entry is None:
@@ -107,12 +124,16 @@ class FifoCursor(LeaseCursor):
                     continue
                 if fresh[1] > due_ms:
                     break
+                if fits is not None and not fits(offset):
+                    return False
                 selection.picked.append((offset, fresh[0]))
             elif entry.state == LEASED:
                 break
             elif entry.state == TAKEN:
                 continue
-            elif not self._consider(selection, offset, entry):
+            elif (fits is not None and not fits(offset)) or not self._consider(
+                selection, offset, entry
+            ):
                 return False
             elif selection.held and selection.held[-1] == offset:
                 break  # the group is locked until this record is in the dead-letter queue

@@ -83,6 +83,7 @@ class BrokerRole:
             scrub_interval_ms=config.log.scrub_interval_ms,
             in_flight_max=config.queue.in_flight_max,
             defaults=self.dynamic.defaults,
+            level=self.level,
             # In a cluster, logs contain times of other nodes.
             is_elapsed_trusted=setup.is_elapsed_trusted and not is_clustered,
         )

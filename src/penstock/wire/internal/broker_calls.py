@@ -62,6 +62,10 @@ def _releases_nothing(call: calls.Prolong) -> bool:
     return all(lease_ms > 0 for _, lease_ms in call.claims)
 
 
+def _moves_forward(call: calls.MoveBookmark) -> bool:
+    return call.offset >= 0 and not call.may_move_back  # else a retry could undo a later move
+
+
 RULES: Final[dict[type[BrokerCall[Any]], Rule]] = {
     calls.Append: Rule(number=0x0200, is_idempotent=_is_deduplicated),
     calls.Lease: Rule(number=0x0201),
@@ -85,6 +89,8 @@ RULES: Final[dict[type[BrokerCall[Any]], Rule]] = {
     # -1 is the high watermark, which may be higher at a retry.
     calls.DeleteRecords: Rule(number=0x0218, is_idempotent=lambda call: call.before >= 0),
     calls.LogBytes: Rule(number=0x0219, is_idempotent=True),
+    calls.ReadBookmark: Rule(number=0x021B, is_idempotent=True),
+    calls.MoveBookmark: Rule(number=0x021C, is_idempotent=_moves_forward),
     calls.OpenShare: Rule(number=0x0220, is_idempotent=True, needs_metadata=True),
     calls.CloseShare: Rule(number=0x0221, needs_metadata=True),
     calls.Acquire: Rule(number=0x0222),
@@ -292,6 +298,7 @@ class _AcquireSent(OfTopic, frozen=True, array_like=True):
     session: int = 0
     ticket: int = 0  # 0: from an older node without GIVE_BACK
     is_strict: bool = False  # ignored by older nodes, which may exceed bytes_max by a batch
+    group_max: int = 0  # only for ordered shares, which older nodes do not have
 
 
 class _AcquireWire(BrokerWire):
@@ -301,26 +308,40 @@ class _AcquireWire(BrokerWire):
     def pack(self, call: calls.Acquire, epoch: int, ticket: Ticket) -> Sequence[object]:
         topic = call.topic
         head = (topic.topic_id, topic.modified_at_ms, call.partition, epoch)
-        return (*head, call.count, call.bytes_max, call.lease_ms, *ticket, call.is_strict)
+        fields = (*head, call.count, call.bytes_max, call.lease_ms, *ticket, call.is_strict)
+        return (*fields, call.group_max) if call.group_max else fields
 
     def unpack(self, request: _AcquireSent, topic: Topic | None) -> calls.Acquire:
         assert topic is not None, "a lease names its topic"
         place = (topic, request.partition)
-        return calls.Acquire(
-            *place, request.count, request.bytes_max, request.lease_ms, request.is_strict
-        )
+        wanted = (request.count, request.bytes_max, request.lease_ms)
+        return calls.Acquire(*place, *wanted, request.is_strict, request.group_max)
 
     def ticket_of(self, request: _AcquireSent) -> Ticket | None:
         return (request.session, request.ticket) if request.ticket else None
 
 
+class _OpenShareWire(BrokerWire):
+    def pack(self, call: calls.OpenShare, epoch: int, ticket: Ticket) -> Sequence[object]:
+        """Omit the fields of feature level PUSH if they have their defaults."""
+        fields = super().pack(call, epoch, ticket)
+        return fields if call.is_ordered else fields[:-1]
+
+
 _WIRES: Final[dict[type[BrokerCall[Any]], BrokerWire]] = {}
+
+
+_FORMS: Final[dict[type[BrokerCall[Any]], type[BrokerWire]]] = {
+    calls.Lease: _LeaseWire,
+    calls.Acquire: _AcquireWire,
+    calls.OpenShare: _OpenShareWire,
+}
 
 
 def wire_of(kind: type[BrokerCall[Any]]) -> BrokerWire:
     found = _WIRES.get(kind)
     if found is None:
-        form = {calls.Lease: _LeaseWire, calls.Acquire: _AcquireWire}.get(kind, BrokerWire)
+        form = _FORMS.get(kind, BrokerWire)
         found = _WIRES[kind] = form(kind)
     return found
 
