@@ -419,7 +419,8 @@ def test_a_batch_without_entries_is_refused() -> None:
 
 
 def test_only_a_message_that_is_too_long_fails_alone() -> None:
-    checked = batch({"message": "a" * (LIMIT + 1)}, {"message": "b" * LIMIT})
+    long = {"message": "a" * (LIMIT + 1), "message_structure": "json"}
+    checked = batch(long, {"message": "b" * LIMIT})
     assert list(checked.messages) == ["1"]
     (failed,) = checked.failed
     assert (failed.id, failed.code, failed.sender_fault) == ("0", "InvalidParameter", True)
