@@ -63,7 +63,6 @@ _TEXTS: Mapping[str, str] = {
     "UserError": "A parameter of the request is invalid.",
     "ValidationError": "A parameter of the request is invalid.",
     "ValidationException": "A parameter of the request is invalid.",
-    "VerificationException": "The verification failed.",
 }
 # HTTP statuses other than 400.
 _STATUSES: Mapping[str, int] = {
