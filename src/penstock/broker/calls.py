@@ -135,7 +135,9 @@ class Broker:
         self._admit(size)
         if topic.source_id is not None:
             raise InvalidRequest(f"{topic.name} is a share; send to the topic that it reads.")
-        if topic.kind is Kind.STREAM:  # such as the topics of the server itself
+        if (
+            topic.kind is Kind.STREAM and topic.sns is None
+        ):  # such as the topics of the server itself
             raise InvalidRequest(f"{topic.name} is not a queue; send messages to queues only.")
         queue = self.partitions.find(topic) or await self.partitions.open(topic)
         owner = queue.partitions.get(call.partition) or await self._of(call)

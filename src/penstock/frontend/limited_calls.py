@@ -21,7 +21,7 @@ from penstock.model.topic import Topic
 
 P = TypeVar("P")
 Change = Callable[[Topic], Topic]
-Appending = calls.Append | calls.AppendBatches
+Appending = calls.Append | calls.Publish | calls.AppendBatches
 
 CHANGES: Final = "changes of queues and topics in progress"
 ACLS_PER_CALL_MAX: Final = 320  # ten transactions of the metadata store
@@ -37,6 +37,7 @@ class LimitedBroker(BrokerWrapper):
         self._rooms = quotas.rooms
         self._limited: dict[type[BrokerCall[Any]], Callable[[Any], Coroutine[Any, Any, Any]]] = {
             calls.Append: self._append,
+            calls.Publish: self._append,
             calls.AppendBatches: self._append,
             calls.Lease: self._lease,
             calls.OpenShare: self._open_share,

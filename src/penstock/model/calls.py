@@ -85,6 +85,13 @@ class Append(PartitionCall[Sequence[Appended]], frozen=True):
     messages: Sequence[Message]
 
 
+class Publish(PartitionCall[Sequence[Appended]], frozen=True):
+    """Append messages to an SNS topic. The reply comes when they are durable and in the subscribed
+    queues, or a short time later if some queues are slow."""
+
+    messages: Sequence[Message]
+
+
 class Lease(TopicCall[Sequence[Delivery]], frozen=True):
     """Lease messages from any partition of the topic, and wait up to ``wait_ms`` for them. Raises
     InFlightLimit if a standard queue has too many leases and ``wait_ms`` is 0. A cancelled call

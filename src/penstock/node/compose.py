@@ -127,6 +127,7 @@ class Node:
             ),
         )
         await self._role.start()
+        self._push.serve(self._role, self._calls.unlimited, is_clustered=cluster is not None)
         self._facts = Facts(
             setup,
             self._calls.unlimited,

@@ -1,11 +1,19 @@
-"""The push role of a node: SNS subscriptions."""
+"""The push role of a node: SNS subscriptions, and copies of published messages in queues."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from penstock.broker.partition.partition import Partition
 from penstock.metadata.subscriptions import StoredSubscriptions
+from penstock.model.calls import Append, BrokerPort, Publish
+from penstock.model.message import Appended
+from penstock.model.topic import Topic
 from penstock.node.metadata.metadata_link import MetadataLink
 from penstock.node.process.node_setup import NodeSetup
+from penstock.node.wiring.broker_role import BrokerRole
 from penstock.node.wiring.security import NodeSecurity
+from penstock.push.fan_out import FanOuts, FanOutSetup
+
+PUBLISH_WAIT_MS = 250
 
 
 class PushRole:
@@ -18,17 +26,69 @@ class PushRole:
         level: Callable[[], int],  # the feature level in force
     ) -> None:
         self.level = level
+        self._setup = setup
+        self._topics = metadata.topics
+        self._security = security
         self.subscriptions = StoredSubscriptions(
             metadata.store,
             security.identities,
             own_account=setup.config.node.account,
             level=level,
         )
+        self._fan_outs: FanOuts | None = None
 
     async def start(self) -> None:
         await self.subscriptions.start()
 
+    def serve(self, role: BrokerRole, anywhere: BrokerPort, *, is_clustered: bool) -> None:
+        """Begin to copy messages of the partitions that this node leads."""
+        setup, broker = self._setup, role.broker
+        fan_outs = self._fan_outs = FanOuts(
+            FanOutSetup(
+                broker=broker,
+                anywhere=anywhere,
+                catalog=self._topics,
+                subscriptions=self.subscriptions,
+                clock=setup.clock,
+                entropy=setup.entropy,
+                sealer=self._security.sealing,
+                may_send=lambda _topic, _queue: True,
+                signer_of=lambda _topic: None,
+            ),
+            publish_wait_ms=PUBLISH_WAIT_MS,
+        )
+
+        async def publish(call: Publish) -> Sequence[Appended]:
+            found = await broker.call(Append(call.topic, call.partition, call.messages))
+            last = max(one.offset for one in found)
+            await fan_outs.copied(call.topic, call.partition, last)
+            return found
+
+        broker.handlers[Publish] = publish
+        if is_clustered:
+            broker.partitions.on_led(self._led)
+            for queue in broker.partitions.queues():
+                for partition in queue.partitions.values():
+                    self._led(partition, is_led=True)
+        else:
+            self._topics.on_change(self._changed)
+            for topic in self._topics.all_topics():
+                self._changed(None, topic)
+
+    def _led(self, partition: Partition, is_led: bool) -> None:
+        assert self._fan_outs is not None
+        self._fan_outs.led(partition.topic, partition.index, is_led)
+
+    def _changed(self, before: Topic | None, after: Topic | None) -> None:
+        assert self._fan_outs is not None
+        topic = after or before
+        assert topic is not None
+        for partition in range(topic.partition_count):
+            self._fan_outs.led(topic, partition, after is not None)
+
     async def stop(self) -> None:
+        if self._fan_outs is not None:
+            await self._fan_outs.stop()
         await self.subscriptions.stop()
 
     @property

@@ -50,7 +50,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     local_fields: int = 0  # number of last fields that are not sent to other nodes
 
 
-def _is_deduplicated(call: calls.Append) -> bool:
+def _is_deduplicated(call: calls.Append | calls.Publish) -> bool:
     return call.topic.is_fifo and all(each.dedup_id is not None for each in call.messages)
 
 
@@ -68,6 +68,7 @@ def _moves_forward(call: calls.MoveBookmark) -> bool:
 
 RULES: Final[dict[type[BrokerCall[Any]], Rule]] = {
     calls.Append: Rule(number=0x0200, is_idempotent=_is_deduplicated),
+    calls.Publish: Rule(number=0x021D, is_idempotent=_is_deduplicated),
     calls.Lease: Rule(number=0x0201),
     calls.Ack: Rule(number=0x0203, is_idempotent=True),
     calls.Extend: Rule(number=0x0204, is_idempotent=True),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from penstock.frontend.aws.context import Action, Run
-from penstock.frontend.aws.sns.actions import subscriptions, topics
+from penstock.frontend.aws.sns.actions import publish, subscriptions, topics
 
 _RUNS: Final[Mapping[str, Run]] = {
     "AddPermission": topics.add_permission,
@@ -18,6 +18,8 @@ _RUNS: Final[Mapping[str, Run]] = {
     "ListSubscriptionsByTopic": subscriptions.list_of_topic,
     "ListTagsForResource": topics.list_tags,
     "ListTopics": topics.list_topics,
+    "Publish": publish.publish,
+    "PublishBatch": publish.publish_batch,
     "PutDataProtectionPolicy": topics.put_data_protection,
     "RemovePermission": topics.remove_permission,
     "SetSubscriptionAttributes": subscriptions.set_attributes,

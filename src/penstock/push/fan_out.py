@@ -1,0 +1,358 @@
+"""Copies the messages of one partition of an SNS topic to the subscribed queues.
+
+All queues that keep up share one bookmark in the log of the partition. A round reads some messages
+after the bookmark, appends the copies to all queues, waits for all of them and then moves the
+bookmark. So a message to a thousand queues costs a thousand appends and one event, and each queue
+gets the messages in the order of the partition. If the leader dies within a round, the next leader
+repeats the round: a queue can get its messages twice, but none is lost.
+
+A publisher waits until its message is below the bookmark, at most ``publish_wait_ms``."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from penstock.model.calls import Append, BrokerPort, Ends, Fetch, MoveBookmark, ReadBookmark
+from penstock.model.errors import InvalidRequest, PenstockError, TopicNotFound
+from penstock.model.limits import MIB
+from penstock.model.message import Message, Record
+from penstock.model.names import STRUCTURE, SUBJECT, uuid_text
+from penstock.model.ports import Catalog, Clock, Subscriptions
+from penstock.model.subscription import Subscription, SubscriptionState
+from penstock.model.topic import Topic, partition_of_group
+from penstock.record.batch import parse_header, split_batches
+from penstock.record.malformed import MalformedBatch
+from penstock.record.message import decode_batch
+from penstock.wire.aws.sns.filter_match import PolicyIndex, PreparedMessage
+from penstock.wire.aws.sns.filter_policy import Scope, compile_policy
+from penstock.wire.aws.sns.notification import (
+    Envelope,
+    Notification,
+    Signer,
+    envelope,
+    fits_queue_raw,
+    unsubscribe_url,
+)
+from penstock.wire.aws.sns.publish_checks import texts_of
+
+READER: Final = "sns"  # name of the bookmark
+ROUND_BYTES: Final = 1 * MIB
+ROUND_MESSAGES: Final = 64
+APPENDS_MAX: Final = 256  # in progress at the same time
+RETRY_SECONDS: Final = 0.5  # after a round that failed
+
+log_ = logging.getLogger(__name__)
+
+
+class Sealer(Protocol):
+    """Encrypts and decrypts messages. Implemented by the frontend, because brokers have no keys."""
+
+    def is_on(self, topic: Topic) -> bool: ...
+
+    def sealed(self, topic: Topic, message: Message) -> Message | None: ...
+
+    async def seal(self, topic: Topic, message: Message) -> Message: ...
+
+    async def opened_fetch(self, topic: Topic, partition: int, fetched: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class FanOutSetup:
+    broker: BrokerPort  # of this node, for the topic's log
+    anywhere: BrokerPort  # of all nodes, for the queues
+    catalog: Catalog
+    subscriptions: Subscriptions
+    clock: Clock
+    entropy: Callable[[int], bytes]
+    sealer: Sealer | None
+    may_send: Callable[[Topic, Topic], bool]  # whether the topic may send to the queue
+    signer_of: Callable[[Topic], Signer | None]
+
+
+class _Target(msgspec.Struct, frozen=True):
+    """One subscribed queue."""
+
+    subscription: Subscription
+    is_raw: bool
+    start: int  # the first offset to copy
+    unsubscribe_url: str
+
+
+class FanOut:
+    def __init__(self, topic: Topic, partition: int, setup: FanOutSetup) -> None:
+        self.topic = topic
+        self.partition = partition
+        self._setup = setup
+        self.position = 0  # everything below has been copied
+        self._targets: dict[str, _Target] = {}  # by subscription id
+        self._policies: PolicyIndex[str] = PolicyIndex()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap, by offset
+        self._wake = asyncio.Event()
+        self._next_copy = 0  # partition of a standard queue to which the next round goes
+        for one in setup.subscriptions.of_topic(topic.topic_id):
+            self.subscription_changed(None, one)
+
+    # ── Subscriptions ────────────────────────────────────────────────────────────────────────
+
+    def subscription_changed(self, before: Subscription | None, after: Subscription | None) -> None:
+        if before is not None and self._targets.pop(before.id, None) is not None:
+            self._policies.remove(before.id)
+        if after is None or after.protocol != "sqs" or after.paused is not None:
+            return
+        if after.state is not SubscriptionState.CONFIRMED:
+            return
+        starts, attributes = after.start_offsets, after.attributes
+        self._targets[after.id] = _Target(
+            after,
+            attributes.get("RawMessageDelivery") == "true",
+            starts[self.partition] if self.partition < len(starts) else 0,
+            unsubscribe_url(after.base_url, after.arn),
+        )
+        text = attributes.get("FilterPolicy")
+        scope = Scope(attributes.get("FilterPolicyScope", Scope.ATTRIBUTES.value))
+        self._policies.add(after.id, compile_policy(text, scope=scope) if text else None)
+        self._wake.set()
+
+    # ── Publishers ───────────────────────────────────────────────────────────────────────────
+
+    async def copied(self, offset: int, *, seconds_max: float) -> None:
+        """Wait until the message at ``offset`` is in all queues, or until the time is over."""
+        if offset < self.position or not self._targets:
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (offset, id(done), done))
+        await asyncio.wait((done,), timeout=seconds_max)
+        done.cancel()
+
+    def _advance(self, position: int) -> None:
+        self.position = position
+        waiting = self._waiting
+        while waiting and waiting[0][0] < position:
+            _, _, done = heappop(waiting)
+            if not done.done():
+                done.set_result(None)
+
+    # ── Rounds ───────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> None:
+        """Copy messages until the task is cancelled."""
+        setup, topic, partition = self._setup, self.topic, self.partition
+        self.position = await setup.broker.call(ReadBookmark(topic, partition, READER))
+        remove = setup.broker.on_advance(topic, partition, self._wake.set)
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    is_done = await self._round()
+                except PenstockError as error:
+                    about = {"topic": topic.name, "partition": partition, "reason": str(error)}
+                    log_.warning("copying messages to queues failed", extra=about)
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
+                if is_done:
+                    await self._wake.wait()
+        finally:
+            remove()
+
+    async def _round(self) -> bool:
+        """Copy the next messages. Return whether none are left."""
+        setup, topic, partition = self._setup, self.topic, self.partition
+        ends = await setup.broker.call(Ends(topic, partition))
+        end = ends.last_stable_offset
+        begin = max(self.position, ends.start_offset)
+        targets = tuple(self._targets.values())
+        first = min((one.start for one in targets), default=end)
+        if begin < first:
+            begin = min(first, end)  # nobody wants the messages before
+        if begin >= end or not targets:
+            self._advance(max(begin, self.position))
+            return True
+        fetched = await setup.broker.call(
+            Fetch(topic, partition, begin, ROUND_BYTES, is_committed=True)
+        )
+        if setup.sealer is not None:
+            fetched = await setup.sealer.opened_fetch(topic, partition, fetched)
+        records, position = self._records(fetched.buffers, begin, min(end, fetched.next_offset))
+        await self._copy(records)
+        self._advance(position)
+        await setup.broker.call(MoveBookmark(topic, partition, READER, position))
+        return position >= end
+
+    def _records(self, buffers: Sequence[Any], begin: int, end: int) -> tuple[list[Record], int]:
+        """Return the next records of a round, and the position after them."""
+        records: list[Record] = []
+        origin = f"{self.topic.topic_id}-{self.partition}".encode("ascii")
+        for batch in split_batches(buffers):
+            header = parse_header(batch)
+            if header.is_control:
+                continue
+            try:
+                found = decode_batch(batch, origin=origin, from_offset=begin)
+            except MalformedBatch as error:
+                about = {"topic": self.topic.name, "offset": header.base_offset}
+                log_.error("skipping records", extra={**about, "reason": str(error)})
+                continue
+            room = ROUND_MESSAGES - len(records)
+            records += (one for one in found[:room] if one.offset < end)
+            if len(found) >= room:
+                return records, records[-1].offset + 1
+        return records, end
+
+    async def _copy(self, records: Sequence[Record]) -> None:
+        appends: dict[tuple[str, int], list[Message]] = {}  # by queue id and partition
+        queues: dict[str, Topic] = {}
+        for record in records:
+            source = _Source(record, self.topic, self.partition, self._setup.signer_of)
+            for key in self._policies.match(source.prepared):
+                target = self._targets[key]
+                if record.offset < target.start:
+                    continue
+                queue = self._setup.catalog.find_arn(target.subscription.endpoint)
+                if queue is None or not self._setup.may_send(self.topic, queue):
+                    continue
+                message = source.copy(target, queue, message_id=self._setup.entropy(16))
+                if message is None:
+                    continue
+                queues[queue.topic_id] = queue
+                place = (queue.topic_id, self._partition_of(queue, message))
+                appends.setdefault(place, []).append(message)
+        slots = asyncio.Semaphore(APPENDS_MAX)
+        async with asyncio.TaskGroup() as tasks:
+            for (topic_id, partition), messages in appends.items():
+                tasks.create_task(self._append(queues[topic_id], partition, messages, slots))
+
+    def _partition_of(self, queue: Topic, message: Message) -> int:
+        if queue.is_fifo and message.group is not None:
+            return partition_of_group(message.group, queue.partition_count)
+        self._next_copy += 1
+        return self._next_copy % queue.partition_count
+
+    async def _append(
+        self, queue: Topic, partition: int, messages: list[Message], slots: asyncio.Semaphore
+    ) -> None:
+        sealer = self._setup.sealer
+        if sealer is not None and sealer.is_on(queue):
+            messages = [sealer.sealed(queue, m) or await sealer.seal(queue, m) for m in messages]
+        async with slots:
+            try:
+                await self._setup.anywhere.call(Append(queue, partition, tuple(messages)))
+            except (TopicNotFound, InvalidRequest) as error:
+                about = {"topic": self.topic.name, "queue": queue.name, "reason": str(error)}
+                log_.warning("a queue does not accept copies", extra=about)
+
+
+class _Source:
+    """One message of the topic. The forms in which it is copied are made when they are needed."""
+
+    def __init__(
+        self,
+        record: Record,
+        topic: Topic,
+        partition: int,
+        signer_of: Callable[[Topic], Signer | None],
+    ) -> None:
+        self._record, self._topic, self._partition = record, topic, partition
+        self._signer_of = signer_of
+        attributes = dict(record.message.attributes or {})
+        subject, structure = attributes.pop(SUBJECT, None), attributes.pop(STRUCTURE, None)
+        self._subject = None if subject is None else subject.value.decode("utf-8", "replace")
+        self._attributes = attributes
+        body = record.message.body
+        if structure is not None:
+            texts = texts_of(body)
+            body = (texts.get("sqs") or texts["default"]).encode()
+        self._body = body
+        self._envelope: Envelope | None = None
+        self.prepared = PreparedMessage(attributes, body)
+
+    def copy(self, target: _Target, queue: Topic, *, message_id: bytes) -> Message | None:
+        """Return the message for a queue, or None if it cannot be delivered."""
+        message = self._record.message
+        is_ordered = queue.is_fifo
+        body, attributes = self._body, None
+        if target.is_raw:
+            if not fits_queue_raw(self._attributes):
+                return None
+            attributes = self._attributes or None
+        else:
+            if self._envelope is None:
+                self._envelope = self._make_envelope()
+            body = self._envelope.body(target.unsubscribe_url)
+        if len(body) > queue.settings.message_bytes_max:
+            return None
+        return Message(
+            message_id,
+            body,
+            attributes,
+            message.group,
+            message.dedup_id if is_ordered else None,
+            queue.settings.delay_ms or None,
+            target.subscription.account,
+            message.trace_header,
+        )
+
+    def _make_envelope(self) -> Envelope:
+        topic, record = self._topic, self._record
+        is_fifo = topic.is_fifo
+        return envelope(
+            Notification(
+                uuid_text(record.message.message_id),
+                topic.sns_arn or "",
+                self._body.decode("utf-8", "replace"),
+                record.sent_at_ms,
+                self._subject,
+                self._attributes or None,
+                f"{record.offset:017d}{self._partition:03d}" if is_fifo else None,
+            ),
+            None if is_fifo else self._signer_of(topic),
+        )
+
+
+class FanOuts:
+    """The fan-outs of a node: one task for each partition of an SNS topic that the node leads."""
+
+    def __init__(self, setup: FanOutSetup, *, publish_wait_ms: int) -> None:
+        self._setup = setup
+        self._wait_s = publish_wait_ms / 1_000
+        self._running: dict[tuple[str, int], tuple[FanOut, asyncio.Task[None]]] = {}
+        setup.subscriptions.on_change(self._subscription_changed)
+
+    def led(self, topic: Topic, partition: int, is_led: bool) -> None:
+        """Start or stop copying, because this node now leads the partition or no longer does."""
+        if topic.sns is None:
+            return
+        key = (topic.topic_id, partition)
+        if not is_led:
+            found = self._running.pop(key, None)
+            if found is not None:
+                found[1].cancel()
+        elif key not in self._running:
+            fan_out = FanOut(topic, partition, self._setup)
+            task = asyncio.create_task(fan_out.run(), name=f"copy {topic.name}-{partition}")
+            self._running[key] = (fan_out, task)
+
+    def _subscription_changed(
+        self, before: Subscription | None, after: Subscription | None
+    ) -> None:
+        one = after or before
+        assert one is not None
+        for (topic_id, _), (fan_out, _) in self._running.items():
+            if topic_id == one.topic_id:
+                fan_out.subscription_changed(before, after)
+
+    async def copied(self, topic: Topic, partition: int, offset: int) -> None:
+        self.led(topic, partition, is_led=True)
+        fan_out, _ = self._running[topic.topic_id, partition]
+        await fan_out.copied(offset, seconds_max=self._wait_s)
+
+    async def stop(self) -> None:
+        tasks = [task for _, task in self._running.values()]
+        self._running.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
