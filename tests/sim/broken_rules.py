@@ -255,12 +255,12 @@ def adds_whoever_it_is(self: Leader, member: int) -> Change | None:
 
 
 def adds_without_low_watermark(self: Leader, member: int) -> Change | None:
-    replica = self._replica
-    low_watermark, replica.low_watermark = replica.low_watermark, 0
+    log = self._log
+    low_watermark, log.low_watermark = log.low_watermark, 0
     try:
         return _adding(self, member)
     finally:
-        replica.low_watermark = low_watermark
+        log.low_watermark = low_watermark
 
 
 _adding = Leader.adding
@@ -296,8 +296,8 @@ def serves_any_epoch(self: Leader, fetch: Fetch, *, now_ms: int) -> Any:
 
 
 def serves_without_lineage(self: Leader, fetch: Fetch, *, now_ms: int) -> Any:
-    history = self._replica.history
-    if fetch.offset > self._replica.end_offset:
+    history = self._log.history
+    if fetch.offset > self._log.end_offset:
         return None
     _, at = history.end_of(10**9, end_offset=fetch.offset)
     last = [epoch for epoch, start in history if start < fetch.offset]
@@ -311,7 +311,7 @@ _fetched = Leader.fetched
 
 def compares_only_behind_its_start(self: Leader, fetch: Fetch) -> Diverge | Behind | None:
     """As if what stands before the beginning were the same for sure."""
-    if fetch.offset == self._replica.start_offset > 0:
+    if fetch.offset == self._log.start_offset > 0:
         return None
     return _compare(self, fetch)
 

@@ -25,8 +25,8 @@ from penstock.cursor.groups.settings import ShareSettings
 from penstock.cursor.groups.share import ShareHeartbeat, ShareReply
 from penstock.cursor.groups.streams.streams_requests import StreamsHeartbeat, StreamsReply
 from penstock.cursor.patterns.matches import TopicVisibility
-from penstock.cursor.transactions import TopicPartition as Place
-from penstock.cursor.transactions import TxnReply, TxnValue
+from penstock.cursor.transaction_values import TopicPartition as Place
+from penstock.cursor.transaction_values import TxnReply, TxnValue
 from penstock.wire.kafka.faults import ErrorCode
 
 R = TypeVar("R")  # the reply of a call

@@ -14,24 +14,30 @@ was delayed on the network never counts for the next transaction. Version 1 clie
 epoch; for them partitions call ``verify`` before the first batch. Timeouts use this node's clock.
 Older clients get other error codes instead of PRODUCER_FENCED and TRANSACTION_ABORTABLE."""
 
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import msgspec
 
+from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.deadlines import Deadlines
-from penstock.cursor.rows import Row, RowCodec
+from penstock.cursor.rows import RowCodec
 from penstock.cursor.tenants import NO_QUOTAS, PartitionUsage
+from penstock.cursor.transaction_values import (
+    BEFORE,
+    IDLE,
+    NO_EPOCH,
+    NO_PRODUCER,
+    PREPARED,
+    Marker,
+    TopicPartition,
+    TxnDecision,
+    TxnReply,
+    TxnState,
+    TxnValue,
+)
 from penstock.model.quotas import TRANSACTIONAL_IDS
 from penstock.wire.kafka.faults import ErrorCode
 
-if TYPE_CHECKING:
-    from penstock.cursor import coordinator_calls as calls
-
-TopicPartition: TypeAlias = tuple[str, int]  # topic id, partition
-
-NO_PRODUCER = -1
-NO_EPOCH = -1
 EPOCH_MAX = 2**15 - 1  # only used to fence; clients get at most the epoch before it
 TIMEOUT_MS_MAX = 15 * 60_000
 ID_RETENTION_MS = 7 * 24 * 3_600_000
@@ -40,80 +46,8 @@ PARTITIONS_MAX = 10_000  # per transaction
 ID_CHARS_MAX = 1_024
 
 
-class TxnState(IntEnum):
-    EMPTY = 0
-    ONGOING = 1
-    PREPARE_COMMIT = 2
-    PREPARE_ABORT = 3
-    COMPLETE_COMMIT = 4
-    COMPLETE_ABORT = 5
-
-
-_S = TxnState
-_PREPARED = (_S.PREPARE_COMMIT, _S.PREPARE_ABORT)
-_IDLE = (_S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT)
-BEFORE: dict[TxnState, tuple[TxnState, ...]] = {  # the states that each state may follow
-    _S.EMPTY: _IDLE,
-    _S.ONGOING: (*_IDLE, _S.ONGOING),
-    _S.PREPARE_COMMIT: (_S.ONGOING,),
-    # A version 2 client may abort without a transaction, to get a new epoch.
-    _S.PREPARE_ABORT: (*_IDLE, _S.ONGOING),
-    _S.COMPLETE_COMMIT: (_S.PREPARE_COMMIT,),
-    _S.COMPLETE_ABORT: (_S.PREPARE_ABORT,),
-}
-
-
-class TxnValue(msgspec.Struct, frozen=True, array_like=True):
-    producer_id: int
-    epoch: int
-    timeout_ms: int
-    state: TxnState
-    changed_at_ms: int  # wall clock
-    started_at_ms: int = -1  # wall clock at the start of the open transaction
-    partitions: tuple[TopicPartition, ...] = ()  # sorted
-    # The producer id and epoch before the client's last request that raised the epoch. A request
-    # with these is a retry after a lost reply. -1 once the client has been fenced.
-    last_producer_id: int = NO_PRODUCER
-    last_epoch: int = NO_EPOCH
-    # The client's new producer id, used once the markers of the old one are written.
-    next_producer_id: int = NO_PRODUCER
-
-    def moved(self, state: TxnState, decision: "TxnDecision", **changes: Any) -> "TxnValue":
-        assert self.state in BEFORE[state], f"{self.state!r} must not become {state!r}"
-        return msgspec.structs.replace(self, state=state, changed_at_ms=decision.wall_ms, **changes)
-
-
 _TXN = 1  # the only kind of row
 CODEC = RowCodec({_TXN: (tuple[str], TxnValue)})
-
-
-class Marker(msgspec.Struct, frozen=True, gc=False):
-    """A commit or abort marker to write to one partition. The broker calls ``Transactions.marked``
-    when the marker is committed or the partition no longer exists."""
-
-    transactional_id: str
-    topic_id: str
-    partition: int
-    producer_id: int
-    producer_epoch: int
-    is_commit: bool
-    coordinator_epoch: int
-
-
-class TxnReply(msgspec.Struct, frozen=True, gc=False):
-    code: ErrorCode = ErrorCode.NONE
-    producer_id: int = NO_PRODUCER
-    producer_epoch: int = NO_EPOCH
-
-
-class TxnDecision(msgspec.Struct):
-    """The result of a request or timeout: rows to write, and markers to send after their commit."""
-
-    now_ms: int
-    wall_ms: int
-    fresh_producer_id: int = NO_PRODUCER  # an unused id, taken if a new one is needed
-    rows: list[Row] = []
-    markers: list[Marker] = []
 
 
 class Transactions:
@@ -148,7 +82,7 @@ class Transactions:
         for transactional_id, txn in list(self._txns.items()):
             if txn.state is TxnState.ONGOING:
                 self._deadlines.set(transactional_id, decision.now_ms + txn.timeout_ms)
-            elif txn.state in _PREPARED:
+            elif txn.state in PREPARED:
                 self._send_markers(transactional_id, decision)
 
     def next_wake_ms(self) -> int | None:
@@ -164,7 +98,7 @@ class Transactions:
         decision.rows.append(CODEC.encode(_TXN, (transactional_id,), value))
         self._apply(transactional_id, value)
 
-    def init(self, call: "calls.InitProducer", decision: TxnDecision) -> TxnReply:
+    def init(self, call: calls.InitProducer, decision: TxnDecision) -> TxnReply:
         transactional_id, producer = call.transactional_id, (call.producer_id, call.producer_epoch)
         if not 0 < len(transactional_id) <= ID_CHARS_MAX:
             return TxnReply(ErrorCode.INVALID_REQUEST)
@@ -183,7 +117,7 @@ class Transactions:
             is_repeat = _is_last(txn, *producer)
             if has_given and not is_current and not is_repeat:
                 return TxnReply(ErrorCode.PRODUCER_FENCED)
-            if txn.state in _PREPARED:
+            if txn.state in PREPARED:
                 return TxnReply(ErrorCode.CONCURRENT_TRANSACTIONS)
             if txn.state is TxnState.ONGOING:
                 # The client retries, and succeeds when the abort is complete.
@@ -217,7 +151,7 @@ class Transactions:
         self._put(transactional_id, value, decision)
         self._send_markers(transactional_id, decision)
 
-    def add(self, call: "calls.AddPartitions", decision: TxnDecision) -> TxnReply:
+    def add(self, call: calls.AddPartitions, decision: TxnDecision) -> TxnReply:
         """Add partitions to a transaction, for AddPartitionsToTxn, AddOffsetsToTxn, and produce
         requests and offset commits of version 2 clients."""
         code, txn = self._find(call)
@@ -242,7 +176,7 @@ class Transactions:
             self._put(call.transactional_id, value, decision)
         return TxnReply(ErrorCode.NONE, call.producer_id, call.producer_epoch)
 
-    def verify(self, call: "calls.VerifyPartition") -> ErrorCode:
+    def verify(self, call: calls.VerifyPartition) -> ErrorCode:
         """Return NONE if the partition is in the client's open transaction. Without this check, a
         delayed batch of a version 1 client could open a transaction that never ends."""
         code, txn = self._find(call)
@@ -252,7 +186,7 @@ class Transactions:
         return ErrorCode.NONE if is_in else ErrorCode.TRANSACTION_ABORTABLE
 
     def _find(
-        self, call: "calls.ProducerCall[Any]", *, may_be_prepared: bool = False
+        self, call: calls.ProducerCall[Any], *, may_be_prepared: bool = False
     ) -> tuple[ErrorCode, TxnValue]:
         txn, producer_id = self._txns.get(call.transactional_id), call.producer_id
         if txn is not None and txn.next_producer_id == producer_id != NO_PRODUCER:
@@ -262,11 +196,11 @@ class Transactions:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING, _UNKNOWN
         if txn.epoch != call.producer_epoch:
             return ErrorCode.PRODUCER_FENCED, txn
-        if txn.state in _PREPARED and not may_be_prepared:
+        if txn.state in PREPARED and not may_be_prepared:
             return ErrorCode.CONCURRENT_TRANSACTIONS, txn
         return ErrorCode.NONE, txn
 
-    def end(self, call: "calls.EndTransaction", decision: TxnDecision) -> TxnReply:
+    def end(self, call: calls.EndTransaction, decision: TxnDecision) -> TxnReply:
         known, is_commit = self._txns.get(call.transactional_id), call.is_commit
         producer = (call.producer_id, call.producer_epoch)
         if known is not None and call.raises_epoch and _is_last(known, *producer):
@@ -301,7 +235,7 @@ class Transactions:
 
     def _send_markers(self, transactional_id: str, decision: TxnDecision) -> None:
         txn = self._txns[transactional_id]
-        assert txn.state in _PREPARED, "markers are written only after the commit or abort decision"
+        assert txn.state in PREPARED, "markers are written only after the commit or abort decision"
         if not txn.partitions:
             self._complete(transactional_id, txn, decision)
             return
@@ -344,7 +278,7 @@ class Transactions:
     def expire(self, decision: TxnDecision) -> None:
         bound_ms = decision.wall_ms - ID_RETENTION_MS
         for transactional_id, txn in list(self._txns.items()):
-            if txn.state in _IDLE and txn.changed_at_ms < bound_ms:
+            if txn.state in IDLE and txn.changed_at_ms < bound_ms:
                 self._put(transactional_id, None, decision)
 
 
@@ -360,9 +294,9 @@ def _raised(txn: TxnValue, decision: TxnDecision) -> tuple[int, int]:
 
 def _ended_before(txn: TxnValue, is_commit: bool) -> TxnReply:
     """Return the reply to an EndTxn request, probably a retry, that finds no open transaction."""
-    if txn.state is (_S.COMPLETE_COMMIT if is_commit else _S.COMPLETE_ABORT):
+    if txn.state is (TxnState.COMPLETE_COMMIT if is_commit else TxnState.COMPLETE_ABORT):
         return TxnReply(ErrorCode.NONE, txn.producer_id, txn.epoch)
-    if txn.state is (_S.PREPARE_COMMIT if is_commit else _S.PREPARE_ABORT):
+    if txn.state is (TxnState.PREPARE_COMMIT if is_commit else TxnState.PREPARE_ABORT):
         return TxnReply(ErrorCode.CONCURRENT_TRANSACTIONS)
     return TxnReply(ErrorCode.INVALID_TXN_STATE)
 

@@ -74,7 +74,7 @@ def summarize(place: PartitionFolder) -> PartitionSummary:
                 end_offset = segment.end_offset
                 max_timestamp = max(max_timestamp, segment.max_timestamp)
             elif next_base is None:
-                scan = Scanner(segment).run()
+                scan = Scanner(segment.files).run()
                 end_offset = scan.offset
                 max_timestamp = max(max_timestamp, scan.max_timestamp)
         finally:
@@ -118,7 +118,7 @@ class Verification:
         self._segment = segment = _segment(folder, base_offset)
         self._next_base = next_base
         try:
-            self._scanner = Scanner(segment, bytes_max=bytes_max)
+            self._scanner = Scanner(segment.files, bytes_max=bytes_max)
             # This check comes after opening the files: if no replacement is in progress now, the
             # four files belong together.
             self._is_swapped = is_being_replaced(segment.disk, folder, base_offset)
@@ -175,7 +175,7 @@ def iter_segment(path: Path) -> Iterator[bytes | Damage]:
     assert base_offset is not None, "not the name of a segment file"
     segment = _segment(path.parent, base_offset)
     try:
-        scan = Scanner(segment).run()
+        scan = Scanner(segment.files).run()
         damages = {damage.position: damage for damage in scan.damage}
         fd, disk, position = segment.files.log_fd, segment.disk, 0
         while position < scan.position:

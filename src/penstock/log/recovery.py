@@ -223,10 +223,10 @@ class Recovery:
         may_cut: bool,
     ) -> bool:
         start, number, timestamp = resume
-        scan = Scanner(segment, start, epoch=self._epoch, max_timestamp=timestamp).run()
+        scan = Scanner(segment.files, start, epoch=self._epoch, max_timestamp=timestamp).run()
         if start is not START and scan.last is None:
             start, number = START, 0  # the index led to no valid batch: scan all
-            scan = Scanner(segment, epoch=self._epoch).run()
+            scan = Scanner(segment.files, epoch=self._epoch).run()
         size = scan.size
         self.report.scanned_bytes += size - start.position
         self._damage += scan.damage

@@ -36,9 +36,11 @@ def tables_of(
     data = parse_toml(text, error)
     for name, tables in data.items():
         is_list = isinstance(tables, list) and all(isinstance(each, dict) for each in tables)
-        if name not in names or not is_list or len(tables) > TABLES_MAX:
+        if name not in names or not is_list:
             wanted = ", ".join(f"[[{each}]]" for each in names)
             raise error(f"unknown entry {name}; only tables {wanted} are allowed")
+        if len(tables) > TABLES_MAX:
+            raise error(f"{len(tables)} tables [[{name}]]; at most {TABLES_MAX} are allowed")
     return {name: list(data.get(name, [])) for name in names}
 
 

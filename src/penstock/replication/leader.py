@@ -6,16 +6,14 @@ set must have it too (rule R12). The same applies to a low watermark (rule R25).
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec.structs import replace
 
 from penstock.replication.epochs import NO_EPOCH
 from penstock.replication.messages import Behind, Diverge, Fenced, Fetch, NotYet
+from penstock.replication.replica_log import ReplicaLog
 from penstock.replication.row import Change, PartitionRow, View
-
-if TYPE_CHECKING:
-    from penstock.replication.replica import Replica
 
 LAG_MS_MAX: Final = 4_000  # a follower that lags longer is removed from the in-sync set
 PENDING_MAX: Final = 8  # changes without a known outcome; more are not proposed
@@ -32,12 +30,12 @@ class _Peer:
 
 
 class Leader:
-    def __init__(self, replica: "Replica", view: View, *, now_ms: int) -> None:
-        assert view.row.leader == replica.node
-        self._replica = replica
-        self.node = replica.node
+    def __init__(self, log: ReplicaLog, view: View, *, now_ms: int) -> None:
+        assert view.row.leader == log.node
+        self._log = log
+        self.node = log.node
         self.epoch = view.row.epoch
-        self.epoch_start = replica.end_offset
+        self.epoch_start = log.end_offset
         self._view = view
         self._since_ms = now_ms
         self._peers: dict[int, _Peer] = {}
@@ -51,7 +49,7 @@ class Leader:
     @property
     def is_settled(self) -> bool:
         """Whether all records that an earlier leader may have confirmed are committed."""
-        return self._replica.high_watermark >= self.epoch_start
+        return self._log.high_watermark >= self.epoch_start
 
     def saw(self, view: View) -> None:
         assert view.row.epoch == self.epoch
@@ -79,7 +77,7 @@ class Leader:
         if peer is None or fetch.incarnation > peer.incarnation:
             since_ms = self._since_ms
             peer = self._peers[fetch.node] = _Peer(fetch.incarnation, since_ms, since_ms)
-        end_offset = self._replica.end_offset
+        end_offset = self._log.end_offset
         # Fetches may overtake each other. Records on disk stay there for this incarnation.
         peer.durable_offset = max(peer.durable_offset, fetch.durable_offset)
         peer.low_watermark = max(peer.low_watermark, fetch.low_watermark)
@@ -94,12 +92,12 @@ class Leader:
     def _compare(self, fetch: Fetch) -> Diverge | Behind | None:
         """Return None if this log contains the follower's log, else the reply (rule R15). The reply
         Behind makes the follower start over."""
-        start_offset, end_offset = self._replica.start_offset, self._replica.end_offset
+        start_offset, end_offset = self._log.start_offset, self._log.end_offset
         if fetch.offset < start_offset:
             return Behind(fetch, start_offset)
         if fetch.last_epoch == NO_EPOCH and fetch.offset <= end_offset:
             return None
-        epoch, end = self._replica.history.end_of(fetch.last_epoch, end_offset=end_offset)
+        epoch, end = self._log.history.end_of(fetch.last_epoch, end_offset=end_offset)
         if epoch == fetch.last_epoch and fetch.offset <= end:
             return None
         if epoch == NO_EPOCH and start_offset:
@@ -109,10 +107,10 @@ class Leader:
     def advance(self) -> None:
         """Advance the high watermark to the offset that all in-sync nodes have on disk (R13)."""
         committed = self._least(self._counted())
-        self._replica.high_watermark = max(self._replica.high_watermark, committed)
+        self._log.high_watermark = max(self._log.high_watermark, committed)
 
     def _least(self, nodes: Iterable[int]) -> int:
-        durable_offset = self._replica.durable_offset
+        durable_offset = self._log.durable_offset
         for node in nodes:
             if node != self.node:
                 peer = self._peers.get(node)
@@ -124,7 +122,7 @@ class Leader:
         """The low watermark that every electable replica has stored (rule R25)."""
         peers = [self._peers.get(node) for node in self._counted() if node != self.node]
         held = [0 if peer is None else peer.low_watermark for peer in peers]
-        return min((self._replica.low_watermark, *held))
+        return min((self._log.low_watermark, *held))
 
     def _counted(self) -> frozenset[int]:
         """Return the in-sync nodes, including those of changes that are still pending."""
@@ -194,8 +192,8 @@ class Leader:
         peer = self._peers.get(member)
         if (
             peer is None
-            or peer.durable_offset < max(self._replica.high_watermark, self.epoch_start)
-            or peer.low_watermark < self._replica.low_watermark
+            or peer.durable_offset < max(self._log.high_watermark, self.epoch_start)
+            or peer.low_watermark < self._log.low_watermark
         ):
             return None
         row = self.row
@@ -210,7 +208,7 @@ class Leader:
 
     def worst_lag(self, *, now_ms: int) -> tuple[int, int]:
         """Return the largest lag of a follower, in records and in milliseconds."""
-        start_offset, end_offset = self._replica.start_offset, self._replica.end_offset
+        start_offset, end_offset = self._log.start_offset, self._log.end_offset
         least, since_ms = end_offset, now_ms
         for node in self._view.row.replicas:
             if node != self.node:

@@ -11,9 +11,9 @@ from copy import copy
 from enum import Enum
 from typing import Generic, NamedTuple
 
-from penstock.replication.epochs import EpochHistory
 from penstock.replication.leader import Leader
 from penstock.replication.messages import B, Behind, Data, Diverge, Fenced, Fetch, NotYet, Reply
+from penstock.replication.replica_log import ReplicaLog
 from penstock.replication.row import View
 
 
@@ -52,30 +52,12 @@ class Role(Enum):
     HALTED = "halted"
 
 
-class Replica:
-    def __init__(
-        self,
-        node: int,
-        incarnation: int,
-        *,
-        history: EpochHistory,
-        start_offset: int,
-        end_offset: int,
-        durable_offset: int,
-        high_watermark: int,
-        low_watermark: int = 0,
-    ) -> None:
-        self.node = node
-        self.incarnation = incarnation
+class Replica(ReplicaLog):
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.role = Role.WAITING
         self.epoch = -1
         self.halt_reason = ""
-        self.history = history
-        self.start_offset = start_offset
-        self.end_offset = end_offset
-        self.durable_offset = durable_offset
-        self.high_watermark = min(high_watermark, end_offset)
-        self.low_watermark = low_watermark  # as stored on disk; 0 if never
         self.leader: Leader | None = None
         self._fetch: Fetch | None = None  # of a follower; replies to earlier ones are ignored
         self._fetch_number = 0
@@ -130,12 +112,6 @@ class Replica:
         self.halt_reason = reason
         self.leader = self._fetch = None
 
-    def appended(self, epoch: int, next_offset: int) -> None:
-        """Note that a batch of ``epoch`` was appended, and that the log ends at ``next_offset``."""
-        self.history.append(epoch, self.end_offset)
-        assert next_offset > self.end_offset, "a batch must have at least one offset"
-        self.end_offset = next_offset
-
     def synced(self, durable_offset: int) -> int:
         assert durable_offset <= self.end_offset
         self.durable_offset = max(self.durable_offset, durable_offset)
@@ -145,23 +121,6 @@ class Replica:
     def _advance(self) -> None:
         if self.leader is not None:
             self.leader.advance()
-
-    def truncated(self, to: int) -> None:
-        assert self.high_watermark <= to <= self.end_offset
-        self.end_offset = to
-        self.durable_offset = min(self.durable_offset, to)
-        self.low_watermark = min(self.low_watermark, to)
-        self.history.truncate(to)
-
-    def restarted(self, at: int) -> None:
-        self.start_offset = self.end_offset = self.durable_offset = at
-        self.high_watermark = at
-        self.low_watermark = min(self.low_watermark, at)
-        self.history.truncate(-1)
-
-    def trimmed(self, start_offset: int) -> None:
-        self.start_offset = start_offset
-        self.history.trim(start_offset)
 
     @property
     def low_watermark_held(self) -> int:
@@ -230,8 +189,3 @@ class Replica:
         if to < committed:
             return Halt(f"truncation to {to} requested, but {committed} is committed")
         return Restart(to) if to < self.start_offset else Truncate(to)
-
-    def followed(self, leader_watermark: int) -> int:
-        """Advance the high watermark to the leader's, but not beyond the end of this log."""
-        self.high_watermark = max(self.high_watermark, min(leader_watermark, self.end_offset))
-        return self.high_watermark

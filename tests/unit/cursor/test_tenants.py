@@ -3,12 +3,13 @@
 from tests.unit.frontend.memory import MemoryIdentities
 
 from penstock.cursor import coordinator_calls as calls
+from penstock.cursor.coordinated_groups import Groups
 from penstock.cursor.groups.decision import Decision
-from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.offsets import CommitReply, CommitRequest, PartitionCommit
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.tenants import CoordinatorUsage
-from penstock.cursor.transactions import Transactions, TxnDecision
+from penstock.cursor.transaction_values import TxnDecision
+from penstock.cursor.transactions import Transactions
 from penstock.model.identity import Quotas, Tenant
 from penstock.model.quotas import GROUPS, OFFSET_BYTES, TRANSACTIONAL_IDS
 from penstock.wire.kafka.faults import ErrorCode

@@ -11,18 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.rows import Row
+from penstock.cursor.transaction_values import BEFORE, Marker, TxnDecision, TxnReply, TxnState
 from penstock.cursor.transactions import (
-    BEFORE,
     EPOCH_MAX,
     ID_CHARS_MAX,
     ID_RETENTION_MS,
     PARTITIONS_MAX,
     TIMEOUT_MS_MAX,
-    Marker,
     Transactions,
-    TxnDecision,
-    TxnReply,
-    TxnState,
 )
 from penstock.wire.kafka.faults import ErrorCode
 

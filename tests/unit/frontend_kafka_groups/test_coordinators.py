@@ -18,6 +18,7 @@ from penstock.broker.coordination.groups import DECISIONS, GroupHost, decide
 from penstock.broker.coordination.transactions import TransactionHost
 from penstock.calls.bulkhead import Bulkhead
 from penstock.calls.callees import Callees
+from penstock.cursor.coordinated_groups import Groups
 from penstock.cursor.coordinator_calls import (
     AddGroup,
     AddPartitions,
@@ -53,7 +54,6 @@ from penstock.cursor.coordinator_calls import (
 from penstock.cursor.groups.classic.classic_state import JoinRequest, SyncRequest
 from penstock.cursor.groups.consumer import ConsumerHeartbeat
 from penstock.cursor.groups.decision import Decision, Listing
-from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.offsets import CommitRequest
 from penstock.cursor.groups.settings import GroupSettings, ShareSettings
 from penstock.cursor.groups.share import ShareHeartbeat

@@ -24,8 +24,8 @@ from penstock.metadata.sqlite import SqliteStore
 from penstock.model.calls import CancelMove
 from penstock.model.errors import InvalidRequest
 from penstock.model.levels import LEVEL_MAX, Levels
+from penstock.node.cluster.cluster_metrics import cluster_samples
 from penstock.node.cluster.cluster_role import ClusterPeers, ClusterRole
-from penstock.node.cluster.cluster_troubles import cluster_samples
 from penstock.node.process.node_setup import NodeSetup
 from penstock.replication.election import Standing
 from penstock.telemetry import families

@@ -169,6 +169,7 @@ def test_policies_are_read_and_their_mistakes_told() -> None:
         ('[[policy]]\ntopic = "o"\nkeep_s = 1\nkep = 2', "unknown key kep"),
         ('[[policy]]\ntopic = "o"\nkeep_s = 1\ngroups = "a"', "groups must be a list"),
         ("[[rules]]", "only tables"),
+        ("[[hold]]\n" * 10_001, "10001 tables"),
         ("[[policy", "not valid TOML"),
     ):
         with pytest.raises(PoliciesInvalid, match=want):

@@ -22,18 +22,18 @@ def leading(view: View) -> Leader:
 
 
 def serve(leader: Leader, asked: Fetch, *, end: int, now_ms: int) -> None:
-    leader._replica.end_offset = end
+    leader._log.end_offset = end
     leader.fetched(asked, now_ms=now_ms)
 
 
 def advanced(leader: Leader, durable_offset: int) -> int:
-    leader._replica.durable_offset = durable_offset
+    leader._log.durable_offset = durable_offset
     leader.advance()
-    return leader._replica.high_watermark
+    return leader._log.high_watermark
 
 
 def held(leader: Leader, durable_offset: int) -> int:
-    leader._replica.durable_offset = durable_offset
+    leader._log.durable_offset = durable_offset
     return leader.held_offset
 
 

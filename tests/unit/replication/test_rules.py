@@ -52,14 +52,14 @@ def fetch(node: int = 2, *, offset: int = 10, durable: int | None = None, **more
 
 
 def serve(led: Leader, asked: Fetch, *, end: int = 10, now_ms: int = 0) -> object:
-    led._replica.end_offset = end
+    led._log.end_offset = end
     return led.fetched(asked, now_ms=now_ms)
 
 
 def advanced(led: Leader, durable_offset: int) -> int:
-    led._replica.durable_offset = durable_offset
+    led._log.durable_offset = durable_offset
     led.advance()
-    return led._replica.high_watermark
+    return led._log.high_watermark
 
 
 def replica(

@@ -15,8 +15,8 @@ import msgspec
 
 from penstock.broker.context.timers import cancel_all
 from penstock.broker.coordination.host import CoordinatorHost, CoordinatorRuntime
+from penstock.cursor.coordinated_groups import Groups
 from penstock.cursor.groups.decision import Decision, Reply, TicketReply
-from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.rows import Row
 from penstock.cursor.tenants import CoordinatorUsage

@@ -15,10 +15,10 @@ from penstock.broker.context.timers import cancel_all
 from penstock.broker.coordination.group_coordinator import GroupConfigs, GroupCoordinator
 from penstock.broker.coordination.host import CoordinatorHost, CoordinatorSetup
 from penstock.cursor import coordinator_calls as calls
+from penstock.cursor.coordinated_groups import Groups
 from penstock.cursor.coordinator_calls import UNAVAILABLE, GroupCall, R, failed
 from penstock.cursor.groups.consumer import ConsumerReply
 from penstock.cursor.groups.decision import Decision, Description, Listing, Reply
-from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.offsets import FetchReply
 from penstock.cursor.groups.settings import GroupSettings, ShareSettings, share_settings
 from penstock.cursor.groups.streams.streams_requests import StreamsReply

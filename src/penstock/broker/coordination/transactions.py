@@ -29,15 +29,15 @@ from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.groups.offsets import CommitReply
 from penstock.cursor.groups.settings import GROUP_ID_CHARS_MAX
 from penstock.cursor.rows import Row
-from penstock.cursor.transactions import (
+from penstock.cursor.transaction_values import (
     Marker,
     TopicPartition,
-    Transactions,
     TxnDecision,
     TxnReply,
     TxnState,
     TxnValue,
 )
+from penstock.cursor.transactions import Transactions
 from penstock.model import ports
 from penstock.model.calls import AppendMarker, BrokerPort
 from penstock.model.errors import Overloaded, PenstockError, ProducerRefused, TopicNotFound

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from penstock.broker.context.context import BrokerContext, open_log
 from penstock.broker.context.timers import cancel_all
 from penstock.broker.partition.partitions import TOPICS_FOLDER
-from penstock.broker.replicas.follower_log import about
+from penstock.broker.replicas.open_replica import about
 from penstock.broker.replicas.replicator import Replicator
 from penstock.log.log import Log
 from penstock.log.readable import read_epochs

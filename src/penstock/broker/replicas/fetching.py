@@ -55,7 +55,7 @@ class ReplicaFetcher:
     _calls: set[asyncio.Task[None]] = field(default_factory=set)
     _is_stopped: bool = False
 
-    def fetch_soon(self, replicator: Replicator, *, after_ms: int = 0) -> None:
+    def fetch_soon(self, replicator: Replicator, after_ms: int) -> None:
         if after_ms:
             asyncio.get_running_loop().call_later(after_ms / 1_000, self._add, replicator)
         else:

@@ -12,15 +12,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from penstock.broker.partition.partition import CHECKPOINT_BYTES
 from penstock.broker.partition.replay import Replay, forget_beyond
+from penstock.broker.replicas.open_replica import OpenReplica, about
 from penstock.broker.storage.compaction import Compactor
 from penstock.log.compaction import forget_clean_beyond
 from penstock.log.log import AppendsRefused, SyncJob
 from penstock.log.readable import write_epochs
-from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Damaged, DiskFull
 from penstock.model.ports import ProducerSeen
 from penstock.model.topic import Fsync, Topic
@@ -28,9 +28,6 @@ from penstock.replication.epochs import NO_EPOCH
 from penstock.replication.messages import Fenced, Fetch, NotYet, Reply
 from penstock.replication.replica import Append, Restart, Role, Truncate
 from penstock.wire.internal.node_calls import PartitionReply
-
-if TYPE_CHECKING:
-    from penstock.broker.replicas.replicator import Replicator
 
 log_ = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -40,12 +37,8 @@ PAUSE_MS = 50  # after the leader replied that it is not ready
 FULL_PAUSE_MS = 1_000  # after a failed append
 
 
-def about(key: PartitionKey, reason: object) -> dict[str, object]:
-    return {"partition": str(key), "reason": str(reason)}
-
-
 class FollowerLog:
-    def __init__(self, owner: "Replicator") -> None:
+    def __init__(self, owner: OpenReplica) -> None:
         self.leader_start = 0  # start of the leader's log, from its last reply
         self._held_offset = 0  # offset that all replicas have, from the leader's last reply
         # The cursors over the committed part of the log, so that this node can lead quickly.

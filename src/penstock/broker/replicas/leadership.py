@@ -1,23 +1,13 @@
-"""The leader's side of replication: ``Leadership`` connects a partition's journal with replication;
-``InSyncSets`` checks all in-sync sets twice a second and when a node starts or stops."""
+"""``Leadership`` connects the journal of a partition that this node leads with replication.
+``ReplicationCounts`` has the counts for metrics."""
 
-import asyncio
-import contextlib
-import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from penstock.broker.context.timers import cancel_all
-from penstock.broker.replicas.follower_log import about
-from penstock.membership.cluster_view import ClusterView
-from penstock.metadata.cluster_entries import PartitionKey
-from penstock.model.errors import Damaged, NotEnoughReplicas, PenstockError, VersionConflict
+from penstock.broker.replicas.open_replica import OpenReplica
+from penstock.model.errors import Damaged, NotEnoughReplicas
 from penstock.replication.row import Change, View
 from penstock.wire.internal.node_calls import PartitionReply, ReplyKind
-
-if TYPE_CHECKING:
-    from penstock.broker.replicas.replicator import Replicator
 
 ASYNC_CONFIG = "penstock.replication"
 
@@ -25,9 +15,10 @@ ASYNC_CONFIG = "penstock.replication"
 class Leadership:
     """One epoch in which this node leads a partition. After its end, calls have no effect."""
 
-    def __init__(self, replicator: "Replicator") -> None:
-        self._replicator = replicator
-        self._replica = replicator.replica
+    def __init__(self, owner: OpenReplica) -> None:
+        self._owner = owner
+        self._home = owner.home
+        self._replica = owner.replica
         self.epoch = self._replica.epoch
         self.is_over = False
         self.is_paused = False  # about to hand over; new requests go to the next leader
@@ -39,11 +30,11 @@ class Leadership:
     @property
     def is_awaited(self) -> bool:
         """Whether replies wait for the commit. Always True after this node has lost its lease."""
-        return not self._is_async or not self._replicator.home.is_registered
+        return not self._is_async or not self._home.is_registered
 
     @property
     def _is_async(self) -> bool:
-        return self._replicator.topic.configs.get(ASYNC_CONFIG) == "async"
+        return self._owner.topic.configs.get(ASYNC_CONFIG) == "async"
 
     @property
     def held_offset(self) -> int:
@@ -56,42 +47,41 @@ class Leadership:
 
     @property
     def level(self) -> int:
-        return self._replicator.home.level()
+        return self._home.level()
 
     def stored_low_watermark(self, offset: int) -> None:
-        self._replicator.replica.low_watermark = offset
-        self._replicator.wake()
+        self._owner.replica.low_watermark = offset
+        self._owner.wake()
 
     async def low_watermark_held(self, offset: int) -> None:
         while not self.is_over and self._replica.leader is not None:
             if self._replica.low_watermark_held >= offset:
                 return
-            await self._replicator.low_watermark_moved()
-        raise self._replicator.outcome_unknown()
+            await self._owner.low_watermark_moved()
+        raise self._owner.outcome_unknown()
 
     def check_accepts(self) -> None:
         leader = self._replica.leader
         if leader is None or self.is_over or self.is_paused:
-            raise self._replicator.not_leader()
+            raise self._owner.not_leader()
         row = leader.row
-        home = self._replicator.home
-        if self._is_async and not home.is_registered:
+        if self._is_async and not self._home.is_registered:
             raise NotEnoughReplicas("This node lost its registration in the cluster; retry later.")
-        alive = sum(home.is_alive(node) for node in row.whole)
+        alive = sum(self._home.is_alive(node) for node in row.whole)
         if alive < row.in_sync_min:
             raise NotEnoughReplicas(
-                f"{self._replicator.key}: {alive} of {len(row.replicas)} replicas are in sync;"
+                f"{self._owner.key}: {alive} of {len(row.replicas)} replicas are in sync;"
                 f" the topic requires {row.in_sync_min}."
             )
 
     def appended(self, next_offset: int) -> None:
         if not self.is_over:
             self._replica.appended(self.epoch, next_offset)
-            self._replicator.wake()
+            self._owner.wake()
 
     def damaged(self, damage: Damaged) -> None:
         if not self.is_over:
-            self._replicator.damaged(damage)
+            self._owner.damaged(damage)
 
     def synced(self, durable_offset: int) -> int:
         """Update the durable offset, unless ``is_over``. Returns the high watermark."""
@@ -132,60 +122,3 @@ class ReplicationCounts:
         self.fetches_served += 1
         for reply in replies:
             self.bytes_out += len(reply.data)
-
-
-log_ = logging.getLogger(__name__)
-
-TICK_SECONDS = 0.5
-
-
-@dataclass(eq=False)
-class InSyncSets:
-    replicas: Mapping[PartitionKey, "Replicator"]
-    view: ClusterView
-    counts: ReplicationCounts
-    _is_check_due: asyncio.Event = field(default_factory=asyncio.Event)
-    _proposing: dict[PartitionKey, asyncio.Task[None]] = field(default_factory=dict)
-
-    def check_soon(self) -> None:
-        self._is_check_due.set()
-
-    async def run(self) -> None:
-        while True:
-            # Not wait_for, which loses a cancellation that arrives together with the event.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK_SECONDS):
-                    await self._is_check_due.wait()
-            self._is_check_due.clear()
-            for key, replicator in tuple(self.replicas.items()):
-                if key not in self._proposing and (change := replicator.propose()) is not None:
-                    self._begin(key, replicator, change)
-
-    def _begin(self, key: PartitionKey, replicator: "Replicator", change: Change) -> None:
-        task = asyncio.create_task(self._propose(key, replicator, change), name=f"in sync: {key}")
-        self._proposing[key] = task
-
-        def ended(_: asyncio.Task[None]) -> None:
-            del self._proposing[key]
-            if not task.cancelled() and (error := task.exception()) is not None:
-                log_.error("in-sync set not changed", extra={"partition": str(key)}, exc_info=error)
-
-        task.add_done_callback(ended)
-
-    async def _propose(self, key: PartitionKey, replicator: "Replicator", change: Change) -> None:
-        before = self.view.rows.get(key)
-        try:
-            await self.view.propose(key, change)
-            self.counts.in_sync_changed(before, change)
-        except VersionConflict:
-            self.counts.refused += 1
-            with contextlib.suppress(PenstockError):  # the watch will deliver the current row
-                await self.view.refresh_rows()
-            replicator.change_rejected(change)
-        except PenstockError as error:
-            self.counts.refused += 1
-            replicator.change_unknown(change)
-            log_.warning("in-sync set change not confirmed, retrying", extra=about(key, error))
-
-    async def stop(self) -> None:
-        await cancel_all(self._proposing.values())

@@ -7,111 +7,54 @@ in ``_take_role``, one after the other. The log has one user at a time: the foll
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
 
 from penstock.broker.partition.partition import Partition
+from penstock.broker.partition.partitions import Partitions
 from penstock.broker.partition.replay import Replay
 from penstock.broker.replicas.follower_log import FollowerLog
 from penstock.broker.replicas.leadership import Leadership
-from penstock.broker.storage.flush import Flush
-from penstock.log.log import Log
+from penstock.broker.replicas.open_replica import HomeNode, OpenReplica
 from penstock.log.storage.checkpoint import Damage, DamagedRange
-from penstock.metadata.cluster_entries import PartitionKey
-from penstock.model.errors import Damaged, LeaderMoved, NotLeader, TopicNotFound
-from penstock.model.topic import Fsync, Topic
-from penstock.replication.epochs import NO_EPOCH, EpochHistory
+from penstock.model.errors import Damaged, NotLeader, TopicNotFound
+from penstock.replication.epochs import EpochHistory
 from penstock.replication.messages import Data, Fetch, NotYet, Reply
-from penstock.replication.replica import Replica, Role
+from penstock.replication.replica import Role
 from penstock.replication.row import Change, View
-
-if TYPE_CHECKING:
-    from penstock.broker.replicas.replicators import Replicators
 
 log_ = logging.getLogger(__name__)
 
 READ_BYTES_MAX = 4 * 1_048_576  # per follower and reply
 PENDING_SECONDS_MAX = 5.0  # maximum wait of a client for the outcome after an election
 
-T = TypeVar("T")
+
+@dataclass(eq=False)
+class Home(HomeNode):
+    """The node of a replica, and what the node does for its replicas."""
+
+    partitions: Partitions
+    fetch_soon: Callable[["Replicator", int], None]  # after a pause in ms
+    check_in_sync_soon: Callable[[], None]
+    damaged: Callable[["Replicator", Damaged], bool]  # returns whether it is quarantined
 
 
-class Replicator:
-    def __init__(
-        self,
-        key: PartitionKey,
-        topic: Topic,
-        log: Log,
-        history: EpochHistory,
-        home: "Replicators",
-        *,
-        incarnation: int,
-    ) -> None:
-        self.key = key
-        self.topic = topic
-        self.log = log
-        self.home = home
-        self.context = home.context
+@dataclass(eq=False, repr=False)
+class Replicator(OpenReplica):
+    home: Home
+
+    def __post_init__(self, history: EpochHistory, incarnation: int) -> None:
+        super().__post_init__(history, incarnation)
         self.partition: Partition | None = None  # set while this replica leads
         self.leadership: Leadership | None = None
-        # Epoch and end offset of the leader's log, from its last reply.
-        self.leader_end = (NO_EPOCH, -1)
         self.is_quarantined = False  # once True, this replica is never used again
-        self._loop = asyncio.get_running_loop()
-        self._waiting_fetches: set[Callable[[], None]] = set()
-        self._role_task: asyncio.Task[None] | None = None
-        self._is_closed = False
-        # Appended in log order when this node led, and not confirmed to clients yet.
-        self._pending: deque[Flush] = deque()
-        self._low_watermark_waits: list[asyncio.Future[None]] = []
-        self.replica = Replica(
-            home.node,
-            incarnation,
-            history=history,
-            start_offset=log.start_offset,
-            end_offset=log.end_offset,
-            durable_offset=self.durable_offset,
-            high_watermark=log.start_offset,
-            low_watermark=log.stored_low_watermark,
-        )
         self.follower_log = FollowerLog(self)
-
-    def __repr__(self) -> str:
-        return f"<replica of {self.key}: {self.replica.role.value} in {self.replica.epoch}>"
-
-    @property
-    def fsync(self) -> Fsync:
-        return self.topic.fsync or self.context.fsync_default
-
-    @property
-    def durable_offset(self) -> int:
-        """The offset after the last record. With fsync ``always``, only durable records count."""
-        return self.log.durable_offset if self.fsync is Fsync.ALWAYS else self.log.end_offset
-
-    @property
-    def lag_count(self) -> int:
-        """The number of records that this replica lags behind the leader, or 0 if unknown."""
-        epoch, end = self.leader_end
-        replica = self.replica
-        if replica.role is not Role.FOLLOWER or epoch != replica.epoch:
-            return 0
-        return max(0, end - replica.end_offset)
-
-    def not_leader(self) -> NotLeader:
-        view = self.replica.view
-        leader = -1 if view is None or view.row.leader == self.replica.node else view.row.leader
-        return NotLeader(str(self.key), leader=leader, epoch=self.replica.epoch)
-
-    def outcome_unknown(self) -> LeaderMoved:
-        moved = f"the leader of {self.key} changed during the request"
-        return LeaderMoved(f"Outcome unknown: {moved}. Retry.")
 
     def update(self, view: View) -> None:
         replica = self.replica
         before = (replica.epoch, replica.role)
         holders = () if replica.view is None else replica.view.row.replicas
-        replica.see(view, now_ms=self.home.now_ms())
+        replica.see(view, now_ms=self.context.clock.mono_ms())
         if (replica.epoch, replica.role) == before:
             self._apply_watermark()
             if view.row.replicas != holders:
@@ -142,28 +85,6 @@ class Replicator:
                 self._pending.extend(pending)
                 self._loop.call_later(PENDING_SECONDS_MAX, self._fail_late, pending)
         self._wake_low_watermark_waits()
-
-    def committed(self) -> None:
-        """Confirm appends that this node accepted as leader and that are committed now."""
-        high_watermark = self.replica.high_watermark
-        while self._pending and self._pending[0].end_offset <= high_watermark:
-            self._pending.popleft().settle()
-
-    def fail_pending_after(self, offset: int) -> None:
-        """Fail pending appends beyond an offset with LeaderMoved: the outcome is unknown."""
-        while self._pending and self._pending[-1].end_offset > offset:
-            self._pending.pop().settle(self.outcome_unknown())
-
-    def _fail_late(self, pending: Sequence[Flush]) -> None:
-        late = set(map(id, pending))
-        for flush in [each for each in self._pending if id(each) in late]:
-            self._pending.remove(flush)
-            flush.settle(self.outcome_unknown())
-
-    async def settle(self) -> None:
-        """Wait for the outcome of all appends that this node accepted as leader."""
-        waiting = [flush.committed.wait() for flush in self._pending]
-        await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _take_role(self) -> None:
         try:
@@ -202,7 +123,11 @@ class Replicator:
         await self.in_thread(self.log.lower_low_watermark)
         self.replica.low_watermark = self.log.stored_low_watermark
         try:
-            partition = await self.home.lead(self, leadership)
+            restored = await self._restored()
+            if restored.damage is not None and self.home.damaged(self, restored.damage):
+                raise self.not_leader()
+            place = (self.topic, self.key.index, self.log)
+            partition = await self.home.partitions.lead(*place, restored, leadership)
         except (NotLeader, TopicNotFound):
             # The log is damaged and another replica will lead; or the topic was deleted, and this
             # replica will be closed.
@@ -219,7 +144,7 @@ class Replicator:
         self.wake()
         self.home.check_in_sync_soon()
 
-    async def restored(self) -> Replay:
+    async def _restored(self) -> Replay:
         replay, self.follower_log.replay = self.follower_log.replay, None
         if replay is None or replay.damage is not None or replay.share_ids != self.share_ids:
             # The follower may not have known a new share.
@@ -227,25 +152,12 @@ class Replicator:
         replay.topic = self.topic
         return await self.in_thread(replay.finish)
 
-    def new_replay(self) -> Callable[[], Replay]:
-        """Return a function that opens a new replay. The caller runs the function in a thread."""
-        shares, place = self.shares, (self.log, self.topic, self.key.index)
-        return lambda: Replay(*place, shares=shares, context=self.context)
-
-    @property
-    def shares(self) -> Sequence[Topic]:
-        return self.context.catalog.shares_of(self.key.topic_id)
-
-    @property
-    def share_ids(self) -> frozenset[str]:
-        return frozenset(share.topic_id for share in self.shares)
-
     def serve(self, fetch: Fetch, *, bytes_max: int) -> Reply[bytes] | None:
         """Return the reply to a follower's fetch, or None if there are no new records yet."""
         if self.replica.leader is not None and self.partition is None:
             return NotYet(fetch)  # the log is being replayed
         self.note_start()
-        found = self.replica.fetched(fetch, now_ms=self.home.now_ms())
+        found = self.replica.fetched(fetch, now_ms=self.context.clock.mono_ms())
         self._apply_watermark()
         if found is not None:
             return found
@@ -265,37 +177,12 @@ class Replicator:
             if self._low_watermark_waits:
                 self._wake_low_watermark_waits()
 
-    async def low_watermark_moved(self) -> None:
-        """Wait until a replica has stored a low watermark or the set of replicas has changed."""
-        moved = self._loop.create_future()
-        self._low_watermark_waits.append(moved)
-        await moved
-
-    def _wake_low_watermark_waits(self) -> None:
-        waits, self._low_watermark_waits = self._low_watermark_waits, []
-        for each in waits:
-            if not each.done():
-                each.set_result(None)
-
-    def park(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` once, when there may be new records for a waiting fetch."""
-        self._waiting_fetches.add(wake)
-
-    def unpark(self, wake: Callable[[], None]) -> None:
-        self._waiting_fetches.discard(wake)
-
-    def wake(self) -> None:
-        if self._waiting_fetches:
-            waiting, self._waiting_fetches = self._waiting_fetches, set()
-            for wake in waiting:
-                wake()
-
     def propose(self) -> Change | None:
         leader = self.replica.leader
         if leader is None or self.partition is None:
             return None
         gone = [node for node in leader.row.replicas if not self.home.is_alive(node)]
-        return leader.propose(now_ms=self.home.now_ms(), gone=gone)
+        return leader.propose(now_ms=self.context.clock.mono_ms(), gone=gone)
 
     def change_rejected(self, change: Change) -> None:
         if self.replica.leader is not None:
@@ -307,25 +194,9 @@ class Replicator:
         if self.replica.leader is not None:
             self.replica.leader.doubted(change)
 
-    @property
-    def leader(self) -> int:
-        view = self.replica.view
-        return -1 if view is None or self.replica.role is not Role.FOLLOWER else view.row.leader
-
-    @property
-    def is_changing_role(self) -> bool:
-        return self._role_task is not None or self._is_closed
-
     def fetch_soon(self, *, after_ms: int = 0) -> None:
         if self.replica.role is Role.FOLLOWER and not self._is_closed:
-            self.home.fetch_soon(self, after_ms=after_ms)
-
-    def note_start(self) -> None:
-        if self.log.start_offset > self.replica.start_offset:
-            self.replica.trimmed(self.log.start_offset)
-
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        return await self._loop.run_in_executor(self.context.pool, work)
+            self.home.fetch_soon(self, after_ms)
 
     def reincarnate(self, incarnation: int) -> None:
         """Give up the role, because this node was considered dead and has registered again."""
@@ -353,15 +224,6 @@ class Replicator:
         self.replica.halt("the log is damaged; it will be rebuilt once another node leads")
         self.fail_pending_after(-1)
         self._change_role()
-
-    def halt(self, reason: str) -> None:
-        self.replica.halt(reason)
-        self.fail_pending_after(-1)
-        self._wake_low_watermark_waits()
-        self.log_halt(reason)
-
-    def log_halt(self, reason: str) -> None:
-        log_.critical("replica halted", extra={"partition": str(self.key), "reason": reason})
 
     async def close(self, *, is_clean: bool) -> None:
         self._is_closed = True

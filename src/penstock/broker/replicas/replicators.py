@@ -16,19 +16,19 @@ from typing import Any
 
 from penstock.broker.context.context import BrokerContext, log_config
 from penstock.broker.context.timers import cancel_all
-from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.partitions import TOPICS_FOLDER, Partitions, one_by_one
 from penstock.broker.replicas.damaged_replicas import DamagedReplicas, OpenedLog
 from penstock.broker.replicas.fetching import ReplicaFetcher, ReplicaServer
-from penstock.broker.replicas.follower_log import about
-from penstock.broker.replicas.leadership import InSyncSets, Leadership, ReplicationCounts
-from penstock.broker.replicas.replicator import Replicator
+from penstock.broker.replicas.in_sync_sets import InSyncSets
+from penstock.broker.replicas.leadership import ReplicationCounts
+from penstock.broker.replicas.open_replica import about
+from penstock.broker.replicas.replicator import Home, Replicator
 from penstock.membership.cluster_view import ClusterView
 from penstock.membership.registration import Membership, RegisteredAt
 from penstock.metadata.cluster_entries import PARTITIONS_PREFIX, PartitionKey, decode_row
 from penstock.metadata.cluster_entries import partition_of as key_of
 from penstock.metadata.store import Store
-from penstock.model.errors import Damaged, DiskFull, PenstockError
+from penstock.model.errors import DiskFull, PenstockError
 from penstock.model.levels import LEVEL_FIRST
 from penstock.model.topic import Topic
 from penstock.net.slices import in_slices
@@ -67,7 +67,6 @@ class Replicators:
         self._membership = membership
         self._registered_at = RegisteredAt(context.folder)
         self._peer = peer
-        self.level = level
         self._loop = asyncio.get_running_loop()
         self._folder = context.folder / TOPICS_FOLDER
         self._replicas: dict[PartitionKey, Replicator] = {}
@@ -88,28 +87,18 @@ class Replicators:
         self._server = ReplicaServer(self.find, incarnation=incarnation, level=level, counts=counts)
         self.register = self._server.register
         self.now_ms = context.clock.mono_ms
-        self.fetch_soon = self._fetcher.fetch_soon
         self.check_in_sync_soon = self._in_sync_sets.check_soon
-
-    def is_alive(self, node: int) -> bool:
-        return node == self.node or node in self._view.nodes
-
-    @property
-    def is_registered(self) -> bool:
-        """Whether this node's lease is valid. If so, no other node considers it dead (rule R20)."""
-        return self._membership.is_good
-
-    async def lead(self, replicator: Replicator, leadership: Leadership) -> Partition:
-        """Start leading a partition. Raises NotLeader if the log was quarantined as damaged."""
-        key = replicator.key
-        restored = await replicator.restored()
-        if restored.damage is not None and self.damaged(replicator, restored.damage):
-            raise replicator.not_leader()
-        topic, log = replicator.topic, replicator.log
-        return await self.partitions.lead(topic, key.index, log, restored, leadership)
-
-    def damaged(self, replicator: Replicator, damage: Damaged) -> bool:
-        return self._damaged.found(replicator, str(damage))
+        self._home = Home(
+            self.node,
+            context,
+            view,
+            membership,
+            level,
+            partitions,
+            fetch_soon=self._fetcher.fetch_soon,
+            check_in_sync_soon=self.check_in_sync_soon,
+            damaged=lambda found, damage: self._damaged.found(found, str(damage)),
+        )
 
     def _reopen(self, replicator: Replicator, is_emptied: bool) -> None:
         key = replicator.key
@@ -208,7 +197,7 @@ class Replicators:
         topic = self.context.catalog.find_id(key.topic_id) or opened.topic
         log.config = log_config(topic, self.context)
         replicator = self._replicas[key] = Replicator(
-            key, topic, log, opened.history, self, incarnation=self._membership.incarnation
+            key, topic, log, self._home, opened.history, self._membership.incarnation
         )
         if log.damage:
             self._damaged.found(replicator, log.damage[0].reason, fetched_in=fetched_in)

@@ -17,7 +17,6 @@ from penstock.cli.terminal.output import columns, moment, progress_bar
 if TYPE_CHECKING:
     from penstock.backup.manifest import Manifest
 
-_RATE = bytes_of(1, 100 * 2**30)
 _dir_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 _COLUMNS = columns(
     "name, at_ms AT, version, nodes, partitions#, definitions#, size_bytes# SIZE,"

@@ -56,7 +56,7 @@ def certs(
     again to renew it with the same CA; a running server loads the new files."""
     from penstock.cli.setup.certificates import Authority, write_private
 
-    if no_localhost and not hosts:
+    if no_localhost and not hosts and not is_client:
         raise click.UsageError("--no-localhost needs --host: a certificate needs a host.")
     here = () if no_localhost else ("localhost", "127.0.0.1", "::1")
     place = Path(folder)

@@ -1,6 +1,6 @@
-"""Consumer groups: which member reads which partitions, and the committed offsets.
+"""Consumer groups: which member reads which partitions, and the committed offsets. The entry point
+is ``cursor/coordinated_groups.py``.
 
-    groups.py     all groups of one coordinator partition: the entry point of this package
     table.py      the groups and their configs, rebuilt from the rows in the log
     classic/      the classic protocol (join, sync, heartbeat, leave): a member assigns partitions
     assigned.py   protocols in which the coordinator assigns and members send only heartbeats:

@@ -13,91 +13,20 @@ that check the batches' CRCs detect it at once. All other readers, above all the
 verify all they read. ``docs/adr/0015-fetches-verify-once.md`` explains the trade-off.
 """
 
-from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
+from penstock.log.storage.segment import Segment
+from penstock.log.storage.segment_files import VerifiedRange
 from penstock.log.storage.side_files import BatchStart, header_check, read_checks
 from penstock.model.file_slice import FileSlice, Piece
 from penstock.model.limits import BATCH_BYTES_MAX, KIB, MIB
 from penstock.record.batch import ATTR_CONTROL, CRC_FROM, HEADER, HEADER_BYTES, LENGTH_FROM, MAGIC
 from penstock.record.crc32c import crc32c
 
-if TYPE_CHECKING:
-    from penstock.log.storage.segment import Segment
-
-# Bytes between two ``RecentPositions``: a quarter of what most clients request at once.
-POSITION_BYTES = 256 * KIB
-
-
-class RecentPositions:
-    """Positions of batches in recently written bytes of a segment. The bytes between two positions
-    are sent without being read, because they were verified on arrival. Positions expire (``age``);
-    afterwards, their bytes are verified like all others."""
-
-    __slots__ = ("_offsets", "_old_count", "_positions", "_records", "due_at", "records")
-
-    def __init__(self) -> None:
-        self.due_at = 0  # the first batch from this position on is added
-        self.records = 0  # records appended by this process, without control records
-        self.clear()
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    def add(self, offset: int, position: int) -> None:
-        self._offsets.append(offset)
-        self._positions.append(position)
-        self._records.append(self.records)
-        self.due_at = position + POSITION_BYTES
-
-    def clear(self) -> None:
-        self._offsets = array("q")
-        self._positions = array("q")
-        self._records = array("q")
-        self._old_count = 0
-        self.due_at = 0
-
-    def age(self) -> None:
-        """Drop the positions that already existed at the previous call."""
-        if self._old_count == len(self._offsets):
-            self.clear()
-            return
-        for each in (self._offsets, self._positions, self._records):
-            del each[: self._old_count]
-        self._old_count = len(self._offsets)
-
-    def find(
-        self, start: int, *, bytes_max: int, up_to: int, end_offset: int, end_position: int
-    ) -> tuple[int, int, int, int] | None:
-        """Return position, size, next offset and record count of the longest slice that begins at
-        offset ``start``, or None if no position is known for ``start``."""
-        offsets, positions = self._offsets, self._positions
-        first = bisect_left(offsets, start)
-        if first == len(offsets) or offsets[first] != start:
-            return None
-        position = positions[first]
-        if end_offset <= up_to and end_position - position <= bytes_max:
-            size = end_position - position
-            return position, size, end_offset, self.records - self._records[first]
-        last = min(bisect_right(positions, position + bytes_max), bisect_right(offsets, up_to)) - 1
-        if last <= first:
-            return None
-        count = self._records[last] - self._records[first]
-        return position, positions[last] - position, offsets[last], count
-
-    def next_after(self, start: int) -> int | None:
-        at = bisect_right(self._offsets, start)
-        return self._offsets[at] if at < len(self._offsets) else None
-
-
 READ_BYTES_MAX = 4 * MIB  # longer reads would delay all other requests
 TRUSTED_READS = 15  # between two verifications of one range
 SLICE_BYTES_MIN = 64 * KIB  # below this size a copy is cheaper than a slice
-RANGES_MAX = 512  # ranges remembered per open segment, 400 bytes each
 _CHECKS_FIRST = 64  # enough for a MiB of batches of ordinary size
 _CHECKS_AHEAD = 1_024
 _COUNT_AT = slice(57, 61)
@@ -109,24 +38,6 @@ class BatchBuffers(NamedTuple):
     next_offset: int  # the offset after the last batch
     record_count: int  # without control records
     is_all_empty: bool = False  # only empty batches, left by compaction
-
-
-class VerifiedRange(msgspec.Struct):
-    place: BatchStart
-    size: int = 0
-    next_offset: int = 0
-    record_count: int = 0
-    trusted_reads: int = 0
-
-
-class VerifiedRanges(dict[int, VerifiedRange]):
-    def at(self, offset: int, place: BatchStart) -> VerifiedRange:
-        known = self.get(offset)
-        if known is None:
-            if len(self) >= RANGES_MAX:
-                del self[next(iter(self))]
-            known = self[offset] = VerifiedRange(place)
-        return known
 
 
 def buffers_of(batches: Sequence[bytes], start: int) -> BatchBuffers:
@@ -147,7 +58,7 @@ def buffers_of(batches: Sequence[bytes], start: int) -> BatchBuffers:
 
 
 def read_buffers(
-    segment: "Segment", start: int, *, bytes_max: int, up_to: int, as_slice: bool
+    segment: Segment, start: int, *, bytes_max: int, up_to: int, as_slice: bool
 ) -> BatchBuffers | None:
     """Return whole batches from offset ``start`` on, or None if the first batch is bad. With
     ``as_slice``, the result may be a slice of the file."""
@@ -194,7 +105,7 @@ def read_buffers(
 
 
 def _read_known(
-    segment: "Segment", first: VerifiedRange, *, bytes_max: int, up_to: int, as_slice: bool
+    segment: Segment, first: VerifiedRange, *, bytes_max: int, up_to: int, as_slice: bool
 ) -> BatchBuffers | None:
     find = segment.files.verified.get
     position = first.place.position
@@ -224,7 +135,7 @@ def _read_known(
 class _BufferWalk:
     __slots__ = ("_data", "_place", "_segment", "end", "first", "is_gapped", "wanted_bytes")
 
-    def __init__(self, segment: "Segment", place: BatchStart, size: int) -> None:
+    def __init__(self, segment: Segment, place: BatchStart, size: int) -> None:
         self._segment = segment
         self._place = place
         size = min(size, segment.bytes - place.position)

@@ -14,10 +14,10 @@ import re
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock.log.storage.checkpoint import Damage
 from penstock.log.storage.files import Disk
+from penstock.log.storage.segment_files import SegmentFiles
 from penstock.log.storage.side_files import (
     HOLE,
     RELATIVE_MAX,
@@ -40,9 +40,6 @@ from penstock.record.batch import (
 )
 from penstock.record.compaction import empty_batch, is_bare, spanned
 from penstock.record.crc32c import crc32c
-
-if TYPE_CHECKING:
-    from penstock.log.storage.segment import Segment
 
 WINDOW_BYTES = 4 * MIB
 CANDIDATES_MAX = 1_000  # positions tried for one gap; more candidates are an attack
@@ -104,21 +101,21 @@ class Scan:
 class Scanner:
     def __init__(
         self,
-        segment: "Segment",
+        files: SegmentFiles,
         start: BatchStart = START,
         *,
         epoch: int = EPOCH_MIN,
         max_timestamp: int = -1,
         bytes_max: int | None = None,
     ) -> None:
-        self._segment, self._disk, self._fd = segment, segment.disk, segment.files.log_fd
-        self._checks, self._base_offset = segment.files.checks, segment.base_offset
+        self._files, self._disk, self._fd = files, files.disk, files.log_fd
+        self._checks, self._base_offset = files.checks, files.base_offset
         self._wanted_bytes = 0  # size of the next batch if it is larger than the window
-        size = segment.bytes or self._disk.size(self._fd)
+        size = self._disk.size(self._fd)
         self.scan = Scan(
             size if bytes_max is None else min(size, bytes_max),
             start.position,
-            segment.base_offset + start.relative,
+            files.base_offset + start.relative,
             start.ordinal,
             epoch=epoch,
             max_timestamp=max_timestamp,
@@ -126,7 +123,7 @@ class Scanner:
         self._first_ordinal = start.ordinal
         known_count = max(0, self._checks.count - start.ordinal)
         self._known = read_checks(self._checks, start.ordinal, known_count)
-        self._indexed_position = start.position - segment.interval_bytes
+        self._indexed_position = start.position - files.interval_bytes
         self._by_check: dict[int, int] | None = None
 
     def run(self) -> Scan:
@@ -155,7 +152,7 @@ class Scanner:
         unpack, crc_of, add_check = HEADER.unpack_from, crc32c, scan.checks.append
         offset, epoch, max_timestamp = scan.offset, scan.epoch, scan.max_timestamp
         number, known_count = scan.ordinal - self._first_ordinal, len(known)
-        interval_bytes = self._segment.interval_bytes
+        interval_bytes = self._files.interval_bytes
         index_at = self._indexed_position + interval_bytes
         reason, wanted, last_at = None, 0, -1
         while limit - at >= HEADER_BYTES:
@@ -219,17 +216,17 @@ class Scanner:
         if place is None:
             scan.tail_reason = reason
             return False
-        name, size = self._segment.path.name, place.position - scan.position
+        name, size = self._files.path.name, place.position - scan.position
         next_offset = self._base_offset + place.relative
         scan.damage.append(Damage(name, scan.position, size, scan.offset, next_offset, reason))
         scan.checks.extend([HOLE] * (place.ordinal - scan.ordinal))
         scan.position, scan.ordinal, scan.offset = place.position, place.ordinal, next_offset
         # The batch after a hole is always indexed, so that reads can skip the hole.
-        self._indexed_position = place.position - self._segment.interval_bytes
+        self._indexed_position = place.position - self._files.interval_bytes
         return True
 
     def _next_indexed(self) -> BatchStart | None:
-        index = self._segment.files.index
+        index = self._files.index
         number = index.offsets.last_at_most(self.scan.position, column=1)
         for at in range(0 if number is None else number + 1, index.count):
             place = index.place(at)

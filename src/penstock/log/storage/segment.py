@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from penstock.log.storage.batch_buffers import RecentPositions, VerifiedRanges
 from penstock.log.storage.checkpoint import Damage, DamagedRange
-from penstock.log.storage.files import Disk, SharedFile, is_full, segment_path, segment_paths
+from penstock.log.storage.files import Disk, is_full, segment_path
+from penstock.log.storage.recent_positions import RecentPositions
 from penstock.log.storage.scan import Scan, Scanner, header_fault
+from penstock.log.storage.segment_files import SegmentFiles
 from penstock.log.storage.side_files import (
-    CHECK_FIELDS,
     HOLE,
     RELATIVE_MAX,
     START,
     BatchStart,
     CheckWindow,
-    EntryFile,
-    SegmentIndex,
     header_check,
     is_same_checks,
     read_checks,
@@ -151,40 +149,6 @@ class Cut(NamedTuple):
     last: BatchStart
     epoch: int
     max_timestamp: int
-
-
-class SegmentFiles:
-    def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
-        self.disk = disk
-        opened: list[int] = []
-        try:
-            for path in segment_paths(folder, base_offset):
-                # Not a comprehension, because the opened ones must be closed if the next one fails.
-                opened.append(disk.open(path))  # noqa: PERF401
-        except OSError:
-            for fd in opened:
-                disk.close(fd)
-            raise
-        self.log_fd, offsets, times, checks = opened
-        self.index = SegmentIndex(offsets, times, interval_bytes=interval_bytes, disk=disk)
-        self.checks = EntryFile(checks, CHECK_FIELDS, disk=disk)
-        self.verified = VerifiedRanges()
-        self.log_file: SharedFile | None = SharedFile(self.log_fd, disk)
-
-    def flush(self) -> None:
-        self.index.flush()
-        self.checks.flush()
-
-    def fds(self) -> tuple[int, ...]:
-        return (self.log_fd, self.index.offsets.fd, self.index.times.fd, self.checks.fd)
-
-    def close(self) -> None:
-        try:
-            self.flush()
-        finally:
-            self.log_file = None  # closed when the last reader is done
-            for fd in self.fds()[1:]:
-                self.disk.close(fd)
 
 
 class Segment:
@@ -349,7 +313,7 @@ class Segment:
 
     def _rebuild_all(self) -> bool:
         """Scan the segment and rebuild its side files. Returns False if its end is damaged."""
-        scan = Scanner(self).run()
+        scan = Scanner(self.files, bytes_max=self.bytes).run()
         if scan.position != self.bytes or scan.last is None:
             return False
         scan.seal()

@@ -28,7 +28,7 @@ from penstock.model.levels import LEVEL_MAX, Levels
 from penstock.model.topic import Topic
 from penstock.model.troubles import CLOCK_SKEW, REPLICA_HALTED, Trouble
 from penstock.node.cluster.cluster_admin import ClusterAdmin
-from penstock.node.cluster.cluster_troubles import ClockSkew, ClusterTroubles, cluster_samples
+from penstock.node.cluster.cluster_troubles import ClockSkew, ClusterTroubles
 from penstock.node.configuration.cluster_config import parse_listen
 from penstock.node.listening import make_client, open_internal
 from penstock.node.metadata.metadata_link import MetadataLink
@@ -247,7 +247,6 @@ class ClusterRole:
         )
         await self.replicators.start()
         await self.manager.start()
-        setup.meter.register_collector(lambda: cluster_samples(self))
 
     def set_topics_in_sync_min(self, count: int | None) -> None:
         """Set the default ``min.insync.replicas`` of topics. None means the configured value."""

@@ -1,26 +1,21 @@
-"""Problems of the cluster that a node detects (dead nodes, partitions that accept no messages, a
-missing manager, clocks that differ), and the node's metrics about the cluster.
+"""Problems of the cluster that a node detects: dead nodes, partitions that accept no messages, a
+missing manager, clocks that differ.
 
 Partitions are counted in a thread, only after a change. After each count there is a pause of fifty
-times its duration, so counting uses at most 2 % of a core. There are no metrics of single
-partitions, because a cluster has too many partitions."""
+times its duration, so counting uses at most 2 % of a core."""
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.manager.cluster_state import is_led
-from penstock.manager.decisions import DecisionKind
 from penstock.membership.cluster_view import ClusterView
 from penstock.metadata.cluster_entries import NodeEntry
 from penstock.model import troubles
 from penstock.model.troubles import CLOCK_SKEW_MS_MAX, Trouble
-from penstock.replication.replica import Role
 from penstock.replication.row import NO_NODE, View
-from penstock.telemetry import families
-from penstock.telemetry.families import Family, Sample
 
 PAUSE_FACTOR: Final = 50
 SEEN_MIN: Final = 2  # batches from the future; a single one may be caused by setting a clock
@@ -122,100 +117,3 @@ class ClockSkew:
         while self._seen and mono_ms - self._seen[0][0] > self._kept_ms:
             self._seen.popleft()
         return self._seen[-1][1] if len(self._seen) == SEEN_MIN else 0
-
-
-if TYPE_CHECKING:
-    from penstock.node.cluster.cluster_role import ClusterRole
-
-Samples = Iterator[tuple[Family, Sample]]
-
-ELECTIONS: Final = (
-    DecisionKind.ELECTED,
-    DecisionKind.RECOVERED,
-    DecisionKind.HANDED_OVER,
-    DecisionKind.PREFERRED,
-)
-
-
-def cluster_samples(role: "ClusterRole") -> Iterable[tuple[Family, Sample]]:
-    yield from _partitions(role)
-    yield from _replication(role)
-    yield from _management(role)
-    level = role.level
-    yield families.FEATURE_LEVEL, ((), level.in_force)
-    yield families.FEATURE_LEVEL_MAX, ((), level.levels.highest)
-    yield families.STORE_REVISION, ((), role.view.revision)
-    yield families.STORE_RESYNCS, ((), role.view.resync_count + level.resync_count)
-    yield families.LEASE_LEFT, ((), role.membership.lease_left_ms / 1_000)
-
-
-def _partitions(role: "ClusterRole") -> Samples:
-    alive = role.view.nodes.keys()
-    now_ms = role.replicators.now_ms()
-    held = led = halted = under = below = lag_records = lag_ms = behind = 0
-    for one in role.replicators.all():
-        held += 1
-        replica = one.replica
-        leader = replica.leader
-        if leader is None:
-            halted += replica.role is Role.HALTED
-            behind = max(behind, one.lag_count)
-            continue
-        led += 1
-        row = leader.row
-        if row.lost or len(row.in_sync) < len(row.replicas) or not row.in_sync <= alive:
-            whole = len(row.whole & alive)
-            under += whole < len(row.replicas)
-            below += whole < row.in_sync_min
-        records, ms = leader.worst_lag(now_ms=now_ms)
-        lag_records, lag_ms = max(lag_records, records), max(lag_ms, ms)
-    yield families.PARTITIONS_LED, ((), led)
-    yield families.REPLICAS, ((), held)
-    yield families.REPLICAS_HALTED, ((), halted)
-    yield families.PARTITIONS_UNDER_REPLICATED, ((), under)
-    yield families.PARTITIONS_BELOW_MINIMUM, ((), below)
-    yield families.REPLICA_LAG_RECORDS, ((), lag_records)
-    yield families.REPLICA_LAG_SECONDS, ((), lag_ms / 1_000)
-    yield families.REPLICA_BEHIND_RECORDS, ((), behind)
-
-
-def _replication(role: "ClusterRole") -> Samples:
-    counts = role.replicators.counts
-    for family, label, count in (
-        (families.IN_SYNC_CHANGES, "joined", counts.joined),
-        (families.IN_SYNC_CHANGES, "left", counts.left),
-        (families.IN_SYNC_CHANGES, "refused", counts.refused),
-        (families.REPLICA_FETCHES, "asked", counts.fetches_asked),
-        (families.REPLICA_FETCHES, "unanswered", counts.fetches_unanswered),
-        (families.REPLICA_FETCHES, "served", counts.fetches_served),
-        (families.REPLICATED_BYTES, "in", counts.bytes_in),
-        (families.REPLICATED_BYTES, "out", counts.bytes_out),
-        (families.REPLICA_CUTS, "truncated", counts.truncations),
-        (families.REPLICA_CUTS, "restarted", counts.restarts),
-        (families.INTERNAL_CONNECTIONS, "in", len(role.listener.connections)),
-        (families.INTERNAL_CONNECTIONS, "out", role.peers.connection_count),
-        *((families.PASSED_ON, *passed) for passed in role.peers.passed_on.items()),
-    ):
-        yield family, ((label,), count)
-    yield families.LEADER_EPOCHS, ((), counts.epochs)
-
-
-def _management(role: "ClusterRole") -> Samples:
-    manager = role.manager
-    assert manager is not None, "the role must be started first"
-    active = manager.active
-    yield families.MANAGER, ((), int(active is not None))
-    passes = manager.passes
-    if active is not None:
-        leaderless = len(active.leaderless)
-        passes += active.passes
-        seconds = (role.replicators.now_ms() - active.began_ms) / 1_000
-        yield families.MANAGER_TENURE, ((), seconds)
-        yield families.MANAGER_MOVES, ((), len(active.state.requests))
-        led = max(0, len(active.state.rows) - leaderless)
-        yield families.CLUSTER_PARTITIONS, (("led",), led)
-        yield families.CLUSTER_PARTITIONS, (("leaderless",), leaderless)
-    yield families.MANAGER_PASSES, ((), passes)
-    for kind in DecisionKind:
-        family = families.ELECTIONS if kind in ELECTIONS else families.PARTITION_CHANGES
-        yield family, ((kind.value,), manager.counts[kind])

@@ -287,7 +287,7 @@ def read_master(path: Path) -> bytes:
     # A group may read the file: service managers and orchestrators set this up.
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise KeyRingUnusable(
-            f"other users can read the master key {path} (mode {stat.S_IMODE(mode):04o});"
+            f"other users can read or change the master key {path} (mode {stat.S_IMODE(mode):04o});"
             f" run: chmod 600 {path}"
         )
     return _parse_master(content, str(path))

@@ -29,6 +29,7 @@ from penstock.model.levels import LEVEL_MAX
 from penstock.model.replication import IN_SYNC_MIN
 from penstock.model.topic import partition_of_group
 from penstock.model.troubles import Trouble
+from penstock.node.cluster.cluster_metrics import cluster_samples
 from penstock.node.cluster.cluster_role import ClusterRole
 from penstock.node.configuration.config import Mode
 from penstock.node.metadata.metadata_link import MetadataLink
@@ -122,6 +123,7 @@ class BrokerRole:
         self.broker.shares.settings_of = self.groups.settings_of
         if cluster is not None:
             await cluster.start(self.broker, self._context)
+            setup.meter.register_collector(lambda: cluster_samples(cluster))
         await self.groups.start()
         self.transactions = TransactionHost(
             coordinators,

@@ -14,7 +14,7 @@ import msgspec
 from penstock.broker.coordination.groups import TOPIC_NAME as GROUPS_TOPIC
 from penstock.broker.coordination.row_log import PlacedRow, RowLog, RowUnreadable, digest_of
 from penstock.broker.coordination.transactions import TOPIC_NAME as TRANSACTIONS_TOPIC
-from penstock.cursor.groups.groups import Groups
+from penstock.cursor.coordinated_groups import Groups
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.rows import Row
 from penstock.cursor.transactions import Transactions

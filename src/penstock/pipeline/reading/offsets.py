@@ -76,14 +76,14 @@ def resolve(
     fixed = {} if position.is_time else {at: to for at, to in wanted.items() if to >= 0}
     unresolved = {place: to for place, to in wanted.items() if place not in fixed}
     found = client.offsets(unresolved, is_committed=is_committed) if unresolved else {}
-    too_old = [place for place, offset in found.items() if offset < 0]
-    if too_old:
+    beyond = [place for place, offset in found.items() if offset < 0]
+    if beyond:
         if position.timestamp_strategy is TimestampStrategy.ERROR:
             raise OptionInvalid(
-                f"option {position.option} is after all records of {'; '.join(map(str, too_old))};"
+                f"option {position.option} is after all records of {'; '.join(map(str, beyond))};"
                 " set startingOffsetsByTimestampStrategy=latest to start at the end"
             )
-        found |= client.offsets(dict.fromkeys(too_old, LATEST), is_committed=is_committed)
+        found |= client.offsets(dict.fromkeys(beyond, LATEST), is_committed=is_committed)
     return fixed | found
 
 

@@ -12,6 +12,7 @@ from tests.unit.broker.stage import HandClock
 from penstock.broker.context.disk import DiskBudget
 from penstock.broker.coordination.host import PARTITION_COUNT, RELOAD_MS_MIN
 from penstock.broker.coordination.row_log import encode_rows
+from penstock.cursor.coordinated_groups import Groups
 from penstock.cursor.coordinator_calls import (
     BeatConsumer,
     CommitInTransaction,
@@ -24,7 +25,6 @@ from penstock.cursor.coordinator_calls import (
 from penstock.cursor.groups.classic.classic_state import SyncRequest
 from penstock.cursor.groups.consumer import ConsumerHeartbeat, ConsumerReply
 from penstock.cursor.groups.decision import Decision
-from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.offsets import CommitRequest, PartitionCommit
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.rows import Row

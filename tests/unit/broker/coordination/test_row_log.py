@@ -18,8 +18,8 @@ from penstock.broker.coordination.row_log import (
     portions,
 )
 from penstock.cursor import coordinator_calls as calls
+from penstock.cursor.coordinated_groups import Groups
 from penstock.cursor.groups.decision import Decision
-from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.settings import STREAMS_DELAY, STREAMS_STANDBYS, GroupSettings
 from penstock.cursor.groups.share import ShareHeartbeat
 from penstock.cursor.rows import Row

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from penstock.cursor import coordinator_calls as calls
+from penstock.cursor.coordinated_groups import Groups
 from penstock.cursor.groups.assigned import AssignedGroup
 from penstock.cursor.groups.assignors import Partitions
 from penstock.cursor.groups.classic.classic import ClassicGroup
@@ -17,7 +18,6 @@ from penstock.cursor.groups.classic.classic_state import (
 )
 from penstock.cursor.groups.consumer import ConsumerHeartbeat, ConsumerReply
 from penstock.cursor.groups.decision import Decision, Reply
-from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.offsets import CommitReply, CommitRequest, PartitionCommit
 from penstock.cursor.groups.settings import GroupSettings
 from penstock.cursor.groups.share import ShareGroup

@@ -7,10 +7,10 @@ from tests.unit.cursor.groups.harness import DEV, Shell, parts, topics_of, view_
 from tests.unit.cursor.groups.test_offsets import subscription
 
 from penstock.cursor import coordinator_calls as calls
+from penstock.cursor.coordinated_groups import Groups
 from penstock.cursor.deadlines import Deadlines
 from penstock.cursor.groups.classic.classic import subscribed_topics
 from penstock.cursor.groups.decision import Reply
-from penstock.cursor.groups.groups import Groups
 from penstock.cursor.groups.records import CODEC, OffsetValue, RowKind
 from penstock.wire.kafka.faults import ErrorCode
 

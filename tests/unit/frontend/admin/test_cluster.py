@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -366,6 +367,7 @@ class TestElections:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer takes most of the time")
 async def test_many_partitions_do_not_hold_up_the_loop(ward: Ward) -> None:
     """Clients of the same node are served meanwhile."""
     await ward.cluster.write_rows("a", 5_000, ward.cluster.row("a", 0))

@@ -12,13 +12,9 @@ from tests.unit.record.checks import check
 
 from penstock.log.log import Log, LogConfig, OffsetOutOfRange
 from penstock.log.readable import OPEN_SEGMENTS_MAX
-from penstock.log.storage.batch_buffers import (
-    RANGES_MAX,
-    READ_BYTES_MAX,
-    TRUSTED_READS,
-    BatchBuffers,
-)
+from penstock.log.storage.batch_buffers import READ_BYTES_MAX, TRUSTED_READS, BatchBuffers
 from penstock.log.storage.checkpoint import DamagedRange
+from penstock.log.storage.segment_files import RANGES_MAX
 from penstock.model.file_slice import in_memory
 from penstock.model.limits import MIB
 from penstock.record.batch import (

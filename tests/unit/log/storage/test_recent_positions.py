@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.unit.log.stage import QuickDisk, append, open_log
 
 from penstock.log.log import Log, LogConfig
-from penstock.log.storage.batch_buffers import POSITION_BYTES, SLICE_BYTES_MIN, RecentPositions
+from penstock.log.storage.batch_buffers import SLICE_BYTES_MIN
+from penstock.log.storage.recent_positions import POSITION_BYTES, RecentPositions
 from penstock.model.file_slice import FileSlice, in_memory
 from penstock.model.limits import KIB, MIB
 from penstock.record.batch import parse_header, split_batches

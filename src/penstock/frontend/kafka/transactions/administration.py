@@ -10,7 +10,7 @@ from msgspec.structs import astuple
 
 from penstock.cursor.coordinator_calls import DescribeTransaction, ListTransactions
 from penstock.cursor.patterns.pattern import InvalidPattern, Pattern
-from penstock.cursor.transactions import TxnState, TxnValue
+from penstock.cursor.transaction_values import TxnState, TxnValue
 from penstock.frontend.kafka import checks
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.errors import API_ERRORS, error_fields, invalid_request, partition_code

@@ -69,7 +69,8 @@ async def check_transaction(
     )
     if code in _LATER:
         raise ApiError(
-            ErrorCode.NOT_ENOUGH_REPLICAS, f"The transaction is not ready (error {code}): retry."
+            ErrorCode.NOT_ENOUGH_REPLICAS,
+            f"The transaction is not ready ({code.name}): retry.",
         )
     if code:
         raise ApiError(code_for_version(code, version, NEVER, _PRODUCE_ABORTABLE_FROM))

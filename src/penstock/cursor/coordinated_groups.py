@@ -7,8 +7,9 @@ offsets and never changes its kind. Reads return the state in memory; the broker
 replies until earlier appends are committed."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.cursor import coordinator_calls as calls
 from penstock.cursor.groups.assigned import JOIN, AssignedGroup, Heartbeat
 from penstock.cursor.groups.classic.classic import ClassicGroup
 from penstock.cursor.groups.classic.classic_state import JoinReply, State
@@ -26,13 +27,10 @@ from penstock.cursor.patterns.matches import Topics
 from penstock.model.quotas import GROUP_CONFIGS
 from penstock.wire.kafka.faults import ErrorCode
 
-if TYPE_CHECKING:
-    from penstock.cursor import coordinator_calls as calls
-
 
 class Groups(GroupTable):
     # ── The classic protocol ─────────────────────────────────────────────────────────────────
-    def join(self, call: "calls.Join", decision: Decision) -> None:
+    def join(self, call: calls.Join, decision: Decision) -> None:
         request = call.request
         group, code = self._find_or_create(call.group_id, may_create=not request.member_id)
         if group is not None and not isinstance(group.members, ClassicGroup):
@@ -48,17 +46,17 @@ class Groups(GroupTable):
         group.members.join(request, decision)
         self._finish(group)
 
-    def sync(self, call: "calls.Sync", decision: Decision) -> None:
+    def sync(self, call: calls.Sync, decision: Decision) -> None:
         group, classic = self._classic(call.group_id)
         classic.sync(call.request, decision)
         self._finish(group)
 
-    def heartbeat(self, call: "calls.Heartbeat", decision: Decision) -> None:
+    def heartbeat(self, call: calls.Heartbeat, decision: Decision) -> None:
         group, classic = self._classic(call.group_id)
         classic.heartbeat(call.member_id, call.instance_id, call.generation, decision)
         self._finish(group)
 
-    def leave(self, call: "calls.Leave", decision: Decision) -> None:
+    def leave(self, call: calls.Leave, decision: Decision) -> None:
         group, classic = self._classic(call.group_id)
         classic.leave(call.leavers, decision)
         self._finish(group)
@@ -71,7 +69,7 @@ class Groups(GroupTable):
         return group, ClassicGroup(group_id, self._settings)
 
     # ── Heartbeats of consumer, share and streams groups ─────────────────────────────────────
-    def beat(self, call: "calls.Beat", topics: Topics, decision: Decision) -> None:
+    def beat(self, call: calls.Beat, topics: Topics, decision: Decision) -> None:
         request: Heartbeat = call.request
         refusal = request.malformed(topics)
         if refusal is not None:
@@ -99,7 +97,7 @@ class Groups(GroupTable):
             return group, kind(group_id, self._settings), code
         return None, None, ErrorCode.GROUP_ID_NOT_FOUND
 
-    def due_patterns(self, call: "calls.BeatConsumer", topics: Topics) -> DuePatterns:
+    def due_patterns(self, call: calls.BeatConsumer, topics: Topics) -> DuePatterns:
         members = self._members(call.group_id)
         if not isinstance(members, ConsumerGroup):
             members = ConsumerGroup(call.group_id, self._settings)
@@ -120,7 +118,7 @@ class Groups(GroupTable):
             group.members.take_assignment(assignment, decision)
             self._finish(group)
 
-    def make_share(self, call: "calls.MakeShareGroup", decision: Decision) -> None:
+    def make_share(self, call: calls.MakeShareGroup, decision: Decision) -> None:
         group, share, code = self._find(call.group_id, ShareGroup, is_join=True)
         if group is not None and share is not None and not share.is_stored:
             share.begin(decision)
@@ -131,7 +129,7 @@ class Groups(GroupTable):
     # ── Offsets ──────────────────────────────────────────────────────────────────────────────
     def commit(
         self,
-        call: "calls.Commit | calls.CommitInTransaction",
+        call: calls.Commit | calls.CommitInTransaction,
         decision: Decision,
         producer: tuple[int, int] | None = None,  # id and epoch, in a transaction
     ) -> None:
@@ -163,7 +161,7 @@ class Groups(GroupTable):
             return members.check_commit(request, is_transactional=is_transactional, now_ms=now_ms)
         return members.check_commit(request, is_transactional=is_transactional)
 
-    def complete_transaction(self, call: "calls.CompleteTransaction", decision: Decision) -> None:
+    def complete_transaction(self, call: calls.CompleteTransaction, decision: Decision) -> None:
         """Commit or drop the pending offsets of a transaction. A repeated call has no effect."""
         producer_id = call.producer_id
         if call.producer_epoch < self._fences.epoch_of(producer_id):
@@ -176,7 +174,7 @@ class Groups(GroupTable):
         self._fences.raise_to(producer_id, call.producer_epoch, decision)
         decision.reply(Reply(), after_commit=True)
 
-    def fetch(self, call: "calls.FetchOffsets") -> FetchReply:
+    def fetch(self, call: calls.FetchOffsets) -> FetchReply:
         """Return the committed offsets of a group. For an unknown group, all offsets are -1."""
         group = self._groups.get(call.group_id)
         members = None if group is None else group.members
@@ -191,7 +189,7 @@ class Groups(GroupTable):
         offsets = Offsets(call.group_id, {}, self._usage) if group is None else group.offsets
         return offsets.fetch(call.partitions, requires_stable=call.requires_stable)
 
-    def delete_offsets(self, call: "calls.DeleteOffsets", decision: Decision) -> None:
+    def delete_offsets(self, call: calls.DeleteOffsets, decision: Decision) -> None:
         """Delete offsets. Partitions of topics that the group subscribes to are rejected."""
         group = self._groups.get(call.group_id)
         if group is None or isinstance(group.members, ShareGroup):  # share groups have no offsets
@@ -210,7 +208,7 @@ class Groups(GroupTable):
         decision.reply(CommitReply(partitions=tuple(results)), after_commit=True)
         self._finish(group)
 
-    def change_configs(self, call: "calls.ChangeConfigs", decision: Decision) -> None:
+    def change_configs(self, call: calls.ChangeConfigs, decision: Decision) -> None:
         group_id, bound = call.group_id, self._settings.configs_max
         before = self.configs(group_id)
         merged = {**before, **call.changes}
@@ -227,7 +225,7 @@ class Groups(GroupTable):
             decision.reply(Reply(), after_commit=True)
 
     # ── Whole groups ─────────────────────────────────────────────────────────────────────────
-    def delete_group(self, call: "calls.DeleteGroup", decision: Decision) -> None:
+    def delete_group(self, call: calls.DeleteGroup, decision: Decision) -> None:
         group = self._groups.get(call.group_id)
         if group is None:
             decision.reply(Reply(ErrorCode.GROUP_ID_NOT_FOUND))
@@ -237,7 +235,7 @@ class Groups(GroupTable):
             self._erase(group, decision)
             decision.reply(Reply(), after_commit=True)
 
-    def list_groups(self, call: "calls.ListGroups") -> tuple[Listing, ...]:
+    def list_groups(self, call: calls.ListGroups) -> tuple[Listing, ...]:
         """List the groups that match. Filters ignore case; an empty filter matches all groups."""
         states = {state.lower() for state in call.states}
         kinds = {kind.lower() for kind in call.kinds}
