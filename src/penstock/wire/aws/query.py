@@ -6,7 +6,7 @@ by readers that are built once per type.
 
 Clients write lists in many forms. Accepted are ``AttributeName.1``, the unnumbered
 ``AttributeName``, the plural ``AttributeNames.1``, ``….member.1`` and, for maps, ``….entry.1.key``.
-SNS has only the last two forms, and the full name of the field.
+A field of SNS has only its full name, such as ``TagKeys.member.1``.
 The number and the depth of the fields are checked before the tree is built.
 
 Names and values are decoded by the rules of ``urllib.parse``, but faster: the library needs a
