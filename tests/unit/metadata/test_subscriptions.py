@@ -323,6 +323,16 @@ async def test_a_sweep_deletes_what_was_not_confirmed_and_what_has_no_topic(near
     assert near.stored.find(restored.id) == restored
 
 
+async def test_a_subscription_that_was_not_confirmed_in_time_is_replaced(near: Node) -> None:
+    first = await near.stored.create(make())
+    in_time = make(created_at_ms=first.created_at_ms + CONFIRMATION_MS - 1)
+    assert await near.stored.create(in_time) == first
+    late = make(created_at_ms=first.created_at_ms + CONFIRMATION_MS)
+    assert await near.stored.create(late) == late
+    confirmed = await near.stored.change(late.id, lambda one: in_state(one, CONFIRMED))
+    assert await near.stored.create(make(created_at_ms=9 * CONFIRMATION_MS)) == confirmed
+
+
 async def test_subscriptions_are_bounded(near: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SUBSCRIPTIONS_MAX", 6)
     monkeypatch.setattr(limits, "SUBSCRIPTIONS_PER_TOPIC_MAX", 4)
@@ -420,6 +430,18 @@ async def test_a_failing_listener_stops_nothing(store: SqliteStore) -> None:
     await node.start()
     one = await node.stored.create(make())
     assert node.changes == [(None, one)]
+    await node.stop()
+
+
+async def test_another_endpoint_with_the_same_hash_is_refused(store: SqliteStore) -> None:
+    """The entry is forged here, because no two endpoints with the same hash are known."""
+    one = make()
+    forged = msgspec.json.encode(msgspec.structs.replace(one, endpoint="https://b.example/"))
+    await store.put(subscription_key(one.id), forged)
+    node = await Node(store).start()
+    assert node.stored.find_endpoint(TOPIC, "https", one.endpoint) is None
+    with pytest.raises(InvalidRequest, match="cannot be subscribed"):
+        await node.stored.create(make())
     await node.stop()
 
 
