@@ -127,6 +127,19 @@ async def test_a_key_is_renewed_after_a_year_and_used_when_all_nodes_know_it(
     assert near.certificate(second.certificate_id) is not None
 
 
+async def test_a_node_that_lags_uses_the_key_of_the_node_that_was_faster(
+    store: SqliteStore, clock: HandClock
+) -> None:
+    near, far = make(store, clock), make(store, clock)
+    for keys in (near, far):
+        await keys.start()
+    await far._entries.stop()  # it gets no changes any more
+    first = await near.ready()
+    assert (await far.ready()).certificate_id == first.certificate_id
+    for keys in (near, far):
+        await keys.stop()
+
+
 async def test_a_sweep_makes_no_key_where_none_was_needed(near: SnsKeys) -> None:
     assert await near.sweep() == 0
     assert near.current() is None
