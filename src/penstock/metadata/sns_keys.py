@@ -131,6 +131,8 @@ def _load(der: bytes) -> "RSAPrivateKey":
 
 
 class SnsKeys(WatchGroup):
+    """The signing keys of a cluster. Only ``ready`` and ``sweep`` may create a key."""
+
     def __init__(
         self,
         store: Store,
@@ -183,12 +185,12 @@ class SnsKeys(WatchGroup):
         """Create a new key if the newest one is a year old, and delete old certificates. Returns
         the number of certificates deleted."""
         now_ms = self._clock.wall_ms()
-        numbers = sorted(self._by_number)
-        if numbers and now_ms - self._by_number[numbers[-1]].created_at_ms >= RENEW_MS:
+        created = sorted((number, one.created_at_ms) for number, one in self._by_number.items())
+        if created and now_ms - created[-1][1] >= RENEW_MS:
             await asyncio.shield(self._begin())
         gone = 0
-        for number, successor in pairwise(numbers):
-            if now_ms - self._by_number[successor].created_at_ms >= KEPT_MS:
+        for (number, _), (_, successor_at_ms) in pairwise(created):
+            if now_ms - successor_at_ms >= KEPT_MS:
                 await self._entries.update(
                     sns_key_key(number), lambda _entry: None, what="The signing key"
                 )

@@ -179,13 +179,13 @@ class StoredSubscriptions(WatchGroup):
         assert new.state is not SubscriptionState.DELETED
 
         def decide(found: Subscription | None) -> Subscription:
-            if _live(found) is None:
+            live = _live(found)
+            if live is None or _is_over(live, now_ms=new.created_at_ms):
                 return new
-            assert found is not None
-            if not _is_same(found, new.topic_id, new.protocol, new.endpoint):
+            if not _is_same(live, new.topic_id, new.protocol, new.endpoint):
                 # Two endpoints with the same hash: 60 bits, so this does not happen by accident.
                 raise InvalidRequest("This endpoint cannot be subscribed to this topic.")
-            return found
+            return live
 
         created = await self._write(subscription_key(new.id), decide)
         assert created is not None
@@ -225,14 +225,9 @@ class StoredSubscriptions(WatchGroup):
         """Delete subscriptions that were not confirmed or not restored in time, and those of
         deleted topics. ``is_deleted`` gets a topic id. It must return False for a topic that is
         only missing in memory. Returns the number of subscriptions deleted."""
-        oldest_ms = now_ms - limits.CONFIRMATION_MS
 
         def is_due(one: Subscription) -> bool:
-            if one.state is SubscriptionState.PENDING and one.created_at_ms <= oldest_ms:
-                return True
-            if one.state is SubscriptionState.DELETED and one.deleted_at_ms <= oldest_ms:
-                return True
-            return is_deleted(one.topic_id)
+            return _is_over(one, now_ms=now_ms) or is_deleted(one.topic_id)
 
         return await self._delete_due(self._rows.values(), is_due)
 
@@ -381,6 +376,14 @@ class StoredSubscriptions(WatchGroup):
 
 def _groups(one: Subscription) -> Sequence[tuple[str, ...]]:
     return (one.topic_id,), (one.account, one.region)
+
+
+def _is_over(one: Subscription, *, now_ms: int) -> bool:
+    """Return whether the time to confirm or restore a subscription is over."""
+    if one.state is SubscriptionState.CONFIRMED:
+        return False
+    since_ms = one.created_at_ms if one.state is SubscriptionState.PENDING else one.deleted_at_ms
+    return now_ms - since_ms >= limits.CONFIRMATION_MS
 
 
 def _is_same(one: Subscription, topic_id: str, protocol: str, endpoint: str) -> bool:

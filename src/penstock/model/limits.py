@@ -102,7 +102,7 @@ TOKEN_RENEWAL_MS_MAX = 24 * 3_600 * SECOND_MS  # as in Kafka
 
 # ── Subscriptions, in the metadata store ─────────────────────────────────────────────────────
 SUBSCRIPTIONS_PER_TOPIC_MAX = 10_000
-SUBSCRIPTIONS_MAX = 100_000  # in the memory of every node, about 2 KB each without a long policy
+SUBSCRIPTIONS_MAX = 100_000  # in the memory of every node, 1.2 KB each and their policies
 # Attributes, webhook settings and secrets of one subscription as JSON: a filter policy of 256 KiB
 # whose every second character is escaped. With all other fields it fits an entry of the store.
 SUBSCRIPTION_BYTES_MAX = 384 * KIB

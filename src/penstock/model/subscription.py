@@ -22,6 +22,7 @@ from penstock.model.names import is_account, is_region, uuid_text
 
 RANDOM_BYTES: Final = 8
 _PLACE_BYTES: Final = 8
+_NUMBER_MAX: Final = 2**63 - 1
 
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z")
 _PROTOCOL = re.compile(r"[a-z][a-z-]{0,31}\Z")
@@ -78,6 +79,7 @@ _FIXED_BYTES: Final = 1_024  # fields of limited length, and the entry in indexe
 
 
 def _place(topic_id: str, protocol: str, endpoint: str) -> bytearray:
+    # The hash must never change: stored entries would no longer be found.
     described = "\0".join((topic_id, protocol, endpoint)).encode("utf-8", "surrogatepass")
     place = bytearray(blake2b(described, digest_size=_PLACE_BYTES).digest())
     place[6] = place[6] & 0x0F | 0x40  # version 4 of a UUID
@@ -129,12 +131,12 @@ def check_subscription(one: Subscription) -> None:
             "A topic with subscriptions can have at most"
             f" {limits.SUBSCRIPTION_PARTITIONS_MAX:,} partitions."
         )
-    times = (one.created_at_ms, one.confirmed_at_ms, one.deleted_at_ms, *one.start_offsets)
-    if min(times) < 0:
-        raise InvalidRequest("A subscription has a negative time or offset.")
+    numbers = (one.created_at_ms, one.confirmed_at_ms, one.deleted_at_ms, *one.start_offsets)
+    if not 0 <= min(numbers) <= max(numbers) <= _NUMBER_MAX:
+        raise InvalidRequest("A subscription has an invalid time or offset.")
     try:
         size = len(msgspec.json.encode((one.attributes, one.webhook, one.secrets)))
-        _ = msgspec.json.encode(texts)
+        msgspec.json.encode(texts)
     except UnicodeEncodeError:
         raise InvalidRequest("A text of the subscription is not valid Unicode.") from None
     if size > limits.SUBSCRIPTION_BYTES_MAX:

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.metadata.cluster import ACCOUNT, QUICK, REGION, Cluster, make_topic, running, until
-from tests.unit.metadata.test_subscriptions import TOPIC, Node
+from tests.unit.metadata.cluster import ACCOUNT, REGION, Cluster, make_topic, running
+from tests.unit.metadata.test_subscriptions import PATIENT, TOPIC, Node, until
 from tests.unit.metadata.test_subscriptions import make as make_subscription
 
 from penstock.metadata.serving.entry_rules import check_txn
@@ -45,7 +45,8 @@ async def test_sns_topics_are_found_by_name_and_listed_in_order_on_all_nodes(
 ) -> None:
     stored = StoredCatalog(cluster.store)
     await stored.start()
-    near, far = await cluster.frontend("m1"), await cluster.frontend("m2")
+    near = await cluster.frontend("m1", config=PATIENT)
+    far = await cluster.frontend("m2", config=PATIENT)
     made = [await near.create(make(name)) for name in ("b", "c", "a.fifo")]
     await near.create(make_topic("orders"))
     for catalog in (stored, near, far):
@@ -77,7 +78,8 @@ async def test_sns_topics_are_found_by_name_and_listed_in_order_on_all_nodes(
 
 async def test_of_two_streams_that_claim_a_name_the_earlier_has_it(cluster: Cluster) -> None:
     """Two nodes make SNS topics of existing streams at the same moment."""
-    near, far = await cluster.frontend("m1"), await cluster.frontend("m2")
+    near = await cluster.frontend("m1", config=PATIENT)
+    far = await cluster.frontend("m2", config=PATIENT)
     late, early = make("orders", stream="x", at_ms=2_000), make("orders", stream="y", at_ms=1_999)
     await asyncio.gather(near.create(late), far.create(early))
     for catalog in (near, far):
@@ -151,7 +153,7 @@ def test_the_metadata_service_takes_valid_sns_names_only(name: str) -> None:
 
 async def test_subscriptions_go_on_by_way_of_another_metadata_node(cluster: Cluster) -> None:
     stores = [
-        RemoteStore(cluster.caller(*order), clock=SystemClock(), config=QUICK)
+        RemoteStore(cluster.caller(*order), clock=SystemClock(), config=PATIENT)
         for order in (("m1", "m2"), ("m3",))
     ]
     near, far = [await Node(store).start() for store in stores]

@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.metadata.conftest import ACCOUNT, OTHER, until
+from tests.unit.metadata.conftest import ACCOUNT, OTHER
 from tests.unit.metadata.test_subscriptions import (
     CONFIRMED,
     DELETED,
@@ -21,6 +21,7 @@ from tests.unit.metadata.test_subscriptions import (
     Node,
     in_state,
     make,
+    until,
     with_attributes,
 )
 

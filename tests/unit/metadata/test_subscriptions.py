@@ -3,14 +3,20 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.metadata.conftest import ACCOUNT, MASTER, OTHER, make_node, make_tenant, until
-from tests.unit.metadata.test_resource_configs import shared  # noqa: F401
+from tests.unit.metadata.cluster import Cluster
+from tests.unit.metadata.cluster import until as until_within
+from tests.unit.metadata.conftest import ACCOUNT, MASTER, OTHER, make_node, make_tenant
+from tests.unit.metadata.stores import CALL_MS, EtcdPlace
 
 from penstock.metadata.serving.entry_rules import check_txn
+from penstock.metadata.serving.remote_store import RemoteConfig, RemoteStore
+from penstock.metadata.serving.service import MetadataConfig
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store, Txn
 from penstock.metadata.subscriptions import (
@@ -27,6 +33,7 @@ from penstock.model.names import sns_arn
 from penstock.model.ports import Subscriptions
 from penstock.model.subscription import Subscription, SubscriptionState, new_id
 from penstock.node.keys.keyring import MasterKeyRing
+from penstock.telemetry.clock import SystemClock
 from penstock.wire.internal.faults import OutcomeUnknown
 
 REGION = "us-east-1"
@@ -60,6 +67,37 @@ def in_state(one: Subscription, state: SubscriptionState, at_ms: int = 0) -> Sub
     return msgspec.structs.replace(one, state=state, deleted_at_ms=at_ms)
 
 
+until = partial(until_within, seconds=CALL_MS / 1_000)
+PATIENT = RemoteConfig(watch_ms=500, call_ms=CALL_MS)
+
+
+async def listed(store: Store, prefix: str, keys: set[str]) -> None:
+    """Wait until these are the keys in the store, as a metadata node lists them."""
+    async with asyncio.timeout(CALL_MS / 1_000):
+        while {entry.key for entry in (await store.list(prefix))[0]} != keys:
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture(params=["own", "remote", "etcd"])
+async def shared(
+    request: pytest.FixtureRequest, store: SqliteStore, tmp_path: Path
+) -> AsyncIterator[Store]:
+    """Each store there is."""
+    if request.param == "own":
+        yield store
+    elif request.param == "remote":
+        cluster = Cluster(store, MetadataConfig())
+        await cluster.join("m1")
+        remote = RemoteStore(cluster.caller("m1"), clock=SystemClock(), config=PATIENT)
+        yield remote
+        await remote.close()
+        await cluster.stop()
+    else:
+        found = await EtcdPlace(request.getfixturevalue("etcd")).open(tmp_path)
+        yield found
+        await found.close()
+
+
 class Node:
     def __init__(self, store: Store, level: int = PUSH) -> None:
         self.identities = make_node(store)
@@ -84,14 +122,14 @@ class Node:
 
 
 @pytest.fixture
-async def near(shared: Store) -> AsyncIterator[Node]:  # noqa: F811
+async def near(shared: Store) -> AsyncIterator[Node]:
     node = await Node(shared).start()
     yield node
     await node.stop()
 
 
 @pytest.fixture
-async def far(shared: Store) -> AsyncIterator[Node]:  # noqa: F811
+async def far(shared: Store) -> AsyncIterator[Node]:
     """A second node on the same store."""
     node = await Node(shared).start()
     yield node
@@ -145,8 +183,8 @@ async def test_the_same_endpoint_is_subscribed_once_by_whichever_node(
     )
     assert len({one.id for one in made}) == len(endpoints)
     await until(lambda: near.ids() == far.ids() == sorted({one.id for one in made}))
-    entries, _ = await near.stored._store.list(SUBSCRIPTIONS_PREFIX)
-    assert len(entries) == len(endpoints)
+    keys = {subscription_key(one.id) for one in made}
+    await listed(near.stored._store, SUBSCRIPTIONS_PREFIX, keys)
 
 
 async def test_a_subscription_is_not_found_again_that_another_node_has_deleted(
@@ -197,6 +235,7 @@ async def test_an_unknown_subscription_is_not_changed_and_deleted_without_effect
         with pytest.raises(NotFound, match=r"^Subscription does not exist$"):
             await near.stored.change(unknown, lambda found: found)
         await near.stored.delete(unknown)
+    assert near.stored.find(one.id) == one
     await far.stored.delete(one.id)  # before its watch may have reported it
     assert await near.stored._store.get(subscription_key(one.id)) is None
 
@@ -255,12 +294,11 @@ async def test_all_subscriptions_of_a_topic_are_deleted_in_few_transactions(
     await near.stored._rows.stop()
     await far.stored.change(many[0].id, lambda one: with_attributes(one, A="1"))
     assert await near.stored.delete_of_topic(TOPIC) == 300
-    entries, _ = await store.list(SUBSCRIPTIONS_PREFIX)
-    assert [one.key for one in entries] == [subscription_key(kept.id)]
+    await listed(store, SUBSCRIPTIONS_PREFIX, {subscription_key(kept.id)})
     await until(lambda: list(far.stored.of_topic(TOPIC)) == [])
     assert far.stored.find(kept.id) == kept
     assert await far.stored.delete_all() == 1
-    assert (await store.list(SUBSCRIPTIONS_PREFIX))[0] == []
+    await listed(store, SUBSCRIPTIONS_PREFIX, set())
 
 
 async def test_a_sweep_deletes_what_was_not_confirmed_and_what_has_no_topic(near: Node) -> None:
@@ -283,6 +321,16 @@ async def test_a_sweep_deletes_what_was_not_confirmed_and_what_has_no_topic(near
     assert near.ids(OTHER_TOPIC) == []
     restored = await near.stored.change(made["just gone"].id, lambda one: in_state(one, CONFIRMED))
     assert near.stored.find(restored.id) == restored
+
+
+async def test_a_subscription_that_was_not_confirmed_in_time_is_replaced(near: Node) -> None:
+    first = await near.stored.create(make())
+    in_time = make(created_at_ms=first.created_at_ms + CONFIRMATION_MS - 1)
+    assert await near.stored.create(in_time) == first
+    late = make(created_at_ms=first.created_at_ms + CONFIRMATION_MS)
+    assert await near.stored.create(late) == late
+    confirmed = await near.stored.change(late.id, lambda one: in_state(one, CONFIRMED))
+    assert await near.stored.create(make(created_at_ms=9 * CONFIRMATION_MS)) == confirmed
 
 
 async def test_subscriptions_are_bounded(near: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,6 +430,18 @@ async def test_a_failing_listener_stops_nothing(store: SqliteStore) -> None:
     await node.start()
     one = await node.stored.create(make())
     assert node.changes == [(None, one)]
+    await node.stop()
+
+
+async def test_another_endpoint_with_the_same_hash_is_refused(store: SqliteStore) -> None:
+    """The entry is forged here, because no two endpoints with the same hash are known."""
+    one = make()
+    forged = msgspec.json.encode(msgspec.structs.replace(one, endpoint="https://b.example/"))
+    await store.put(subscription_key(one.id), forged)
+    node = await Node(store).start()
+    assert node.stored.find_endpoint(TOPIC, "https", one.endpoint) is None
+    with pytest.raises(InvalidRequest, match="cannot be subscribed"):
+        await node.stored.create(make())
     await node.stop()
 
 

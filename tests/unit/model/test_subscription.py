@@ -69,6 +69,11 @@ def test_other_texts_are_not_ids(text: str) -> None:
     assert not is_id(make().id + "\n")
 
 
+def test_the_place_of_an_endpoint_never_changes() -> None:
+    """Stored entries would no longer be found."""
+    assert place_of_endpoint(TOPIC_ID, "https", URL) == "43d79b476271415d"
+
+
 def test_an_arn_is_that_of_the_topic_and_the_id() -> None:
     assert make().arn == f"arn:aws:sns:us-east-1:111111111111:orders:{make().id}"
 
@@ -91,8 +96,9 @@ def test_an_arn_is_that_of_the_topic_and_the_id() -> None:
         ({"secrets": bytes(300_000)}, "393,216 bytes"),
         ({"attributes": {"FilterPolicy": "\ud800"}}, "not valid Unicode"),
         ({"base_url": "\ud800"}, "not valid Unicode"),
-        ({"created_at_ms": -1}, "negative"),
-        ({"start_offsets": (1, -1)}, "negative"),
+        ({"created_at_ms": -1}, "invalid time or offset"),
+        ({"start_offsets": (1, -1)}, "invalid time or offset"),
+        ({"start_offsets": (2**63,)}, "invalid time or offset"),
         ({"start_offsets": (0,) * 1_001}, "1,000 partitions"),
     ],
 )
