@@ -35,7 +35,7 @@ OR: Final = "$or"
 PREFIX: Final = "prefix"
 SUFFIX: Final = "suffix"
 IGNORING_CASE: Final = "equals-ignore-case"
-_PREFIX: Final = "FilterPolicy: "
+_ERROR_PREFIX: Final = "FilterPolicy: "
 _FLOAT_BITS: Final = 1_024  # an integer with fewer bits fits into a float
 _INFINITY: Final = (-float("inf"), float("inf"))
 _TOO_COMPLEX: Final = "Filter policy is too complex"
@@ -169,7 +169,7 @@ def compile_policy(text: str, *, scope: Scope) -> Policy:
 
 
 def _refused(text: str) -> InvalidFilterPolicy:
-    return InvalidFilterPolicy(_PREFIX + text)
+    return InvalidFilterPolicy(_ERROR_PREFIX + text)
 
 
 def _parsed(text: str) -> dict[str, Any]:
