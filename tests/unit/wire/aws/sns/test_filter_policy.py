@@ -206,6 +206,7 @@ def test_a_policy_within_the_limits_is_accepted(policy: object, scope: Scope) ->
         json.dumps({"a": [{"wildcard": "*a" * 501}]}),
         json.dumps({"a": [{"wildcard": "*a" * 260}], "b": [{"wildcard": "*a" * 260}]}),
         '{"a":[' + "[]," * 80_000 + "[]]}",
+        '{"a":[{"anything-but":[' + "1," * 130_000 + "1]}]}",
         json.dumps({key: {"$or": [{"a": [1]}, {"b": [1]}]} for key in "abcde"} | {"a": [[]] * 200}),
         '{"a":{"$or":[{"a":[1]},{"b":[1]}],"x":' * 140 + "[1]" + "}}" * 140,
     ],
