@@ -379,7 +379,8 @@ Json = st.recursive(
 @given(text=st.text() | Json.map(json.dumps), scope=st.sampled_from(Scope))
 def test_any_text_is_compiled_or_refused(text: str, scope: Scope) -> None:
     try:
-        shown = "FilterPolicy: " * len(compile_policy(text, scope=scope).alternatives)
+        compile_policy(text, scope=scope)
+        outcome = "compiled"
     except InvalidFilterPolicy as refusal:
-        shown = str(refusal)
-    assert shown.startswith(("FilterPolicy: ", NESTED))
+        outcome = str(refusal)
+    assert outcome == "compiled" or outcome.startswith(("FilterPolicy: ", NESTED))
