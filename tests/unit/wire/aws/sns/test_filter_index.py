@@ -132,6 +132,21 @@ def test_alternatives_are_found_by_their_values_too() -> None:
     assert steps_of(index, message) < 20
 
 
+def test_policies_may_change_between_the_steps_of_a_match() -> None:
+    index = PolicyIndex[int]()
+    for number in range(20):
+        index.add(number, policy_of({f"key{number}": ["x"]}))
+        index.add(100 + number, policy_of({"a": {f"key{number}": [{"prefix": "x"}]}}))
+    keys = {f"key{number}": "x" for number in range(20)}
+    steps = index.match_in_steps(message_of({**keys, "a": [keys] * 6_000}))
+    for number, _ in enumerate(steps):
+        index.remove(number % 20)
+        index.remove(100 + number % 20)
+        index.add(200 + number, policy_of({f"other{number}": {"a": ["x"]}}))
+    message = message_of({**keys, "a": keys, "other3.a": "x"})
+    assert index.match(message) == {203}
+
+
 def test_the_body_is_not_parsed_for_policies_on_attributes() -> None:
     class Unreadable(str):
         __slots__ = ()
@@ -211,8 +226,8 @@ class IndexMachine(RuleBasedStateMachine):
         if not self.policies:
             parts = self.index._parts
             assert all(part.is_empty for part in parts.values())
-            assert not parts[Scope.ATTRIBUTES].paths.__dict__["_counts"]
-            assert not parts[Scope.BODY].paths.__dict__["_root"].children
+            assert not vars(parts[Scope.ATTRIBUTES].paths)["_counts"]
+            assert not vars(parts[Scope.BODY].paths)["_root"].children
 
 
 TestIndex = IndexMachine.TestCase

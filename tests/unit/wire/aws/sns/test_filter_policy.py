@@ -206,6 +206,7 @@ def test_a_policy_within_the_limits_is_accepted(policy: object, scope: Scope) ->
         json.dumps({"a": [{"wildcard": "*a" * 501}]}),
         json.dumps({"a": [{"wildcard": "*a" * 260}], "b": [{"wildcard": "*a" * 260}]}),
         '{"a":[' + "[]," * 80_000 + "[]]}",
+        '{"a":[{"anything-but":[' + "1," * 130_000 + "1]}]}",
         json.dumps({key: {"$or": [{"a": [1]}, {"b": [1]}]} for key in "abcde"} | {"a": [[]] * 200}),
         '{"a":{"$or":[{"a":[1]},{"b":[1]}],"x":' * 140 + "[1]" + "}}" * 140,
     ],
@@ -378,7 +379,8 @@ Json = st.recursive(
 @given(text=st.text() | Json.map(json.dumps), scope=st.sampled_from(Scope))
 def test_any_text_is_compiled_or_refused(text: str, scope: Scope) -> None:
     try:
-        shown = "FilterPolicy: " * len(compile_policy(text, scope=scope).alternatives)
+        compile_policy(text, scope=scope)
+        outcome = "compiled"
     except InvalidFilterPolicy as refusal:
-        shown = str(refusal)
-    assert shown.startswith(("FilterPolicy: ", NESTED))
+        outcome = str(refusal)
+    assert outcome == "compiled" or outcome.startswith(("FilterPolicy: ", NESTED))
