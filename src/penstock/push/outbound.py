@@ -2,6 +2,8 @@
 confirms or tests a subscription, is resolved, judged and sent here."""
 
 import asyncio
+from functools import partial
+from typing import Final
 
 from penstock.net.http.client import HttpClient
 from penstock.net.http.client_messages import (
@@ -11,11 +13,25 @@ from penstock.net.http.client_messages import (
     Origin,
     RequestFailed,
 )
+from penstock.net.http.client_sockets import Proxy
 from penstock.net.http.client_tls import TlsContexts, TlsIdentity, TlsInvalid
-from penstock.push.endpoint_url import EndpointUrl
-from penstock.push.resolver import Resolver
+from penstock.push.address_guard import AddressGuard, parse_rules
+from penstock.push.endpoint_url import EndpointUrl, UrlInvalid, parse_endpoint_url
+from penstock.push.resolver import LOOKUP_SECONDS_MAX, Lookup, Resolver, system_lookup
 
-_NO_IDENTITY = TlsIdentity()
+_NO_IDENTITY: Final = TlsIdentity()
+# The operator chooses the proxy, so it may be anywhere.
+_ANYWHERE: Final = AddressGuard(allow=parse_rules(("0.0.0.0/0", "::/0")), ports=((1, 65_535),))
+
+
+def make_proxy(text: str, *, lookup: Lookup = system_lookup) -> Proxy:
+    """Return the proxy of ``push.proxy_url``. Raises UrlInvalid."""
+    url = parse_endpoint_url(text)
+    if url.is_tls or url.target != "/":
+        raise UrlInvalid("The URL of the proxy must have the form http://user:password@host:port.")
+    resolver = Resolver(_ANYWHERE, lookup=lookup)
+    find = partial(resolver.find, url, tenant="", timeout_s=LOOKUP_SECONDS_MAX)
+    return Proxy(find, url.port, url.authorization)
 
 
 class Outbound:

@@ -29,7 +29,8 @@ LOOKUP_SECONDS_MAX: Final = 3.0
 KEPT_SECONDS: Final = 30.0
 FAILURE_KEPT_SECONDS: Final = 5.0
 ENTRIES_MAX: Final = 4_096
-ADDRESSES_KEPT_MAX: Final = 8  # of one name; all are judged
+ADDRESSES_MAX: Final = 256  # of one name; judging them takes some milliseconds
+ADDRESSES_KEPT_MAX: Final = 8
 
 
 def system_lookup(host: str) -> Sequence[str]:
@@ -124,6 +125,8 @@ class Resolver:
         result = running.result()
         if isinstance(result, str):
             raise _LookupFailed(f"{host}: {result}")
+        if len(result) > ADDRESSES_MAX:
+            raise _LookupFailed(f"{host} has more than {ADDRESSES_MAX} addresses")
         return result
 
     def _start(self, host: str, tenant: str) -> asyncio.Future[tuple[str, ...] | str]:

@@ -15,7 +15,7 @@ from penstock.net.http.client_messages import FailureReason, RequestFailed, Requ
 from penstock.net.http.client_tls import TlsContexts, TlsIdentity
 from penstock.push.address_guard import AddressGuard, parse_rules
 from penstock.push.endpoint_url import UrlInvalid, parse_endpoint_url
-from penstock.push.outbound import Outbound
+from penstock.push.outbound import Outbound, make_proxy
 from penstock.push.resolver import Lookup, Resolver, system_lookup
 
 ONE_ALLOWED = AddressGuard(allow=parse_rules(["127.0.0.1"]))
@@ -200,3 +200,19 @@ async def test_a_failed_lookup_and_an_unusable_certificate_are_failures(endpoint
     with pytest.raises(RequestFailed) as caught:
         await outbound.send(url, tenant="t", timeout_s=60, identity=TlsIdentity(ca="x"))
     assert caught.value.reason is FailureReason.TLS
+
+
+async def test_the_proxy_of_the_operator_may_be_inside(endpoint: Endpoint) -> None:
+    asked = []
+
+    def lookup(host: str) -> Sequence[str]:
+        asked.append(host)
+        return ["10.0.0.1"]
+
+    proxy = make_proxy("http://user:pass@proxy.corp:88", lookup=lookup)
+    assert [await proxy.find() for _ in range(2)] == [("10.0.0.1",)] * 2
+    assert asked == ["proxy.corp"]
+    assert (proxy.port, proxy.authorization) == (88, "Basic dXNlcjpwYXNz")
+    for text in ("https://proxy.corp", "http://proxy.corp/path", "socks5://proxy.corp"):
+        with pytest.raises(UrlInvalid):
+            make_proxy(text)

@@ -122,6 +122,9 @@ async def test_all_addresses_are_judged_also_those_that_are_not_kept(names: Name
     names.now += 31
     names.addresses["a.example"] = [*names.addresses["a.example"], "::1"]
     assert await reason(resolver) is FailureReason.REFUSED_ADDRESS
+    names.now += 6
+    names.addresses["a.example"] = ["1.1.1.1"] * (module.ADDRESSES_MAX + 1)
+    assert await reason(resolver) is FailureReason.DNS
     resolver.close()
 
 

@@ -97,13 +97,7 @@ class HttpClient:
     def _reply(self, connection: ClientConnection, key: object, started_at: float) -> ClientReply:
         if connection.is_open:
             self._pool.put(connection, key)
-        return ClientReply(
-            connection.status,
-            connection.headers,
-            connection.body,
-            connection.is_cut,
-            time.perf_counter() - started_at,
-        )
+        return connection.take_reply(time.perf_counter() - started_at)
 
     # ── Connecting ───────────────────────────────────────────────────────────────────────────
 

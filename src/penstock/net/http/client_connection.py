@@ -6,11 +6,12 @@ connection serves one request at a time and is reusable only if nothing about th
 unusual."""
 
 import asyncio
+import ssl
 from typing import Final, cast
 
 import httptools
 
-from penstock.net.http.client_messages import FailureReason, RequestFailed
+from penstock.net.http.client_messages import ClientReply, FailureReason, RequestFailed
 
 HEAD_BYTES_MAX: Final = 16_384  # of a reply, including interim replies (1xx) before it
 BODY_BYTES_MAX: Final = 65_536  # a larger body is cut off, so that no endpoint can send forever
@@ -45,10 +46,10 @@ class ClientConnection(asyncio.Protocol):
 
     def _start_reply(self) -> None:
         self.is_answered = False  # a byte of the reply has arrived
-        self.status = 0
-        self.headers: dict[str, str] = {}
+        self._status = 0
+        self._headers: dict[str, str] = {}
         self._pieces: list[bytes] = []
-        self.is_cut = False
+        self._is_cut = False
         self._head_bytes = 0
         self._wire_bytes = 0
         self._body_bytes = 0
@@ -68,10 +69,12 @@ class ClientConnection(asyncio.Protocol):
             self.fail(FailureReason.RESET, "the endpoint closed the connection")
         return waiting
 
-    @property
-    def body(self) -> bytes:
-        pieces = self._pieces
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    def take_reply(self, duration_s: float) -> ClientReply:
+        """Return the complete reply. An idle connection keeps nothing of it."""
+        pieces, self._pieces = self._pieces, []
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        headers, self._headers = self._headers, {}
+        return ClientReply(self._status, headers, body, self._is_cut, duration_s)
 
     def expire(self) -> None:
         self.fail(FailureReason.TIMEOUT, "no complete reply in time")
@@ -93,7 +96,9 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         detail = "the endpoint closed the connection" if exc is None else str(exc)
-        self.fail(FailureReason.RESET, detail)
+        # An alert, such as for a missing client certificate, which TLS 1.3 checks late.
+        is_alert = isinstance(exc, ssl.SSLError) and not isinstance(exc, ssl.SSLEOFError)
+        self.fail(FailureReason.TLS if is_alert else FailureReason.RESET, detail)
 
     def eof_received(self) -> None:
         if self._has_head and not self._has_framing:
@@ -126,7 +131,7 @@ class ClientConnection(asyncio.Protocol):
     def _stop(self, cause: BaseException | None) -> None:
         self._keeps_alive = False
         if isinstance(cause, _CutOff):
-            self.is_cut = True
+            self._is_cut = True
             self._finish()
         elif isinstance(cause, _ExtraBytes):
             self._finish()
@@ -163,17 +168,17 @@ class ClientConnection(asyncio.Protocol):
         ):
             self._has_framing = True
         elif name in KEPT_HEADERS:
-            self.headers[name.decode("ascii")] = value.decode("latin-1")
+            self._headers[name.decode("ascii")] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         parser = self._parser
-        self.status = status = parser.get_status_code()
+        self._status = status = parser.get_status_code()
         if status >= 200:
             self._has_head = True
             self._keeps_alive = parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
-        kept_max = BODY_BYTES_MAX if 200 <= self.status < 300 else FAILURE_BYTES_KEPT
+        kept_max = BODY_BYTES_MAX if 200 <= self._status < 300 else FAILURE_BYTES_KEPT
         if self._body_bytes < kept_max:
             self._pieces.append(body[: kept_max - self._body_bytes])
         self._body_bytes += len(body)
@@ -184,5 +189,5 @@ class ClientConnection(asyncio.Protocol):
         if self._has_head:
             self._is_complete = True
         else:
-            self.headers.clear()  # of an interim reply (1xx); the reply itself follows
+            self._headers.clear()  # of an interim reply (1xx); the reply itself follows
             self._has_framing = False

@@ -6,6 +6,7 @@ proxy does not look up the name again and get another address."""
 import asyncio
 import re
 import socket
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -35,21 +36,18 @@ async def connect_socket(address: str, port: int) -> socket.socket:
 
 
 class Proxy(msgspec.Struct, frozen=True):
-    host: str
+    find: Callable[[], Awaitable[Sequence[str]]]  # returns the addresses of the proxy
     port: int
     authorization: str = ""  # value of Proxy-Authorization
 
     def __repr__(self) -> str:
-        return f"Proxy(host={self.host!r}, port={self.port})"  # without the password
+        return f"Proxy(port={self.port})"  # without the password
 
     async def open_tunnel(self, address: str, port: int) -> socket.socket:
         """Return a socket whose other end is the given address. Raises RequestFailed."""
         loop = asyncio.get_running_loop()
-        try:
-            found = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
-            raise RequestFailed(FailureReason.CONNECT, f"proxy {self.host}: {error}") from None
-        connected = await connect_socket(str(found[0][4][0]), self.port)
+        proxy_address = (await self.find())[0]
+        connected = await connect_socket(proxy_address, self.port)
         try:
             await loop.sock_sendall(connected, self._request(address, port))
             head = b""
@@ -65,7 +63,7 @@ class Proxy(msgspec.Struct, frozen=True):
                 raise RequestFailed(FailureReason.CONNECT, detail)
         except OSError as error:
             connected.close()
-            detail = f"proxy {self.host}: {error.strerror or error}"
+            detail = f"proxy {proxy_address}: {error.strerror or error}"
             raise RequestFailed(FailureReason.CONNECT, detail) from None
         except BaseException:
             connected.close()

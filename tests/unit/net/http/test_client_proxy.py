@@ -15,6 +15,10 @@ from penstock.net.http.client_tls import TlsIdentity, build_context
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\n"
 
 
+async def here() -> tuple[str]:
+    return ("127.0.0.1",)
+
+
 @asynccontextmanager
 async def proxy(reply: bytes = ESTABLISHED) -> AsyncIterator[tuple[Proxy, list[str]]]:
     heads: list[str] = []
@@ -38,7 +42,7 @@ async def proxy(reply: bytes = ESTABLISHED) -> AsyncIterator[tuple[Proxy, list[s
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield Proxy("localhost", server.sockets[0].getsockname()[1], "Basic dTpw"), heads
+    yield Proxy(here, server.sockets[0].getsockname()[1], "Basic dTpw"), heads
     server.close()
     for task in tasks:
         task.cancel()
@@ -88,12 +92,11 @@ async def test_a_proxy_that_refuses(hook: Hook, reply: bytes) -> None:
 
 
 async def test_a_proxy_that_is_not_there(hook: Hook) -> None:
-    for host in ("127.0.0.9", "x" * 64):
-        hook.client = HttpClient(proxy=Proxy(host, 1))
-        with pytest.raises(RequestFailed) as caught:
-            await hook.send()
-        assert caught.value.reason is FailureReason.CONNECT
+    hook.client = HttpClient(proxy=Proxy(here, 1))
+    with pytest.raises(RequestFailed) as caught:
+        await hook.send()
+    assert caught.value.reason is FailureReason.CONNECT
 
 
 def test_a_proxy_does_not_show_its_password() -> None:
-    assert "dTpw" not in repr(Proxy("p", 1, "Basic dTpw"))
+    assert "dTpw" not in repr(Proxy(here, 1, "Basic dTpw"))
