@@ -23,6 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 from tests.harness.children import end_with_parent
@@ -108,7 +109,7 @@ class _Site:
             port = 0
             for host in self._setup.hosts:  # one port on all of them
                 server = await asyncio.start_server(
-                    lambda reader, writer, name=name: self._serve(reader, writer, name),
+                    partial(self._serve, name),
                     host,
                     port,
                     ssl=context,
@@ -136,7 +137,7 @@ class _Site:
         return context
 
     async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener: str
+        self, listener: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.connection_count += 1
         number = next(self._numbers)

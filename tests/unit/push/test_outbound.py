@@ -72,6 +72,10 @@ def sender(
     return Sender(endpoint, guard, lookup)
 
 
+def always(addresses: Sequence[str]) -> Lookup:
+    return lambda _host: addresses
+
+
 async def test_an_allowed_address_is_called(endpoint: Endpoint) -> None:
     made = sender(endpoint)
     assert await made.send("127.0.0.1") == 200
@@ -94,11 +98,11 @@ async def test_a_forbidden_address_by_name(endpoint: Endpoint) -> None:
     await made.refused("localhost")
     made.close()
     for reply in (["127.0.0.2"], ["127.0.0.1", "127.0.0.2"], ["127.0.0.2", "127.0.0.1"]):
-        made = sender(endpoint, lookup=lambda _host, reply=reply: reply)
+        made = sender(endpoint, lookup=always(reply))
         await made.refused("evil.example")
         made.close()
     for embedded in embeddings("127.0.0.2").values():
-        made = sender(endpoint, lookup=lambda _host, embedded=embedded: [embedded])
+        made = sender(endpoint, lookup=always([embedded]))
         await made.refused("evil.example")
         made.close()
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ async def find(
     return await resolver.find(url, tenant=tenant, timeout_s=timeout_s)
 
 
-async def reason(resolver: Resolver, url: EndpointUrl = URL, **rest: object) -> FailureReason:
+async def reason(resolver: Resolver, url: EndpointUrl = URL, **rest: Any) -> FailureReason:
     with pytest.raises(RequestFailed) as caught:
         await find(resolver, url, **rest)
     assert not caught.value.is_sent

@@ -53,7 +53,7 @@ class HttpClient:
         ends_at = self._loop.time() + timeout_s
         data = encode_request(request)
         origin = request.origin
-        for address in addresses:
+        for address in addresses if request.may_resend else ():
             key = (address, origin.port, origin.host, origin.tls)
             connection = self._pool.take(key)
             if connection is None:
@@ -61,13 +61,8 @@ class HttpClient:
             try:
                 await self._exchange(connection, data, ends_at)
             except RequestFailed as failed:
-                # The endpoint closed the connection while it was idle, or before it read the
-                # request; the two cannot be told apart.
-                if (
-                    failed.reason is not FailureReason.RESET
-                    or connection.is_answered
-                    or not request.may_resend
-                ):
+                # The endpoint may have closed the connection before the request reached it.
+                if failed.reason is not FailureReason.RESET or connection.is_answered:
                     raise
                 break
             return self._reply(connection, key, started_at)
@@ -104,13 +99,13 @@ class HttpClient:
     async def _connect(
         self, origin: Origin, addresses: Sequence[str], ends_at: float
     ) -> tuple[str, ClientConnection]:
-        now = self._loop.time()
+        now, avoided = self._loop.time(), self._avoided
         # Sorting is stable: the order of the resolver is kept otherwise.
-        avoided = self._avoided
-        tried = sorted(addresses, key=lambda each: avoided.get((each, origin.port), 0.0) > now)
-        tried = tried[:ADDRESSES_TRIED_MAX]
+        left = sorted(addresses, key=lambda each: avoided.get((each, origin.port), 0.0) > now)
+        del left[ADDRESSES_TRIED_MAX:]
         failure = RequestFailed(FailureReason.CONNECT, "there is no address")
-        for left, address in zip(range(len(tried) - 1, -1, -1), tried, strict=True):
+        while left:
+            address = left.pop(0)
             wait_s = ends_at - self._loop.time()
             if left:
                 wait_s = min(wait_s / 2, ADDRESS_SECONDS_MAX)

@@ -71,8 +71,9 @@ class ClientRequest(msgspec.Struct, frozen=True, kw_only=True):
     target: str = "/"  # path and query, percent-encoded
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
-    # Whether the request may be sent a second time after the endpoint has closed an idle connection
-    # on which it was sent. False for messages that must not be delivered twice.
+    # Whether the request may be sent again if the endpoint closes the idle connection on which it
+    # was sent. False for a message that must not be delivered twice: it gets a new connection,
+    # because on one that the endpoint is closing it would be lost.
     may_resend: bool = True
 
 

@@ -57,7 +57,9 @@ class Proxy(msgspec.Struct, frozen=True):
                 if not data or len(head) > _PROXY_HEAD_BYTES_MAX:
                     detail = "the proxy did not reply to CONNECT with an HTTP head"
                     raise RequestFailed(FailureReason.CONNECT, detail)
-            if _ESTABLISHED.match(head) is None or not head.endswith(b"\r\n\r\n"):
+            # Bytes after the head would be a reply to a request that was not sent.
+            is_alone = head.find(b"\r\n\r\n") == len(head) - 4
+            if _ESTABLISHED.match(head) is None or not is_alone:
                 line = head[:64].partition(b"\r\n")[0].decode("ascii", "replace")
                 detail = f"the proxy rejected the connection: {line}"
                 raise RequestFailed(FailureReason.CONNECT, detail)

@@ -1,5 +1,7 @@
 """Which requests the HTTP client encodes, and that no part of one can change another part."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ ORIGIN = Origin("hooks.example", 80)
 CONTROLS = [*map(chr, range(32)), "\x7f", "\x80", "\x85", "\xa0", "\u2028", "\ud800", "é", "😀"]
 
 
-def encoded(**parts: object) -> bytes:
+def encoded(**parts: Any) -> bytes:
     return encode_request(ClientRequest(**{"origin": ORIGIN, **parts}))
 
 

@@ -42,11 +42,13 @@ async def proxy(reply: bytes = ESTABLISHED) -> AsyncIterator[tuple[Proxy, list[s
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield Proxy(here, server.sockets[0].getsockname()[1], "Basic dTpw"), heads
-    server.close()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    try:
+        yield Proxy(here, server.sockets[0].getsockname()[1], "Basic dTpw"), heads
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_a_tunnel_leads_to_the_address_and_is_kept(
