@@ -2,15 +2,15 @@
 
 A request connects to an address from here and to no other. The lookup that was judged is therefore
 the one that is used, and a name that changes its address gains nothing. Lookups run in threads of
-their own, because the system's lookup function blocks; endpoints with slow name servers occupy at
-most these threads, and one tenant at most half of them."""
+their own, because the system's lookup function blocks. Names with slow name servers occupy at most
+these threads, and the names of one tenant at most half of them."""
 
 import asyncio
 import queue
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -23,8 +23,9 @@ from penstock.push.endpoint_url import EndpointUrl
 Lookup = Callable[[str], Sequence[str]]
 
 THREADS_MAX: Final = 8
-LOOKUPS_MAX: Final = 24  # 8 run and 16 wait; more would wait for longer than LOOKUP_SECONDS_MAX
-LOOKUPS_PER_TENANT_MAX: Final = LOOKUPS_MAX // 2
+THREADS_PER_TENANT_MAX: Final = THREADS_MAX // 2
+WAITING_MAX: Final = 16  # more lookups would wait for longer than LOOKUP_SECONDS_MAX
+WAITING_PER_TENANT_MAX: Final = WAITING_MAX // 2
 LOOKUP_SECONDS_MAX: Final = 3.0
 KEPT_SECONDS: Final = 30.0
 FAILURE_KEPT_SECONDS: Final = 5.0
@@ -62,7 +63,8 @@ class Resolver:
         self._entries: dict[tuple[str, int], _Entry] = {}  # the oldest is first
         # Lookups under way or waiting, by name: the future of addresses, or of an error text.
         self._running: dict[str, asyncio.Future[tuple[str, ...] | str]] = {}
-        self._per_tenant: Counter[str] = Counter()
+        self._waiting: deque[tuple[str, Callable[[], None]]] = deque()  # tenant and lookup
+        self._busy: Counter[str] = Counter()  # threads, by tenant
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread_count = 0
 
@@ -109,11 +111,9 @@ class Resolver:
     async def _look_up(self, host: str, tenant: str, timeout_s: float) -> tuple[str, ...]:
         running = self._running.get(host)
         if running is None:
-            if (
-                len(self._running) >= LOOKUPS_MAX
-                or self._per_tenant[tenant] >= LOOKUPS_PER_TENANT_MAX
-            ):
-                raise RequestFailed(FailureReason.DNS, "too many lookups are under way")
+            own_count = sum(each == tenant for each, _ in self._waiting)
+            if len(self._waiting) >= WAITING_MAX or own_count >= WAITING_PER_TENANT_MAX:
+                raise RequestFailed(FailureReason.DNS, "too many lookups are waiting")
             running = self._start(host, tenant)
         wait_s = min(timeout_s, LOOKUP_SECONDS_MAX)
         await asyncio.wait((running,), timeout=wait_s)
@@ -132,14 +132,12 @@ class Resolver:
     def _start(self, host: str, tenant: str) -> asyncio.Future[tuple[str, ...] | str]:
         loop = asyncio.get_running_loop()
         running = self._running[host] = loop.create_future()
-        self._per_tenant[tenant] += 1
 
         def ended(result: tuple[str, ...] | str) -> None:
             del self._running[host]
-            self._per_tenant[tenant] -= 1
-            if not self._per_tenant[tenant]:
-                del self._per_tenant[tenant]
+            self._busy -= Counter((tenant,))  # drops a count of 0
             running.set_result(result)
+            self._start_next()
 
         def look_up() -> None:
             result: tuple[str, ...] | str
@@ -152,13 +150,25 @@ class Resolver:
             except RuntimeError:
                 pass  # the event loop was closed meanwhile
 
-        self._jobs.put(look_up)
-        if self._thread_count < min(len(self._running), THREADS_MAX):
+        self._waiting.append((tenant, look_up))
+        self._start_next()
+        return running
+
+    def _start_next(self) -> None:
+        """Give the first lookup that may start to a thread. A lookup that ends frees one thread."""
+        if self._busy.total() == THREADS_MAX:
+            return
+        for place, (tenant, look_up) in enumerate(self._waiting):
+            if self._busy[tenant] < THREADS_PER_TENANT_MAX:
+                del self._waiting[place]
+                self._busy[tenant] += 1
+                self._jobs.put(look_up)
+                break
+        if self._thread_count < self._busy.total():
             self._thread_count += 1
-            # Daemons, because a lookup can take half a minute and must not delay the end of the
+            # A daemon, because a lookup can take half a minute and must not delay the end of the
             # process.
             threading.Thread(target=self._work, name="resolver", daemon=True).start()
-        return running
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
