@@ -256,9 +256,11 @@ async def test_kept_names_are_bounded(names: Names, monkeypatch: pytest.MonkeyPa
 
 
 async def test_closing_ends_the_threads(names: Names) -> None:
+    before = threading.enumerate()
     resolver = names.resolver()
     await find(resolver)
-    threads = [each for each in threading.enumerate() if each.name == "resolver"]
+    threads = [each for each in threading.enumerate() if each not in before]
+    assert len(threads) == 1
     resolver.close()
     for thread in threads:
         await asyncio.to_thread(thread.join, 60)

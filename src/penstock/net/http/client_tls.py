@@ -62,7 +62,7 @@ def build_context(identity: TlsIdentity, ca_file: Path | None = None) -> ssl.SSL
     if identity.ca:
         try:
             context.load_verify_locations(cadata=identity.ca)
-        except (ssl.SSLError, ValueError):
+        except (ssl.SSLError, ValueError, TypeError):  # TypeError: a text that is not ASCII
             raise TlsInvalid("the CA must be one or more certificates in PEM format") from None
     else:
         _load_trusted(context, ca_file)

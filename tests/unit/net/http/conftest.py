@@ -102,9 +102,9 @@ class Hook:
 
 @pytest.fixture
 async def hook(site: tuple[Endpoint, Certificates]) -> AsyncIterator[Hook]:
-    client = HttpClient()
-    yield Hook(site[0], client)
-    client.close()
+    made = Hook(site[0], HttpClient())
+    yield made
+    made.client.close()
 
 
 @pytest.fixture

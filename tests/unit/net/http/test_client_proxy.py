@@ -25,9 +25,11 @@ async def proxy(reply: bytes = ESTABLISHED) -> AsyncIterator[tuple[Proxy, list[s
     tasks: set[asyncio.Task[None]] = set()
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65_536):
-            writer.write(data)
-        writer.close()
+        try:
+            while data := await reader.read(65_536):
+                writer.write(data)
+        finally:
+            writer.transport.abort()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()

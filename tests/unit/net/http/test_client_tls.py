@@ -97,8 +97,16 @@ async def test_an_endpoint_that_wants_a_client_certificate_gets_no_request(
 
 
 async def test_a_plain_listener_is_not_tls(hook: Hook) -> None:
-    target = Origin("localhost", hook.endpoint.ports["http"], build_context(TlsIdentity()))
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1_024)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    target = Origin("localhost", port, build_context(TlsIdentity()))
     assert (await failure(hook, target)).reason is FailureReason.TLS
+    server.close()
 
 
 async def test_connections_of_two_identities_are_not_shared(
