@@ -1,0 +1,77 @@
+"""The only way from a subscription to the network: every request to an endpoint, also one that
+confirms or tests a subscription, is resolved, judged and sent here."""
+
+import asyncio
+from functools import partial
+from typing import Final
+
+from penstock.net.http.client import HttpClient
+from penstock.net.http.client_messages import (
+    ClientReply,
+    ClientRequest,
+    FailureReason,
+    Origin,
+    RequestFailed,
+)
+from penstock.net.http.client_sockets import Proxy
+from penstock.net.http.client_tls import TlsContexts, TlsIdentity, TlsInvalid
+from penstock.push.address_guard import AddressGuard, parse_rules
+from penstock.push.endpoint_url import EndpointUrl, UrlInvalid, parse_endpoint_url
+from penstock.push.resolver import LOOKUP_SECONDS_MAX, Lookup, Resolver, system_lookup
+
+_NO_IDENTITY: Final = TlsIdentity()
+# The operator chooses the proxy, so it may be anywhere.
+_ANYWHERE: Final = AddressGuard(allow=parse_rules(("0.0.0.0/0", "::/0")), ports=((1, 65_535),))
+
+
+def make_proxy(text: str, *, lookup: Lookup = system_lookup) -> Proxy:
+    """Return the proxy of ``push.proxy_url``. Raises UrlInvalid."""
+    url = parse_endpoint_url(text)
+    if url.is_tls or url.target != "/":
+        raise UrlInvalid("The URL of the proxy must have the form http://user:password@host:port.")
+    resolver = Resolver(_ANYWHERE, lookup=lookup)
+    find = partial(resolver.find, url, tenant="", timeout_s=LOOKUP_SECONDS_MAX)
+    return Proxy(find, url.port, url.authorization)
+
+
+class Outbound:
+    def __init__(self, client: HttpClient, resolver: Resolver, contexts: TlsContexts) -> None:
+        self._client = client
+        self._resolver = resolver
+        self._contexts = contexts
+        self._loop = asyncio.get_running_loop()
+
+    async def send(
+        self,
+        url: EndpointUrl,
+        *,
+        tenant: str,
+        timeout_s: float,
+        method: str = "POST",
+        headers: tuple[tuple[str, str], ...] = (),
+        body: bytes = b"",
+        identity: TlsIdentity = _NO_IDENTITY,
+        may_resend: bool = True,
+    ) -> ClientReply:
+        """Send a request and return the reply. One timeout covers all, including the lookup of the
+        name. Raises RequestFailed, or RequestInvalid for a header that must not be sent."""
+        ends_at = self._loop.time() + timeout_s
+        addresses = await self._resolver.find(url, tenant=tenant, timeout_s=timeout_s)
+        tls = None
+        if url.is_tls:
+            try:
+                tls = await self._contexts.get(identity)
+            except TlsInvalid as error:
+                raise RequestFailed(FailureReason.TLS, str(error)) from None
+        if url.authorization:
+            headers = (*headers, ("Authorization", url.authorization))
+        request = ClientRequest(
+            origin=Origin(url.host, url.port, tls),
+            method=method,
+            target=url.target,
+            headers=headers,
+            body=body,
+            may_resend=may_resend,
+        )
+        timeout_s = ends_at - self._loop.time()
+        return await self._client.send(request, addresses=addresses, timeout_s=timeout_s)
