@@ -62,6 +62,7 @@ class Leases:
         self._clock = place.context.clock
         self._on_damage = place.on_damage
         self._share_id = bytes.fromhex(topic.topic_id) if topic.is_share else None
+        self._filters = place.context.filters
         self._loop = asyncio.get_running_loop()
         self._fresh: deque[_AppendedBatch] = deque()
         self._fresh_count = 0
@@ -228,6 +229,11 @@ class Leases:
         high_watermark = self._journal.high_watermark
         if up_to < high_watermark:
             high_watermark = up_to
+        if self._share_id is not None:
+            if scan_from >= cursor.until:
+                return 0
+            if self._filters.find is not None:
+                cursor.wants = self._filters.find(self.topic)
         fresh = self._fresh
         while fresh and fresh[0].base_offset < scan_from:
             self._fresh_count -= len(fresh.popleft().messages)
@@ -243,7 +249,7 @@ class Leases:
             base, at_ms = batch.base_offset, batch.now_ms
             records = [Record(base + i, at_ms, m) for i, m in enumerate(batch.messages)]
             cursor.feed(records, batch.next_offset, now_ms=now_ms, wall_ms=wall_ms)
-            return len(records)
+            return len(records) if cursor.wants is None else self._judged(now_ms, wall_ms)
         reader = self.reader
         ahead = reader.ahead
         while ahead and ahead[0].offset < scan_from:
@@ -252,7 +258,15 @@ class Leases:
         if is_read and not reader.read_ahead(scan_from, high_watermark):
             return 0
         cursor.feed(ahead, reader.ahead_end, now_ms=now_ms, wall_ms=wall_ms)
+        if cursor.wants is not None:
+            return self._judged(now_ms, wall_ms)
         return FED_PER_TURN_MAX if is_read else len(ahead)
+
+    def _judged(self, now_ms: int, wall_ms: int) -> int:
+        """Move the cursor past many unwanted records. A filter may be slow: one read per turn."""
+        if self.cursor.unwanted_tail >= limits.UNWANTED_MAX:
+            self._journal_events(self.cursor.pass_unwanted(now_ms=now_ms, wall_ms=wall_ms).events)
+        return FED_PER_TURN_MAX
 
     async def ack(
         self,
@@ -304,7 +318,10 @@ class Leases:
 
     def clip(self, start_offset: int, *, passed: int, is_expiry: bool) -> Sequence[Event]:
         """Drop records below an offset from the cursor. Returns the events to write to the log."""
+        scan_from = self.cursor.scan_from
         events = self.cursor.trim(start_offset, passed=passed).events
+        if self.cursor.scan_from != scan_from:
+            self._forget_ahead()  # it may also have moved back, to judge records again
         if events and is_expiry:
             self._count_expired(passed)
         return events
@@ -334,10 +351,10 @@ class Leases:
         elif not self.waits:
             return
         if self.waits.serve(self.lease_for_wait):
-            self._wake_later()
+            self.wake_later()
         self.arm()
 
-    def _wake_later(self) -> None:
+    def wake_later(self) -> None:
         if self._is_wake_due:
             return
         self._is_wake_due = True

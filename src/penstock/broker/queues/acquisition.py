@@ -29,6 +29,7 @@ from penstock.model.ports import LeaseRequest
 from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader, parse_header
 
 READ_BYTES_MIN = 16 * KIB
+JUDGING_TURNS_MAX = 100  # turns in which a filter may judge records until one is wanted
 Batches = list[tuple[BatchHeader, bytes]]  # consecutive
 
 
@@ -57,6 +58,7 @@ class Acquisition:
         self._is_strict = call.is_strict  # even the first batch must fit
         self._read_bytes = READ_BYTES_MIN  # grows with each read; most fetches need little
         self._batches: dict[int, bytes] = {}  # by base offset
+        self._judging_turns = 0
         self._fitting: Batches = []  # of an ordered share: read for the lease in progress
 
     def batches(self) -> list[bytes]:
@@ -77,6 +79,8 @@ class Acquisition:
             up_to = self._up_to()
             offset = leases.next_offset(up_to=up_to)
             if isinstance(offset, Reading):
+                if self._is_judging_long():
+                    return
                 await leases.reader.ready()
                 continue
             if offset is None or offset <= passed:
@@ -109,9 +113,20 @@ class Acquisition:
                     in_flight_max=self._in_flight_max,
                 )
             await self._settle(result, self._fitting)
-            is_cut = result.is_cut and not self.deliveries
+            is_cut = result.is_cut and not (self.deliveries or self._is_judging_long())
             if is_cut:
                 await leases.reader.ready()
+
+    def _is_judging_long(self) -> bool:
+        """Return True if the call must end, because the next wanted record is far away. Those who
+        wait for available records are told to call again."""
+        if self._leases.cursor.wants is None:
+            return False
+        self._judging_turns += 1
+        is_long = self._judging_turns > JUDGING_TURNS_MAX
+        if is_long:
+            self._leases.wake_later()
+        return is_long
 
     def _fitter(self) -> Callable[[int], bool]:
         """Return a function that reads the batch of a record, if the reply has room for it."""

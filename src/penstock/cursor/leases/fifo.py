@@ -49,8 +49,10 @@ class FifoCursor(LeaseCursor):
         self._fits: Callable[[int], bool] | None = None  # set within ``only_if``
         self._group_max = OFFSET_MAX
 
-    def _needs_feed(self, take: int, is_dry: bool) -> bool:  # noqa: ARG002 - for standard queues
-        return self._lacks(_LOOK_AHEAD, is_dry) and self._may_skip
+    def _needs_feed(self, take: int, is_dry: bool) -> bool:
+        # Few records of a long log may be wanted, and consumers wait for the first.
+        count = _LOOK_AHEAD if self.wants is None else take
+        return self._lacks(count, is_dry) and self._may_skip
 
     @contextmanager
     def only_if(self, fits: Callable[[int], bool], *, group_max: int) -> Iterator[None]:
@@ -155,7 +157,7 @@ class FifoCursor(LeaseCursor):
         return last + 1
 
     def _is_locked(self, now_ms: int) -> bool:
-        if self._backlog <= len(self._window) or not self._may_skip:
+        if self._backlog - self._unwanted <= len(self._window) or not self._may_skip:
             return False
         if not self._window:
             return True
