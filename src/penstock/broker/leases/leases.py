@@ -124,10 +124,15 @@ class Leases:
         return FOREVER_MS if self.topic.is_share else self.topic.settings.retention_ms
 
     def lease(
-        self, request: LeaseRequest, *, attempts_max: int | None, in_flight_max: int
+        self,
+        request: LeaseRequest,
+        *,
+        attempts_max: int | None,
+        in_flight_max: int,
+        up_to: int = limits.OFFSET_MAX,
     ) -> LeaseResult:
-        """Lease up to ``request.count`` records. Before the reply, the caller awaits ``flush`` and,
-        if set, ``finish`` of the result."""
+        """Lease up to ``request.count`` records, and read no records from ``up_to`` on. Before the
+        reply, the caller awaits ``flush`` and, if set, ``finish`` of the result."""
         queue_delay_ms = self.topic.settings.delay_ms
         retention_ms = self.retention_ms
         now_ms = self._clock.mono_ms()
@@ -160,7 +165,7 @@ class Leases:
             if fed >= FED_PER_TURN_MAX:
                 result.is_cut = True
                 break
-            more = self._feed(now_ms, wall_ms)
+            more = self._feed(now_ms, wall_ms, up_to=up_to)
             fed += more
             if not more:
                 if self.reader.is_later:

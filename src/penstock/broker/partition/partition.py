@@ -248,8 +248,6 @@ class Partition:
         cursor = open_cursor(is_fifo=share.is_fifo)
         cursor.until = share.until_of(self.index)
         end = self.log.end_offset
-        if end < cursor.until < limits.OFFSET_MAX:
-            raise OffsetOutOfRange(cursor.until, self.start_offset, end)
         cursor.appended(end, 0, next_offset=end, now_ms=self._clock.mono_ms())
         leases = self._new_leases(share, cursor, Waits())
         self.shares[share.topic_id] = leases

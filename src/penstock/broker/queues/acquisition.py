@@ -105,12 +105,13 @@ class Acquisition:
         while is_cut:
             cursor = leases.cursor
             assert isinstance(cursor, FifoCursor), "the kind of a share does not change"
-            self._fitting = []
-            with cursor.only_if(self._fitter(), group_max=self._call.group_max or OFFSET_MAX):
+            self._fitting, up_to = [], self._up_to()
+            with cursor.only_if(self._fitter(up_to), group_max=self._call.group_max or OFFSET_MAX):
                 result = leases.lease(
                     LeaseRequest(self._call.count - len(self.deliveries), self._call.lease_ms),
                     attempts_max=self._attempts_max,
                     in_flight_max=self._in_flight_max,
+                    up_to=up_to,
                 )
             await self._settle(result, self._fitting)
             is_cut = result.is_cut and not (self.deliveries or self._is_judging_long())
@@ -128,9 +129,9 @@ class Acquisition:
             self._leases.wake_later()
         return is_long
 
-    def _fitter(self) -> Callable[[int], bool]:
+    def _fitter(self, up_to: int) -> Callable[[int], bool]:
         """Return a function that reads the batch of a record, if the reply has room for it."""
-        up_to, left = self._up_to(), self._bytes_left
+        left = self._bytes_left
 
         def fits(offset: int) -> bool:
             nonlocal left

@@ -15,8 +15,15 @@ from penstock.broker.queues.redrive import ATTEMPTS_CONFIG, Redriver
 from penstock.cursor.groups.settings import SHARE_DEFAULT, ShareSettings
 from penstock.cursor.leases.events import Pick
 from penstock.model import calls
-from penstock.model.errors import InvalidRequest, PenstockError, TopicExists, TopicNotFound
+from penstock.model.errors import (
+    InvalidRequest,
+    OffsetOutOfRange,
+    PenstockError,
+    TopicExists,
+    TopicNotFound,
+)
 from penstock.model.levels import PUSH
+from penstock.model.limits import OFFSET_MAX
 from penstock.model.names import is_internal, share_name
 from penstock.model.ports import EARLIEST, Acquired
 from penstock.model.stream import settings_of
@@ -107,7 +114,10 @@ class ShareCalls:
         # The log first: the start of a share that is in the catalog but not in the log counts as
         # deleted with its segment.
         try:
-            for partition in partitions.values():
+            for index, partition in partitions.items():
+                until, end = share.until_of(index), partition.log.end_offset
+                if end < until < OFFSET_MAX:
+                    raise OffsetOutOfRange(until, partition.start_offset, end)
                 await partition.begin_share(share, start)
             share = await self._catalog.create(share)
         except BaseException as error:

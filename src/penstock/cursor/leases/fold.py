@@ -440,7 +440,8 @@ class LeaseState:
                     return
                 judged_count += 1
                 judged_bytes += size_of(record)
-                if not (record.message.is_sealed or wants(record)):
+                is_acked = record.offset in self._acked_ahead  # counted as read already
+                if not (is_acked or record.message.is_sealed or wants(record)):
                     self._is_dry = False
                     self.unwanted_tail += 1
                     self._unwanted += 1
