@@ -119,8 +119,8 @@ class Acquisition:
                 await leases.reader.ready()
 
     def _is_judging_long(self) -> bool:
-        """Return True if the call must end, because the next wanted record is far away. Those who
-        wait for available records are told to call again."""
+        """Return True if the call must end, because the next wanted record is far away. The share's
+        listeners are called soon, so that consumers call again."""
         if self._leases.cursor.wants is None:
             return False
         self._judging_turns += 1

@@ -7,8 +7,7 @@ restarts and followers apply the same events from the log, so all arrive at the 
 - Counts of appended messages and of messages below the head come from batch headers alone.
 - Deadlines are in a heap with lazy deletion. The end of a lease is not an event.
 - The window has a bounded number of decoded records from the head on. Records that a share does not
-  want (``wants``) are judged when they are read, and only counted. The head passes them with the
-  records around them, and as no event names them, they are finished then (ADR 10).
+  want are only counted. No event names them, so they are finished when the head passes (ADR 10).
 
 Replay does not decode messages. An entry created by replay therefore lacks its group, sending time
 and due time until ``hydrate`` gets its record; a leader calls it before the first lease."""
@@ -434,26 +433,24 @@ class LeaseState:
             if self._window and (is_full or self._window_bytes >= WINDOW_BYTES_MAX):
                 self.scan_from = record.offset
                 return
+            if judged_count == JUDGED_RECORDS_MAX or judged_bytes >= JUDGED_BYTES_MAX:
+                self.scan_from = record.offset
+                return
+            self._is_dry = False
+            self.scan_from = record.offset + 1
             if wants is not None:
-                if judged_count == JUDGED_RECORDS_MAX or judged_bytes >= JUDGED_BYTES_MAX:
-                    self.scan_from = record.offset
-                    return
                 judged_count += 1
                 judged_bytes += size_of(record)
                 is_acked = record.offset in self._acked_ahead  # counted as read already
                 if not (is_acked or record.message.is_sealed or wants(record)):
-                    self._is_dry = False
                     self.unwanted_tail += 1
                     self._unwanted += 1
-                    self.scan_from = record.offset + 1
                     continue
             if self.unwanted_tail:
                 self._gaps[record.offset] = self.unwanted_tail
                 self.unwanted_tail = 0
-            self._is_dry = False
             self._window.append(record)
             self._window_bytes += size_of(record)
-            self.scan_from = record.offset + 1
             self._on_fed(record, now_ms, wall_ms)
         self.scan_from = max(self.scan_from, next_offset)
 
@@ -461,10 +458,8 @@ class LeaseState:
         for record in self._window:
             self._on_dropped(record)
         self._window.clear()
-        self._window_bytes = 0
         self._gaps.clear()
-        self.unwanted_tail = self._unwanted = 0
-        self.scan_from = 0
+        self._window_bytes = self.scan_from = self.unwanted_tail = self._unwanted = 0
 
     def _on_head(self) -> None:
         if self._unwanted:
