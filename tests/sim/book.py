@@ -14,7 +14,7 @@ Of an asynchronous topic a promise may end with the epoch in which it was made, 
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tests.sim.disk import MESSAGE, Entry
 from tests.sim.violation import Violation
@@ -50,6 +50,13 @@ class Extend(NamedTuple):
     until: int
 
 
+class Mark(NamedTuple):
+    offset: int  # of a bookmark
+
+
+Request: TypeAlias = "Send | Receive | Delete | Extend | Mark"
+
+
 class Operation(NamedTuple):
     """What a client waits for: to be answered when its record is committed."""
 
@@ -57,7 +64,7 @@ class Operation(NamedTuple):
     entry: Entry | None  # None: committed before it was begun
     epoch: int
     begun_at: int
-    request: Send | Receive | Delete | Extend
+    request: Request
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +95,7 @@ class Book:
     # Of committed messages, in the order of the log:
     groups: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # offset, number
     committed_ids: dict[str, Entry] = field(default_factory=dict)
+    mark: int = 0  # the furthest bookmark that was answered for
 
     # ── What is begun ────────────────────────────────────────────────────────────────────────
 
@@ -131,6 +139,8 @@ class Book:
             number = request.receipt.number
             self.deleted.setdefault(number, done)
             self.deleted_at.setdefault(number, now)
+        elif isinstance(request, Mark):
+            self.mark = max(self.mark, request.offset)
         else:
             receipt = request.receipt
             receipt.is_busy = False

@@ -2,6 +2,7 @@
 end to a crash, and a checkpoint of the cursor. One entry of the log is one record at one offset: a
 message, or a cursor's event in the bytes that a real log would hold."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -38,6 +39,7 @@ class Checkpoint(NamedTuple):
     offset: int
     snapshot: bytes
     begun_at: int  # the fold behind it knows nothing of records before this
+    bookmarks: Mapping[str, int] = {}
 
 
 @dataclass(slots=True)

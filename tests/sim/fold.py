@@ -9,6 +9,7 @@ import msgspec
 from tests.sim.disk import MESSAGE, Checkpoint, SimLog
 from tests.sim.violation import Violation
 
+from penstock.cursor.bookmark import BOOKMARK_TYPE, Bookmarks
 from penstock.cursor.leases.dedup import DedupTable, dedup_key
 from penstock.cursor.leases.events import Event, LeaseEvent, TrimEvent, clipped
 from penstock.cursor.leases.fifo import open_cursor, restore_cursor
@@ -28,11 +29,13 @@ class Fold:
             )
             self.offset = checkpoint.offset
             self.begun_at = checkpoint.begun_at
+            self.bookmarks = Bookmarks(checkpoint.bookmarks)
             self.is_counted = True
         else:
             self.cursor = open_cursor(is_fifo=is_fifo)
             self.cursor.apply(TrimEvent(log.start, 0), offset=log.start - 1, now_ms=now_ms)
             self.offset = self.begun_at = log.start
+            self.bookmarks = Bookmarks()
             self.is_counted = log.start == 0
 
     def advance(self, up_to: int, *, now_ms: int, elapsed_ms: int = 0) -> None:
@@ -40,6 +43,10 @@ class Fold:
         for offset, entry in enumerate(self.log.between(self.offset, up_to), self.offset):
             if entry.kind == MESSAGE:
                 cursor.appended(offset, 1, next_offset=offset + 1, now_ms=now_ms)
+                continue
+            if entry.kind == BOOKMARK_TYPE:
+                assert isinstance(entry.value, bytes)
+                self.bookmarks.apply(entry.value)
                 continue
             event = entry.event
             if self.begun_at:
@@ -65,7 +72,8 @@ class Fold:
         return msgspec.structs.replace(event, passed=passed)
 
     def checkpoint(self, *, now_ms: int) -> Checkpoint:
-        return Checkpoint(self.offset, self.cursor.snapshot(now_ms=now_ms), self.begun_at)
+        snapshot = self.cursor.snapshot(now_ms=now_ms)
+        return Checkpoint(self.offset, snapshot, self.begun_at, self.bookmarks.offsets())
 
     def finish(self, *, now_ms: int, wall_ms: int, is_fifo: bool) -> DedupTable:
         """For a leader: everything there is, and what events do not say from the records."""
@@ -80,6 +88,8 @@ class Fold:
 
 def _remember_recent(log: SimLog, dedup: DedupTable, wall_ms: int) -> None:
     for offset, entry in enumerate(log.entries, log.start):
+        if entry.kind == BOOKMARK_TYPE:
+            continue
         if entry.kind != MESSAGE:
             event = entry.event
             if isinstance(event, TrimEvent):

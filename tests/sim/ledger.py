@@ -90,6 +90,9 @@ class Ledger:
             is_same = state_hash(fold.cursor) == state_hash(self.fold.cursor)
         else:
             is_same = _extent(fold.cursor) == _extent(self.fold.cursor)
+        start, own = fold.begun_at, self.fold.bookmarks.offsets()
+        for reader, offset in own.items():
+            is_same &= max(fold.bookmarks.find(reader) or 0, start) == max(offset, start)
         if not is_same:
             raise Violation(f"SPLIT node {number} makes something else of the same log")
 
@@ -97,4 +100,5 @@ class Ledger:
 def _extent(cursor: LeaseCursor) -> tuple[int, int]:
     """Where it begins, and how much there is."""
     stats = cursor.stats(now_ms=0)
-    return cursor.low_offset(), stats.visible + stats.in_flight + stats.delayed
+    count = stats.visible + stats.in_flight + stats.delayed
+    return cursor.low_offset(), count + cursor._unwanted  # read by a leader, not passed yet

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tests.sim import broken_habits as habits
 from tests.sim import broken_rules as rules
+from tests.sim import push
 from tests.sim.fold import Fold
 from tests.sim.store import SimStore
 from tests.sim.world import STEPS, World
@@ -46,6 +47,8 @@ def broken(mutation: Mutation) -> Iterator[None]:
 
 
 MUTATIONS: Mapping[str, Mutation] = {
+    "a checkpoint forgets bookmarks": Mutation("MARK", push.ForgetsBookmarks),
+    "wanted records are passed like unwanted ones": Mutation("A1", push.PassesEverything),
     "a change is made whatever the row is by now": Mutation(
         "R1", patches=((SimStore, "swap", rules.swaps_whatever_the_version),)
     ),

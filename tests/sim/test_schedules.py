@@ -1,17 +1,20 @@
 """The replication rules, and the queue over them, under every fault the simulator knows, and a
 checker that is itself checked: each rule broken must be noticed. A failing seed is told by
 ``python -m tests.sim --seed``. ``make test`` runs 600 schedules of each kind, other ones for other
-commits; ``make faults`` runs all 10,200.
+commits, and half as many with a filter and bookmarks; ``make faults`` runs all 13,200.
 """
 
 import pytest
 from tests.harness.full import part
 from tests.sim.mutations import MUTATIONS, find_seed
+from tests.sim.push import PushWorld
 from tests.sim.world import STEPS, World
 
 CHUNK = 600  # enough schedules for every kind of fault to happen
 SYNCED = range(0, 6_000, CHUNK)  # the first seed of each chunk
 UNSYNCED = range(0, 4_200, CHUNK)
+PUSH_CHUNK = 300
+PUSHED = range(0, 3_000, PUSH_CHUNK)
 
 
 @pytest.mark.full_set
@@ -27,22 +30,28 @@ def test_nor_where_answers_do_not_wait_for_disks(first: int) -> None:
     _run(first, is_synced=False)
 
 
-def _run(first: int, *, is_synced: bool) -> None:
+@pytest.mark.full_set
+@pytest.mark.parametrize("first", part(PUSHED, 1))
+def test_nor_with_a_filter_and_bookmarks(first: int) -> None:
+    _run(first, is_synced=True, world_of=PushWorld, count=PUSH_CHUNK)
+
+
+def _run(first: int, *, is_synced: bool, world_of: type[World] = World, count: int = CHUNK) -> None:
     totals: dict[str, int] = {}
     flag = "" if is_synced else " --unsynced"
-    for seed in range(first, first + CHUNK):
-        world = World(seed, is_synced=is_synced)
+    for seed in range(first, first + count):
+        world = world_of(seed, is_synced=is_synced)
         found = world.run(STEPS)
         assert not found, f"{found}; repeat: python -m tests.sim --seed {seed}{flag}"
         for name, count in world.counts.items():
             totals[name] = totals.get(name, 0) + count
     # A run whose faults did not happen proves nothing.
-    assert totals["commits"] > 10 * CHUNK, totals
-    assert totals["answers"] > 10 * CHUNK, totals
-    assert totals["crashes"] > 2 * CHUNK, totals
-    assert totals["trims"] > CHUNK // 2, totals
+    assert totals["commits"] > 10 * count, totals
+    assert totals["answers"] > 10 * count, totals
+    assert totals["crashes"] > 2 * count, totals
+    assert totals["trims"] > count // 2, totals
     assert totals.pop("reopenings") > 0, totals
-    assert min(totals.values()) > CHUNK // 100, totals
+    assert min(totals.values()) > count // 100, totals
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

@@ -21,6 +21,7 @@ from tests.sim.book import (
     Operation,
     Receipt,
     Receive,
+    Request,
     Send,
     number_of,
 )
@@ -166,7 +167,7 @@ class World(Cluster):
     def append(self, node: SimNode, kind: int, value: Message | bytes) -> int:
         return node.append(Entry(node.live.epoch, kind, value, node.wall_ms(self.now)))
 
-    def wait(self, node: SimNode, offset: int, request: Send | Receive | Delete | Extend) -> None:
+    def wait(self, node: SimNode, offset: int, request: Request) -> None:
         is_done = offset < node.live.high_watermark
         entry = None if is_done else node.log[offset]
         operation = Operation(offset, entry, node.live.epoch, self.now, request)
@@ -203,8 +204,8 @@ class World(Cluster):
         if queue is not None:
             if queue.fold.is_counted:
                 snapshot = queue.cursor.snapshot(now_ms=now_ms)
-                begun_at = queue.fold.begun_at
-                node.noted = Checkpoint(node.log.end, snapshot, begun_at)
+                begun_at, marks = queue.fold.begun_at, queue.fold.bookmarks.offsets()
+                node.noted = Checkpoint(node.log.end, snapshot, begun_at, marks)
                 self.settle(node)
         elif fold is not None and fold.is_counted:
             self.write_checkpoint(node, fold.checkpoint(now_ms=now_ms))

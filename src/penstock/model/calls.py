@@ -251,6 +251,10 @@ class OpenShare(PartitionCall[Topic], frozen=True):
     # next one when the one before is finished. Records without a key have no order. Needs feature
     # level PUSH; an older node would open a share without order.
     is_ordered: bool = False
+    # For a share of a range, its end offset in each partition. Records from there on are neither
+    # delivered nor counted, so the range is finished when ``ShareLag`` is 0 in all partitions.
+    # Needs feature level PUSH.
+    until: Sequence[int] = ()
 
 
 class CloseShare(TopicCall[bool], frozen=True):
@@ -290,7 +294,8 @@ class ShareStart(PartitionCall[int], frozen=True):
 
 
 class ShareLag(PartitionCall[int], frozen=True):
-    """Return the number of records that are neither acked nor rejected."""
+    """Return the number of records that are neither acked nor rejected. Records that the share's
+    filter does not want are counted until the cursor has read them."""
 
 
 class RestartShare(PartitionCall[None], frozen=True):

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import msgspec
 
-from penstock.model.limits import LOCKS_SHOWN_MAX
+from penstock.model.limits import LOCKS_SHOWN_MAX, OFFSET_MAX
 from penstock.model.names import queue_arn, sns_arn
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -18,6 +18,9 @@ class Kind(StrEnum):
     STANDARD = "standard"
     FIFO = "fifo"
     STREAM = "stream"  # read by offset only, until it is opened as a queue
+    # A stream whose messages are deduplicated and have a group, like those of a FIFO queue. Not for
+    # Kafka producers. Needs feature level PUSH: older nodes cannot read such a topic.
+    FIFO_STREAM = "fifo_stream"
 
 
 class Fsync(StrEnum):
@@ -89,21 +92,28 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
     tags: dict[str, str] = {}
     configs: dict[str, str] = {}  # Kafka topic configs that differ from their defaults
     source_id: str | None = None  # for a share, the id of the topic that it reads
+    until: tuple[int, ...] = ()  # for a share of a range, its end offset in each partition
     deleted_at_ms: int | None = None  # set on a tombstone, which reserves the name for a minute
     skipped_rows: tuple[SkippedRow, ...] = ()  # only in topics of coordinators
     sns: SnsTopic | None = None  # since feature level 8
 
     @property
     def is_fifo(self) -> bool:
-        return self.kind is Kind.FIFO
+        return self.kind is Kind.FIFO or self.kind is Kind.FIFO_STREAM
 
     @property
     def is_queue(self) -> bool:
-        return self.kind is not Kind.STREAM
+        return self.kind is not Kind.STREAM and self.kind is not Kind.FIFO_STREAM
 
     @property
     def is_share(self) -> bool:
         return self.source_id is not None
+
+    def until_of(self, partition: int) -> int:
+        """Return the offset at which a share ends in a partition."""
+        if not self.until:
+            return OFFSET_MAX
+        return self.until[partition] if partition < len(self.until) else 0  # it was added later
 
     @property
     def arn(self) -> str:

@@ -14,13 +14,17 @@ from tests.unit.calls.routing_kit import CALLS_MAX, Cluster, HandRoutes, on_node
 from penstock.calls.routing.router import REFUSED_SECONDS, LocalPartitions
 from penstock.model.calls import (
     Ack,
+    Acquire,
     Append,
     AppendBatches,
     CancelMove,
     Ends,
+    Finish,
     Lease,
+    MoveBookmark,
     OpenShare,
     Purge,
+    ReadBookmark,
     ShareLag,
     StartMove,
     Stats,
@@ -29,11 +33,13 @@ from penstock.model.errors import (
     DiskFull,
     InFlightLimit,
     NotLeader,
+    OffsetOutOfRange,
     Overloaded,
     PurgeInProgress,
     Throttled,
     TopicNotFound,
 )
+from penstock.model.message import Claim
 from penstock.model.ports import EARLIEST, LATEST, LeaseRequest, MoveTask
 from penstock.model.topic import Kind, Obstacles, QueueStats, Topic, join_stats
 from penstock.wire.internal.faults import OutcomeUnknown, Unreachable
@@ -661,6 +667,38 @@ async def test_a_share_that_cannot_begin_everywhere_is_none(cluster: Cluster) ->
     with pytest.raises(Unreachable):
         await routed.call(OpenShare(queue, 0, "group", start=LATEST))
     await until(lambda: routed.find_share(queue, "group") is None)
+
+
+async def test_an_ordered_share_of_a_range_is_read_from_another_node(cluster: Cluster) -> None:
+    queue = await cluster.topic(led_by=(2,))
+    routed = cluster.routed(3)
+    for body in ("a", "b"):
+        await cluster.put(queue, 0, [message(body, group="g")])
+    end = (await routed.call(Ends(queue, 0))).high_watermark
+    share = await routed.call(
+        OpenShare(queue, 0, "group", start=EARLIEST, is_ordered=True, until=[end])
+    )
+    await cluster.known(share)
+    await cluster.put(queue, 0, [message("new", group="g")])
+    take = Acquire(share, 0, 10, bytes_max=1 << 20, lease_ms=30_000, group_max=1)
+    for left in (2, 1):
+        assert await routed.call(ShareLag(share, 0)) == left
+        [(offset, lease_seq, _)] = (await routed.call(take)).picks
+        assert (await routed.call(take)).picks == [], "its group is locked"
+        claims = [Claim(0, offset, lease_seq)]
+        assert list(await routed.call(Finish(share, 0, claims))) == [None]
+    assert await routed.call(ShareLag(share, 0)) == 0
+    assert (await routed.call(take)).picks == []
+
+
+async def test_a_bookmark_is_at_the_leader_of_its_partition(cluster: Cluster) -> None:
+    stream = await cluster.topic("s", led_by=(1, 2), kind=Kind.STREAM)
+    first, second = cluster.routed(1), cluster.routed(3)
+    with pytest.raises(OffsetOutOfRange):
+        await first.call(MoveBookmark(stream, 1, "r", 5))
+    assert await first.call(MoveBookmark(stream, 1, "r", 0)) == 0
+    assert await second.call(ReadBookmark(stream, 1, "r")) == 0
+    assert cluster.nodes[2].owned.begun.count("read_bookmark") == 1
 
 
 # ── Listeners ────────────────────────────────────────────────────────────────────────────────

@@ -6,6 +6,7 @@ import pytest
 from tests.unit.frontend_kafka.rig import NOW_MS, Rig, batch
 
 from penstock.frontend.kafka.pipeline import DECODED_AT_ONCE_MAX, is_produce
+from penstock.frontend.kafka.transactions.producers import transactional_code
 from penstock.model.errors import (
     DiskFull,
     Overloaded,
@@ -217,7 +218,17 @@ async def test_a_standard_queue_takes_batches_and_a_fifo_queue_does_not() -> Non
     answer = await rig.ask(PRODUCE, 9, request("q.fifo", (0, batch(b"a"))))
     [one] = answer.topics[0].partitions
     assert one.error_code == ErrorCode.INVALID_REQUEST
-    assert "FIFO" in one.error_message
+    assert one.error_message == "A FIFO queue does not accept Kafka records; use SendMessage."
+
+
+async def test_a_fifo_stream_takes_neither_batches_nor_transactions() -> None:
+    rig = Rig()
+    topic = await rig.topic("sns.t.fifo", kind=Kind.FIFO_STREAM)
+    answer = await rig.ask(PRODUCE, 9, request("sns.t.fifo", (0, batch(b"a"))))
+    [one] = answer.topics[0].partitions
+    assert one.error_code == ErrorCode.INVALID_REQUEST
+    assert one.error_message == "A FIFO topic does not accept Kafka records; use Publish."
+    assert transactional_code(topic, 0) is ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
 async def test_what_the_node_keeps_for_itself_is_not_written_by_clients() -> None:

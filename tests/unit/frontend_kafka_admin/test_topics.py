@@ -3,6 +3,9 @@ from tests.unit.frontend_kafka_admin.stage import NODE_ID, Admin
 
 from penstock.frontend.kafka.checks import is_topic_name
 from penstock.frontend.kafka.config import PARTITIONS_MAX
+from penstock.frontend.kafka.configs.rows import Edit
+from penstock.frontend.kafka.configs.topic_configs import with_configs
+from penstock.frontend.kafka.errors import ApiError
 from penstock.model.topic import Fsync, Kind
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.create_partitions import (
@@ -258,6 +261,15 @@ async def test_queues_grow_up_to_their_own_bound_and_fifo_queues_never(admin: Ad
     assert result.error_code == ErrorCode.INVALID_PARTITIONS
     assert admin.stored("q").partition_count == 64
     assert admin.stored("q.fifo").partition_count == 1
+
+
+async def test_a_fifo_stream_neither_grows_nor_becomes_a_queue(admin: Admin) -> None:
+    topic = await admin.create_queue("t", kind=Kind.FIFO_STREAM)
+    (result,) = await grow(admin, CreatePartitionsTopic("t", 2, None))
+    assert result.error_code == ErrorCode.INVALID_PARTITIONS
+    edit = Edit({"penstock.queue": "true"})
+    with pytest.raises(ApiError, match="FIFO topic"):
+        with_configs(topic, edit, now_ms=0, defaults={})
 
 
 async def test_new_partitions_may_be_assigned_to_this_node_only(admin: Admin) -> None:

@@ -27,6 +27,7 @@ from penstock.model import limits
 from penstock.model.errors import InvalidRequest
 from penstock.model.levels import LEVEL_MAX
 from penstock.model.limits import OPENED_BYTES_MAX
+from penstock.model.message import Record
 from penstock.model.ports import Clock
 from penstock.model.stream import TopicDefaults, settings_of
 from penstock.model.topic import Fsync, Topic
@@ -120,6 +121,15 @@ class OpenedBatches:
             self._size_bytes -= opened.size_bytes
 
 
+class ShareFilters:
+    """Which records the shares want. The predicate of a share gets each record that its cursor
+    reads, except encrypted ones, which are always wanted. It must neither block nor raise."""
+
+    # Returns the predicate of a share, or None if it wants all records. Called for each read, so
+    # that a changed filter applies to the next records. None: no share has a filter.
+    find: Callable[[Topic], Callable[[Record], bool] | None] | None = None
+
+
 @dataclass(frozen=True)
 class BrokerContext:
     folder: Path  # partitions are in folder/topics/<topic id>/<index>/
@@ -145,6 +155,7 @@ class BrokerContext:
     opened: OpenedBatches = field(default_factory=OpenedBatches)
     defaults: TopicDefaults = field(default_factory=TopicDefaults)
     level: Callable[[], int] = lambda: LEVEL_MAX  # the current feature level
+    filters: ShareFilters = field(default_factory=ShareFilters)
 
     def check_level(self, needed: int, feature: str) -> None:
         """Raise InvalidRequest if the cluster's feature level is too low for a feature."""

@@ -62,6 +62,7 @@ class Leases:
         self._clock = place.context.clock
         self._on_damage = place.on_damage
         self._share_id = bytes.fromhex(topic.topic_id) if topic.is_share else None
+        self._filters = place.context.filters
         self._loop = asyncio.get_running_loop()
         self._fresh: deque[_AppendedBatch] = deque()
         self._fresh_count = 0
@@ -123,10 +124,15 @@ class Leases:
         return FOREVER_MS if self.topic.is_share else self.topic.settings.retention_ms
 
     def lease(
-        self, request: LeaseRequest, *, attempts_max: int | None, in_flight_max: int
+        self,
+        request: LeaseRequest,
+        *,
+        attempts_max: int | None,
+        in_flight_max: int,
+        up_to: int = limits.OFFSET_MAX,
     ) -> LeaseResult:
-        """Lease up to ``request.count`` records. Before the reply, the caller awaits ``flush`` and,
-        if set, ``finish`` of the result."""
+        """Lease up to ``request.count`` records, and read no records from ``up_to`` on. Before the
+        reply, the caller awaits ``flush`` and, if set, ``finish`` of the result."""
         queue_delay_ms = self.topic.settings.delay_ms
         retention_ms = self.retention_ms
         now_ms = self._clock.mono_ms()
@@ -159,7 +165,7 @@ class Leases:
             if fed >= FED_PER_TURN_MAX:
                 result.is_cut = True
                 break
-            more = self._feed(now_ms, wall_ms)
+            more = self._feed(now_ms, wall_ms, up_to=up_to)
             fed += more
             if not more:
                 if self.reader.is_later:
@@ -228,6 +234,11 @@ class Leases:
         high_watermark = self._journal.high_watermark
         if up_to < high_watermark:
             high_watermark = up_to
+        if self._share_id is not None:
+            if scan_from >= cursor.until:
+                return 0
+            if self._filters.find is not None:
+                cursor.wants = self._filters.find(self.topic)
         fresh = self._fresh
         while fresh and fresh[0].base_offset < scan_from:
             self._fresh_count -= len(fresh.popleft().messages)
@@ -243,7 +254,7 @@ class Leases:
             base, at_ms = batch.base_offset, batch.now_ms
             records = [Record(base + i, at_ms, m) for i, m in enumerate(batch.messages)]
             cursor.feed(records, batch.next_offset, now_ms=now_ms, wall_ms=wall_ms)
-            return len(records)
+            return len(records) if cursor.wants is None else self._judged(now_ms, wall_ms)
         reader = self.reader
         ahead = reader.ahead
         while ahead and ahead[0].offset < scan_from:
@@ -252,7 +263,15 @@ class Leases:
         if is_read and not reader.read_ahead(scan_from, high_watermark):
             return 0
         cursor.feed(ahead, reader.ahead_end, now_ms=now_ms, wall_ms=wall_ms)
+        if cursor.wants is not None:
+            return self._judged(now_ms, wall_ms)
         return FED_PER_TURN_MAX if is_read else len(ahead)
+
+    def _judged(self, now_ms: int, wall_ms: int) -> int:
+        """Move the cursor past many unwanted records. A filter may be slow: one read per turn."""
+        if self.cursor.unwanted_tail >= limits.UNWANTED_MAX:
+            self._journal_events(self.cursor.pass_unwanted(now_ms=now_ms, wall_ms=wall_ms).events)
+        return FED_PER_TURN_MAX
 
     async def ack(
         self,
@@ -304,7 +323,10 @@ class Leases:
 
     def clip(self, start_offset: int, *, passed: int, is_expiry: bool) -> Sequence[Event]:
         """Drop records below an offset from the cursor. Returns the events to write to the log."""
+        scan_from = self.cursor.scan_from
         events = self.cursor.trim(start_offset, passed=passed).events
+        if self.cursor.scan_from != scan_from:
+            self._forget_ahead()  # it may also have moved back, to judge records again
         if events and is_expiry:
             self._count_expired(passed)
         return events
@@ -334,10 +356,10 @@ class Leases:
         elif not self.waits:
             return
         if self.waits.serve(self.lease_for_wait):
-            self._wake_later()
+            self.wake_later()
         self.arm()
 
-    def _wake_later(self) -> None:
+    def wake_later(self) -> None:
         if self._is_wake_due:
             return
         self._is_wake_due = True

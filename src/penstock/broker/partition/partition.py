@@ -110,7 +110,7 @@ class Partition:
     async def append(self, messages: Sequence[Message]) -> Sequence[Appended]:
         self._check_accepts()
         journal = self.journal
-        if self.topic.kind is Kind.FIFO:
+        if self.topic.kind is Kind.FIFO or self.topic.kind is Kind.FIFO_STREAM:
             # Before the first message is added, so that a call is rejected as a whole.
             self._dedup.check_room(len(messages), wall_ms=self._clock.wall_ms())
         results: list[Appended] = []
@@ -246,6 +246,7 @@ class Partition:
     async def begin_share(self, share: Topic, start: int) -> None:
         """Add a share that is not in the catalog yet, and write its start offset to the log."""
         cursor = open_cursor(is_fifo=share.is_fifo)
+        cursor.until = share.until_of(self.index)
         end = self.log.end_offset
         cursor.appended(end, 0, next_offset=end, now_ms=self._clock.mono_ms())
         leases = self._new_leases(share, cursor, Waits())
@@ -260,11 +261,13 @@ class Partition:
             start = end
         elif start == EARLIEST:
             start = self.start_offset
-        start = min(max(start, self.start_offset), end)
+        until = leases.cursor.until
+        start = min(max(start, self.start_offset), end, until)
         sent_before = self.sent_count
-        backlog = await self._low_watermark.count(start, end)
+        backlog = await self._low_watermark.count(start, min(end, until))
         self.journal.flush()
-        backlog += self.sent_count - sent_before
+        if until > end:
+            backlog += self.sent_count - sent_before
         await leases.start(start, backlog=backlog)
 
     def end_share(self, share_id: str) -> None:

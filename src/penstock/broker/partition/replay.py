@@ -188,6 +188,8 @@ class Replay:
         self.shares = [
             (share, open_one(known.get(share.topic_id), is_fifo=share.is_fifo)) for share in shares
         ]
+        for share, cursor in self.shares:
+            cursor.until = share.until_of(self.index)
 
     def _elapsed(self, since_ms: int) -> int:
         context = self._context
@@ -297,11 +299,12 @@ class Replay:
         if low_watermark >= end:
             return cursor.unseen
         if cursor.head >= self._log.start_offset:
-            return self._count(cursor.head, low_watermark)
+            return self._count(cursor.head, min(low_watermark, cursor.until))
         # The segments are deleted, so count the remaining messages instead. For the stream's own
         # cursor the number is only displayed, so every remaining offset counts as a message.
         is_own = cursor is self.cursor
-        left = end - low_watermark if is_own else self._count(low_watermark, end)
+        until = min(end, cursor.until)
+        left = end - low_watermark if is_own else self._count(low_watermark, until)
         return max(0, cursor.unseen - left)
 
     def _clip(self, cursor: LeaseCursor, event: events.Event) -> events.Event:
@@ -312,7 +315,7 @@ class Replay:
         event = events.clipped(event, start)
         if isinstance(event, events.StartEvent) and event.start < start:
             self._counted.discard(id(cursor))
-            return events.StartEvent(start, self._count(start, self.offset))
+            return events.StartEvent(start, self._count(start, min(self.offset, cursor.until)))
         if id(cursor) in self._counted or not isinstance(
             event, events.LeaseEvent | events.TrimEvent
         ):
@@ -321,7 +324,8 @@ class Replay:
         if head <= cursor.head:
             return event
         self._counted.add(id(cursor))
-        return msgspec.structs.replace(event, passed=self._count(cursor.head, head))
+        passed = self._count(cursor.head, min(head, cursor.until))
+        return msgspec.structs.replace(event, passed=passed)
 
     def _count(self, start: int, end: int) -> int:
         counting = count_messages(self._log, start, end, bytes_max=REPLAY_READ_BYTES)

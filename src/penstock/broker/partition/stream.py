@@ -260,7 +260,7 @@ class LowWatermark:
         """Count the messages below ``offset`` that the cursor has never leased."""
         while True:
             head = leases.cursor.head
-            passed = await self.count(head, offset)
+            passed = await self.count(head, min(offset, leases.cursor.until))
             if leases.cursor.head == head:
                 return passed
 

@@ -29,6 +29,7 @@ from penstock.model.ports import LeaseRequest
 from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader, parse_header
 
 READ_BYTES_MIN = 16 * KIB
+JUDGING_TURNS_MAX = 100  # turns in which a filter may judge records until one is wanted
 Batches = list[tuple[BatchHeader, bytes]]  # consecutive
 
 
@@ -57,6 +58,7 @@ class Acquisition:
         self._is_strict = call.is_strict  # even the first batch must fit
         self._read_bytes = READ_BYTES_MIN  # grows with each read; most fetches need little
         self._batches: dict[int, bytes] = {}  # by base offset
+        self._judging_turns = 0
         self._fitting: Batches = []  # of an ordered share: read for the lease in progress
 
     def batches(self) -> list[bytes]:
@@ -77,6 +79,8 @@ class Acquisition:
             up_to = self._up_to()
             offset = leases.next_offset(up_to=up_to)
             if isinstance(offset, Reading):
+                if self._is_judging_long():
+                    return
                 await leases.reader.ready()
                 continue
             if offset is None or offset <= passed:
@@ -101,21 +105,33 @@ class Acquisition:
         while is_cut:
             cursor = leases.cursor
             assert isinstance(cursor, FifoCursor), "the kind of a share does not change"
-            self._fitting = []
-            with cursor.only_if(self._fitter(), group_max=self._call.group_max or OFFSET_MAX):
+            self._fitting, up_to = [], self._up_to()
+            with cursor.only_if(self._fitter(up_to), group_max=self._call.group_max or OFFSET_MAX):
                 result = leases.lease(
                     LeaseRequest(self._call.count - len(self.deliveries), self._call.lease_ms),
                     attempts_max=self._attempts_max,
                     in_flight_max=self._in_flight_max,
+                    up_to=up_to,
                 )
             await self._settle(result, self._fitting)
-            is_cut = result.is_cut and not self.deliveries
+            is_cut = result.is_cut and not (self.deliveries or self._is_judging_long())
             if is_cut:
                 await leases.reader.ready()
 
-    def _fitter(self) -> Callable[[int], bool]:
+    def _is_judging_long(self) -> bool:
+        """Return True if the call must end, because the next wanted record is far away. The share's
+        listeners are called soon, so that consumers call again."""
+        if self._leases.cursor.wants is None:
+            return False
+        self._judging_turns += 1
+        is_long = self._judging_turns > JUDGING_TURNS_MAX
+        if is_long:
+            self._leases.wake_later()
+        return is_long
+
+    def _fitter(self, up_to: int) -> Callable[[int], bool]:
         """Return a function that reads the batch of a record, if the reply has room for it."""
-        up_to, left = self._up_to(), self._bytes_left
+        left = self._bytes_left
 
         def fits(offset: int) -> bool:
             nonlocal left

@@ -15,8 +15,15 @@ from penstock.broker.queues.redrive import ATTEMPTS_CONFIG, Redriver
 from penstock.cursor.groups.settings import SHARE_DEFAULT, ShareSettings
 from penstock.cursor.leases.events import Pick
 from penstock.model import calls
-from penstock.model.errors import InvalidRequest, PenstockError, TopicExists, TopicNotFound
+from penstock.model.errors import (
+    InvalidRequest,
+    OffsetOutOfRange,
+    PenstockError,
+    TopicExists,
+    TopicNotFound,
+)
 from penstock.model.levels import PUSH
+from penstock.model.limits import OFFSET_MAX
 from penstock.model.names import is_internal, share_name
 from penstock.model.ports import EARLIEST, Acquired
 from penstock.model.stream import settings_of
@@ -99,15 +106,19 @@ class ShareCalls:
             tags=dict(call.tags),
             configs={} if attempts_max is None else {ATTEMPTS_CONFIG: str(attempts_max)},
             source_id=source.topic_id,
+            until=tuple(call.until),
         )
 
     async def _begin(self, source: Topic, group: str, share: Topic, start: int) -> Topic:
         partitions = (await self._partitions.open(source)).partitions
         # The log first: the start of a share that is in the catalog but not in the log counts as
         # deleted with its segment.
-        for partition in partitions.values():
-            await partition.begin_share(share, start)
         try:
+            for index, partition in partitions.items():
+                until, end = share.until_of(index), partition.log.end_offset
+                if end < until < OFFSET_MAX:
+                    raise OffsetOutOfRange(until, partition.start_offset, end)
+                await partition.begin_share(share, start)
             share = await self._catalog.create(share)
         except BaseException as error:
             for partition in partitions.values():
@@ -146,8 +157,10 @@ class ShareCalls:
 
     def _check(self, call: calls.OpenShare) -> None:
         source, group = call.topic, call.group
-        if call.is_ordered:
-            self._context.check_level(PUSH, "Ordered shares")
+        if call.is_ordered or call.until:
+            self._context.check_level(PUSH, "Ordered shares and shares of a range")
+        if call.until and (len(call.until) != source.partition_count or min(call.until) < 0):
+            raise InvalidRequest("A share of a range needs an end offset for each partition.")
         if not group or len(share_name(source.name, group)) > NAME_CHARS_MAX:
             raise InvalidRequest(
                 f"A share needs a group name; topic and group may have at most {NAME_CHARS_MAX}"

@@ -50,7 +50,8 @@ class FifoCursor(LeaseCursor):
         self._group_max = OFFSET_MAX
 
     def _needs_feed(self, take: int, is_dry: bool) -> bool:  # noqa: ARG002 - for standard queues
-        return self._lacks(_LOOK_AHEAD, is_dry) and self._may_skip
+        # If few records of a long log are wanted, the first is delivered when it is found.
+        return self._lacks(_LOOK_AHEAD if self.wants is None else 1, is_dry) and self._may_skip
 
     @contextmanager
     def only_if(self, fits: Callable[[int], bool], *, group_max: int) -> Iterator[None]:
@@ -90,8 +91,6 @@ class FifoCursor(LeaseCursor):
                 return True, False
             line.popleft()
             self._in_line.discard(key)
-            if is_free and entry is None and not selection.picked:
-                self._line_up(key)  # the queue's delay was raised: the group joins again when due
         return False, bool(self._arrivals)
 
     def _admit(self, due_ms: int) -> None:
@@ -112,8 +111,9 @@ class FifoCursor(LeaseCursor):
 
     def _walk(self, key: GroupKey, selection: Selection, due_ms: int) -> bool:
         """Pick records of one group, oldest first. Return False if the lease event is full."""
-        fits = self._fits
-        end = min(selection.take, len(selection.picked) + self._group_max)
+        fits, end = self._fits, selection.take
+        if fits is not None:
+            end = min(end, len(selection.picked) + self._group_max)
         for offset in self._groups[key]:
             if len(selection.picked) == end:
                 break
@@ -123,6 +123,8 @@ class FifoCursor(LeaseCursor):
                 if fresh is None:
                     continue
                 if fresh[1] > due_ms:
+                    if offset == self._groups[key][0]:
+                        self._line_up(key)  # the queue's delay was raised: it joins again when due
                     break
                 if fits is not None and not fits(offset):
                     return False
@@ -155,7 +157,7 @@ class FifoCursor(LeaseCursor):
         return last + 1
 
     def _is_locked(self, now_ms: int) -> bool:
-        if self._backlog <= len(self._window) or not self._may_skip:
+        if self._backlog - self._unwanted <= len(self._window) or not self._may_skip:
             return False
         if not self._window:
             return True

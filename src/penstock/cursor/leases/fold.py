@@ -6,7 +6,8 @@ restarts and followers apply the same events from the log, so all arrive at the 
 - The table has the records below the head that are in flight, skipped or available again.
 - Counts of appended messages and of messages below the head come from batch headers alone.
 - Deadlines are in a heap with lazy deletion. The end of a lease is not an event.
-- The window has a bounded number of decoded records from the head on.
+- The window has a bounded number of decoded records from the head on. Records that a share does not
+  want are only counted. No event names them, so they are finished when the head passes (ADR 10).
 
 Replay does not decode messages. An entry created by replay therefore lacks its group, sending time
 and due time until ``hydrate`` gets its record; a leader calls it before the first lease."""
@@ -40,6 +41,9 @@ from penstock.cursor.leases.parts import (
 from penstock.model.limits import (
     ATTEMPT_IDS_MAX,
     DEFERRED_MAX,
+    JUDGED_BYTES_MAX,
+    JUDGED_RECORDS_MAX,
+    OFFSET_MAX,
     WINDOW_BYTES_MAX,
     WINDOW_RECORDS_MAX,
 )
@@ -83,6 +87,12 @@ class LeaseState:
         self._window_bytes = 0
         self.scan_from = 0  # offset from which to read the next records for ``feed``
         self._is_dry = False  # whether the last ``feed`` added nothing; prevents endless feeding
+        self.until = OFFSET_MAX  # the records from this offset on are not delivered or counted
+        # The records that a share wants; None: all. A change applies to the records read next.
+        self.wants: Callable[[Record], bool] | None = None
+        self.unwanted_tail = 0  # unwanted records that were read after the last of the window
+        self._gaps: dict[int, int] = {}  # offset in the window → unwanted records before it
+        self._unwanted = 0  # all of them: the tail and the gaps
 
     # ── Applying events ──────────────────────────────────────────────────────────────────────
     def appended(
@@ -99,11 +109,13 @@ class LeaseState:
         """Count appended messages. ``delays`` lists (offset, delay) of the delayed messages. A
         delayed message that is not listed counts as visible until it is read."""
         assert base_offset >= self._next_offset, "appends must follow the order of the log"
+        if next_offset > self.until:
+            count = max(0, min(count, self.until - base_offset))
         self._appended_count += count
         self._next_offset = next_offset
         began_ms = now_ms - elapsed_ms
         for offset, delay_ms in delays:
-            if delay_ms > 0 and offset >= self.head:
+            if delay_ms > 0 and self.head <= offset < self.until:
                 self._delays.add(delay_ms, appended_at_ms=appended_at_ms, now_ms=began_ms)
 
     def apply(self, event: Event, *, offset: int, now_ms: int, elapsed_ms: int = 0) -> None:
@@ -236,11 +248,7 @@ class LeaseState:
         self._acked_order.clear()
         self._attempts.clear()
         self._delays.clear()  # unread delayed records count as visible until they are read
-        for record in self._window:
-            self._on_dropped(record)
-        self._window.clear()
-        self._window_bytes = 0
-        self.scan_from = 0
+        self._drop_window()
         self.head = event.start
         self._passed_count = self._appended_count - event.backlog
         self._next_offset = max(self._next_offset, event.start)
@@ -404,7 +412,7 @@ class LeaseState:
         return (
             len(self._window) < count
             and not is_dry
-            and self._backlog > len(self._window)
+            and self._backlog - self._unwanted > len(self._window)
             and self._window_bytes < WINDOW_BYTES_MAX
         )
 
@@ -413,21 +421,49 @@ class LeaseState:
     ) -> None:
         """Add records to the window (the records read ahead) until the window is full."""
         self._is_dry = True
+        wants, until = self.wants, self.until
+        judged_count = judged_bytes = 0
         for record in records:
             if record.offset < self.scan_from:
                 continue
+            if record.offset >= until:
+                self.scan_from = record.offset
+                return
             is_full = len(self._window) >= WINDOW_RECORDS_MAX
             if self._window and (is_full or self._window_bytes >= WINDOW_BYTES_MAX):
                 self.scan_from = record.offset
                 return
+            if judged_count == JUDGED_RECORDS_MAX or judged_bytes >= JUDGED_BYTES_MAX:
+                self.scan_from = record.offset
+                return
             self._is_dry = False
+            self.scan_from = record.offset + 1
+            if wants is not None:
+                judged_count += 1
+                judged_bytes += size_of(record)
+                is_acked = record.offset in self._acked_ahead  # counted as read already
+                if not (is_acked or record.message.is_sealed or wants(record)):
+                    self.unwanted_tail += 1
+                    self._unwanted += 1
+                    continue
+            if self.unwanted_tail:
+                self._gaps[record.offset] = self.unwanted_tail
+                self.unwanted_tail = 0
             self._window.append(record)
             self._window_bytes += size_of(record)
-            self.scan_from = record.offset + 1
             self._on_fed(record, now_ms, wall_ms)
         self.scan_from = max(self.scan_from, next_offset)
 
+    def _drop_window(self) -> None:
+        for record in self._window:
+            self._on_dropped(record)
+        self._window.clear()
+        self._gaps.clear()
+        self._window_bytes = self.scan_from = self.unwanted_tail = self._unwanted = 0
+
     def _on_head(self) -> None:
+        if self._unwanted:
+            self._drop_window()  # how many of them are below the head is not known: read again
         window = self._window
         while window and window[0].offset < self.head:
             record = window.popleft()
@@ -445,6 +481,10 @@ class LeaseState:
         self._window.popleft()
         self._window_bytes -= size_of(record)
         selection.passed += 1
+        if self._gaps:
+            gap = self._gaps.pop(record.offset, 0)
+            self._unwanted -= gap
+            selection.passed += gap
         if self._delays:
             key = self._delays.key_of(record)
             if key in self._delays:

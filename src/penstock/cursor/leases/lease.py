@@ -107,6 +107,8 @@ class LeaseCursor(LeaseState):
         bound_ms = wall_ms - retention_ms
         selection = Selection(take, attempts_max, bound_ms, now_ms, is_dry)
         head, is_cut = self._select(selection)
+        if self.unwanted_tail and not self._window and (selection.picked or selection.passed):
+            head = self._pass_tail(selection)
         event, picks, dead = self._decide_lease(
             selection, head, lease_ms, attempt_id if self.is_fifo else None, now_ms, wall_ms
         )
@@ -306,10 +308,26 @@ class LeaseCursor(LeaseState):
             head = record.offset + 1
         return head
 
+    # ── Unwanted records ─────────────────────────────────────────────────────────────────────
+    def pass_unwanted(self, *, now_ms: int, wall_ms: int) -> Outcome[None]:
+        """Move the head past unwanted records, if no record of the window comes before them."""
+        if self._window or not self.unwanted_tail:
+            return Outcome(None)
+        selection = Selection(0, None, 0, now_ms)
+        head = self._pass_tail(selection)
+        event, _, _ = self._decide_lease(selection, head, 0, None, now_ms, wall_ms)
+        return Outcome(None, () if event is None else (event,))
+
+    def _pass_tail(self, selection: Selection) -> int:
+        selection.passed += self.unwanted_tail
+        self._unwanted -= self.unwanted_tail
+        self.unwanted_tail = 0
+        return self.scan_from
+
     # ── Queries ──────────────────────────────────────────────────────────────────────────────
     def stats(self, *, now_ms: int, queue_delay_ms: int = 0) -> CursorStats:
         self._advance(now_ms)
-        backlog = self._backlog
+        backlog = self._backlog - self._unwanted
         ahead = min(backlog, self._delays.count(now_ms=now_ms, delay_ms=queue_delay_ms))
         known = len(self._table) - self._in_flight - self._delayed
         return CursorStats(backlog - ahead + known, self._in_flight, ahead + self._delayed)
@@ -345,7 +363,9 @@ class LeaseCursor(LeaseState):
         offset = record.offset
         entry = self._table.get(offset)
         if entry is None:
-            if offset < self.head or offset in self._acked_ahead:
+            if not self.head <= offset < self.until or offset in self._acked_ahead:
+                return None
+            if self.wants is not None and not (record.message.is_sealed or self.wants(record)):
                 return None
             due_ms = self._due_ms(record, queue_delay_ms, now_ms, wall_ms)
             if due_ms > now_ms:

@@ -127,6 +127,8 @@ class StandardCursor(LeaseCursor):
         """Within this context, lease only records below ``offset`` or held back for fairness."""
         window = self._window
         later = [window.pop() for _ in range(len(window)) if window[-1].offset >= offset]
+        tail = self.unwanted_tail if later else 0
+        self.unwanted_tail -= tail
         ready = self._ready
         self._ready = [each for each in ready if each < offset]
         heapify(self._ready)
@@ -136,6 +138,7 @@ class StandardCursor(LeaseCursor):
         finally:
             self._is_dry = False
             window.extend(reversed(later))
+            self.unwanted_tail += tail
             for each in ready:
                 if each >= offset:
                     heappush(self._ready, each)
@@ -159,7 +162,7 @@ class StandardCursor(LeaseCursor):
         picked, take, bound_ms = selection.picked, selection.take, selection.bound_ms
         # Fast path, as this loop takes most of the time of a receive: if no record is delayed or
         # acked, only retention must be checked.
-        is_plain = not (self._due or self._delays or self._acked_ahead)
+        is_plain = not (self._due or self._delays or self._acked_ahead or self._gaps)
         while window and len(picked) < take:
             record = window[0]
             offset = record.offset
@@ -220,7 +223,8 @@ class StandardCursor(LeaseCursor):
                 heappush(self._ready, offset)
                 return self.head, True
         head = self._take_quiet_fresh(selection, noisy)
-        is_read_through = not self._window and self._backlog - selection.passed > 0
+        left = self._backlog - self._unwanted - selection.passed
+        is_read_through = not self._window and left > 0
         if is_read_through and not selection.is_dry and fair.may_park and self._may_skip:
             return head, False  # read more: records of quiet groups may follow
         while len(picked) < take:

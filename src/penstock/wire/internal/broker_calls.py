@@ -326,7 +326,7 @@ class _OpenShareWire(BrokerWire):
     def pack(self, call: calls.OpenShare, epoch: int, ticket: Ticket) -> Sequence[object]:
         """Omit the fields of feature level PUSH if they have their defaults."""
         fields = super().pack(call, epoch, ticket)
-        return fields if call.is_ordered else fields[:-1]
+        return fields if call.is_ordered or call.until else fields[:-2]
 
 
 _WIRES: Final[dict[type[BrokerCall[Any]], BrokerWire]] = {}

@@ -4,7 +4,7 @@ It does what the broker does with a cursor: appends the events it returns (throu
 feeds it when asked, and after a restart replays log or snapshot and hydrates."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -15,6 +15,7 @@ from penstock.cursor.leases.events import AckReason, Event, LeaseOutcome, Pick, 
 from penstock.cursor.leases.fifo import open_cursor, restore_cursor
 from penstock.cursor.leases.lease import LeaseCursor, RecordState
 from penstock.cursor.leases.obstacles import QueueTerms
+from penstock.model.limits import OFFSET_MAX
 from penstock.model.message import Claim, Message, Record
 from penstock.model.topic import Obstacles
 
@@ -37,6 +38,8 @@ class Shell:
     retention_ms: int = 4 * DAY_MS
     queue_delay_ms: int = 0
     in_flight_max: int = 120_000
+    wants: Callable[[Record], bool] | None = None
+    until: int = OFFSET_MAX
     now_ms: int = 1_000
     wall_skew_ms: int = WALL
     log: list[Batch | tuple[int, int, bytes, int]] = field(default_factory=list)
@@ -45,7 +48,11 @@ class Shell:
     end: int = 0
 
     def __post_init__(self) -> None:
-        self.cursor: LeaseCursor = open_cursor(is_fifo=self.is_fifo)
+        self.become(open_cursor(is_fifo=self.is_fifo))
+
+    def become(self, cursor: LeaseCursor) -> None:
+        self.cursor = cursor
+        cursor.wants, cursor.until = self.wants, self.until
 
     @property
     def wall_ms(self) -> int:
@@ -141,8 +148,17 @@ class Shell:
         self.write(self.cursor.purge(end_offset=self.end).events)
 
     def begin_again(self, start: int) -> None:
-        backlog = sum(offset >= start for offset in self.records)
+        backlog = sum(start <= offset < self.until for offset in self.records)
         self.write(self.cursor.start(start, backlog=backlog).events)
+
+    def trim(self, start: int) -> None:
+        head = self.cursor.head
+        passed = sum(head <= offset < min(start, self.until) for offset in self.records)
+        self.write(self.cursor.trim(start, passed=passed).events)
+
+    def pass_unwanted(self) -> None:
+        outcome = self.cursor.pass_unwanted(now_ms=self.now_ms, wall_ms=self.wall_ms)
+        self.write(outcome.events)
 
     def expire(self) -> int:
         expired = 0
@@ -188,7 +204,7 @@ class Shell:
 
     def replay(self, cursor: LeaseCursor, start: int = 0) -> None:
         """Become a process that knows only the log from entry ``start`` on and ``cursor``."""
-        self.cursor = cursor
+        self.become(cursor)
         for item in self.log[start:]:
             if isinstance(item, Batch):
                 self._tell(item)

@@ -1,7 +1,7 @@
 """Random lives of a queue against a model so simple that it can be checked by reading: one list of
 messages, scanned from the front each time."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
@@ -23,7 +23,8 @@ from penstock.cursor.leases.events import AckReason, LeaseOutcome
 from penstock.cursor.leases.lease import RecordState
 from penstock.cursor.leases.parts import HOLD_MS
 from penstock.model.errors import ExpiredReceipt, NotLeased
-from penstock.model.message import Claim
+from penstock.model.limits import OFFSET_MAX
+from penstock.model.message import Claim, Record
 from penstock.model.topic import PeekState
 
 SECOND = 1_000
@@ -50,6 +51,12 @@ class QueueMachine(RuleBasedStateMachine):
     is_fifo = False
     has_groups = True
     has_delays = True
+    wants: Callable[[Record], bool] | None = None
+    until = OFFSET_MAX
+
+    def delivers(self, record: Record) -> bool:
+        """Whether the cursor is to deliver this record at all."""
+        return record.offset < self.until and (self.wants is None or self.wants(record))
 
     @initialize(
         attempts_max=st.sampled_from([None, 2]),
@@ -62,6 +69,8 @@ class QueueMachine(RuleBasedStateMachine):
             attempts_max=attempts_max,
             retention_ms=retention_s * SECOND,
             feed_max=feed_max,
+            wants=self.wants,
+            until=self.until,
         )
         self.alive: list[Told] = []
         self.gone: set[int] = set()
@@ -121,6 +130,8 @@ class QueueMachine(RuleBasedStateMachine):
             delay_s = 0
         delay_ms = None if self.is_fifo or not delay_s else delay_s * SECOND
         for offset in self.shell.send(count, group=group, delay_ms=delay_ms):
+            if not self.delivers(self.shell.records[offset]):
+                continue
             key = offset if group is None else group
             self.alive.append(Told(offset, key, self.now, delay_ms or 0))
 
@@ -360,7 +371,7 @@ class ShareMachine(StandardMachine):
             self.drop(told)
         for record in self.shell.records.values():
             sent_ms = record.appended_at_ms - self.shell.wall_skew_ms
-            if record.offset >= start and sent_ms > left_ms:
+            if record.offset >= start and sent_ms > left_ms and self.delivers(record):
                 self.alive.append(Told(record.offset, record.offset, sent_ms, 0))
                 self.gone.discard(record.offset)
 

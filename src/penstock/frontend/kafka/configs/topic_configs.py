@@ -300,6 +300,8 @@ def _becomes_queue(topic: Topic, texts: Mapping[str, str], removed: Collection[s
         return False
     if texts.get(QUEUE) != "true":
         return False
+    if topic.is_fifo:
+        raise rows.invalid_config(f"{QUEUE}: {topic.name} is a FIFO topic, not a stream.")
     if not is_queue_name(topic.name) or topic.name.endswith(FIFO_SUFFIX):
         raise rows.invalid_config(
             f"{QUEUE}: '{topic.name}' is not a valid queue name: use 1 to 80 of the characters"

@@ -221,7 +221,8 @@ def _target(
         text = f"{found.name} is internal: only nodes may write to it."
         return ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
     if found.is_fifo:
-        return invalid_request("A FIFO queue does not accept Kafka records; use SendMessage.")
+        kind, action = ("queue", "SendMessage") if found.is_queue else ("topic", "Publish")
+        return invalid_request(f"A FIFO {kind} does not accept Kafka records; use {action}.")
     return found
 
 

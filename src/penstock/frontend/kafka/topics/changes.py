@@ -214,7 +214,7 @@ async def _grow(
 def _check_growth(topic: Topic, count: int) -> None:
     if topic.is_fifo:
         raise _invalid_count(
-            f"{topic.name} is a FIFO queue, whose number of partitions cannot be changed."
+            f"{topic.name} is FIFO, so its number of partitions cannot be changed."
         )
     if count <= topic.partition_count:
         raise _invalid_count(

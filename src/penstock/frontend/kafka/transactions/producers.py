@@ -230,7 +230,7 @@ def transactional_code(topic: Topic | None, index: int) -> ErrorCode:
     """Return NONE if transactions may write to the partition, and an error code otherwise."""
     if topic is None or not checks.has_partition(topic, index):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if topic.is_queue or checks.is_internal_topic(topic):
+    if topic.is_queue or topic.is_fifo or checks.is_internal_topic(topic):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return ErrorCode.NONE
 
