@@ -78,6 +78,10 @@ class Subscription:
         self.held = 0
         self.bytes = 0
 
+    @property
+    def tenant(self) -> str:
+        return self._node_line.tenant
+
 
 class Destination(Pool[Subscription]):
     """The slots for one scheme, host and port. A subscription that waits for the node holds one."""
