@@ -216,7 +216,7 @@ class Slots:
             limit_max = min(LIMIT_MAX, self._subscription_requests_max)
             subscription._adaptive = AdaptiveLimit(limit_max=limit_max)
             subscription.limit = subscription._adaptive.limit
-        if rate is None:
+        if rate is None or not rate.per_s:
             subscription._bucket = None
         elif subscription._bucket is None or subscription._bucket.rate != rate:
             bucket = LeakyBucket(rate)
