@@ -8,8 +8,9 @@ that were in progress together.
 The time that requests take counts too. A round with a mean above one second lowers the limit by
 one. A round that took much longer than the best round of the last minute does not raise it: the
 endpoint queues the requests, and more of them would only wait longer. Two such rounds one after the
-other during slow start take back the last doubling; a single one may be chance. A round that never
-used the whole limit does not raise it either, because it shows nothing about a higher limit."""
+other end slow start and lower the limit to where requests should take twice as long as in the best
+round; a single one may be chance. A round that never used the whole limit does not raise it either,
+because it shows nothing about a higher limit."""
 
 from typing import Final
 
@@ -92,7 +93,7 @@ class AdaptiveLimit:
             self._is_slow_start = False
         elif is_slow:
             if was_slow and self._is_slow_start:
-                self.limit = max(1, self.limit // 2)
+                self.limit = max(1, int(self.limit * BEST_FACTOR * best_ms / mean_ms))
                 self._is_slow_start = False
         elif was_full:
             raised = 2 * self.limit if self._is_slow_start else self.limit + 1

@@ -78,6 +78,10 @@ class Subscription:
         self.held = 0
         self.bytes = 0
 
+    @property
+    def tenant(self) -> str:
+        return self._node_line.tenant
+
 
 class Destination(Pool[Subscription]):
     """The slots for one scheme, host and port. A subscription that waits for the node holds one."""
@@ -212,7 +216,7 @@ class Slots:
             limit_max = min(LIMIT_MAX, self._subscription_requests_max)
             subscription._adaptive = AdaptiveLimit(limit_max=limit_max)
             subscription.limit = subscription._adaptive.limit
-        if rate is None:
+        if rate is None or not rate.per_s:
             subscription._bucket = None
         elif subscription._bucket is None or subscription._bucket.rate != rate:
             bucket = LeakyBucket(rate)

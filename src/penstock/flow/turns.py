@@ -126,5 +126,5 @@ class Pool(Generic[T]):
             turns.rotate(-1)
         if self.held >= self.slots_max - self.slots_max // RESERVED:
             return False
-        bytes_max = self.bytes_max - self.bytes_max / RESERVED
+        bytes_max = self.bytes_max * (1 - 1 / RESERVED)
         return self.bytes + turns[0].waiting[0].request_bytes <= bytes_max
