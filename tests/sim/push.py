@@ -86,8 +86,8 @@ class PushWorld(World):
 class ForgetsBookmarks(PushWorld):
     """Checkpoints are written without them."""
 
-    def write_checkpoint(self, node: SimNode, checkpoint: Checkpoint) -> None:
-        super().write_checkpoint(node, checkpoint._replace(bookmarks={}))
+    def write_checkpoint(self, node: SimNode, noted: Checkpoint) -> None:
+        super().write_checkpoint(node, noted._replace(bookmarks={}))
 
 
 class PassesEverything(PushWorld):
