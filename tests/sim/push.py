@@ -9,6 +9,7 @@ faults are those of the schedules without it.
 import random
 
 from tests.sim.book import Got, Mark, number_of
+from tests.sim.disk import Checkpoint
 from tests.sim.node import SimNode
 from tests.sim.queue import Queue
 from tests.sim.violation import Violation
@@ -85,8 +86,8 @@ class PushWorld(World):
 class ForgetsBookmarks(PushWorld):
     """Checkpoints are written without them."""
 
-    def write_checkpoint(self, node: SimNode, checkpoint: object) -> None:
-        super().write_checkpoint(node, checkpoint._replace(bookmarks={}))  # type: ignore[attr-defined]
+    def write_checkpoint(self, node: SimNode, noted: Checkpoint) -> None:
+        super().write_checkpoint(node, noted._replace(bookmarks={}))
 
 
 class PassesEverything(PushWorld):

@@ -20,10 +20,6 @@ from penstock.model.limits import JUDGED_BYTES_MAX, JUDGED_RECORDS_MAX
 from penstock.model.message import Message, Record
 
 
-def wants_two_of_three(record: Record) -> bool:
-    return record.offset % 3 != 1
-
-
 class Selective(QueueMachine):
     """A machine whose cursor leaves records out, and whose log is trimmed."""
 
@@ -69,19 +65,19 @@ class Selective(QueueMachine):
 
 
 class FilteredStandard(Selective, StandardMachine):
-    wants = staticmethod(wants_two_of_three)
+    has_filter = True
 
 
 class FilteredFair(Selective, FairMachine):
-    wants = staticmethod(wants_two_of_three)
+    has_filter = True
 
 
 class FilteredFifo(Selective, FifoMachine):
-    wants = staticmethod(wants_two_of_three)
+    has_filter = True
 
 
 class FilteredShare(Selective, ShareMachine):
-    wants = staticmethod(wants_two_of_three)
+    has_filter = True
 
 
 class RangeStandard(Selective, StandardMachine):
@@ -93,7 +89,7 @@ class RangeFifo(Selective, FifoMachine):
 
 
 class FilteredRange(Selective, ShareMachine):
-    wants = staticmethod(wants_two_of_three)
+    has_filter = True
     until = 25
 
 
