@@ -269,8 +269,8 @@ def test_slots_do_what_the_naive_model_does(
                 world.now_ms += wait_ms
             case "wake", _, _ if world.slots.wake_at_ms is not None:
                 world.now_ms = int(world.slots.wake_at_ms)
-            case "add", (str(tenant), str(destination), limit, rate), _:
-                world.add(tenant, destination, limit, rate)
+            case "add", (str(tenant), str(key), int() | None as limit, Rate() | None as rate), _:
+                world.add(tenant, key, limit, rate)
             case "remove", int(number), _ if len(subscriptions) > 3:
                 world.remove(subscriptions[number % len(subscriptions)])
         world.start_all()
@@ -393,10 +393,10 @@ def test_a_hanging_destination_delays_nobody_else() -> None:
         other = add(slots, f"tenant {number % 9}", f"works {number}", limit=4)
         slots.want(other, 20, now_ms=0)
         for _ in range(5):
-            slot, *more = start(slots)
-            assert [each.subscription for each in (slot, *more)] == [other] * 4
-            for each in (slot, *more):
-                slots.end(each, Health.GOOD, now_ms=0)
+            started = start(slots)
+            assert [slot.subscription for slot in started] == [other] * 4
+            for slot in started:
+                slots.end(slot, Health.GOOD, now_ms=0)
     assert not start(slots)
 
 
