@@ -1,0 +1,148 @@
+"""SNS topics whose messages go to queues, on one node and on three: a client that publishes and then
+receives finds the message, at whichever node it asks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from confluent_kafka import Producer
+from tests.harness.cluster import PenstockCluster
+from tests.harness.etcd import LACKING
+from tests.harness.patience import eventually
+from tests.harness.server import Server
+
+pytestmark = [pytest.mark.slow, pytest.mark.compat]
+
+MESSAGES = 60
+QUICK_MIN = 57  # of MESSAGES on three nodes, found by the first receive
+
+
+class Site:
+    """Clients of every node, and the address for Kafka."""
+
+    def __init__(self, urls: list[str], kafka: str) -> None:
+        self.sns = [self._client("sns", url) for url in urls]
+        self.sqs = [self._client("sqs", url) for url in urls]
+        self.kafka = kafka
+
+    @staticmethod
+    def _client(service: str, url: str) -> Any:
+        return boto3.client(
+            service,
+            endpoint_url=url,
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+            config=Config(retries={"max_attempts": 5, "mode": "standard"}),
+        )
+
+    def queue(self, name: str) -> tuple[str, str]:
+        sqs = self.sqs[0]
+        url = sqs.create_queue(QueueName=name)["QueueUrl"]
+        found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+        return url, found["Attributes"]["QueueArn"]
+
+    def received(self, url: str, *, at: int = 0, wait_s: int = 0) -> list[dict[str, Any]]:
+        """Receive and delete what is in a queue now."""
+        sqs, path = self.sqs[at], url.partition("://")[2].partition("/")[2]
+        url = f"{sqs.meta.endpoint_url}/{path}"
+        reply = sqs.receive_message(
+            QueueUrl=url,
+            MaxNumberOfMessages=10,
+            WaitTimeSeconds=wait_s,
+            MessageAttributeNames=["All"],
+        )
+        messages: list[dict[str, Any]] = reply.get("Messages", [])
+        for message in messages:
+            sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+        return messages
+
+
+@pytest.fixture(scope="module", params=["one node", "three nodes"])
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("sns")
+    if request.param == "one node":
+        with Server(folder, kafka_port=0) as server:
+            yield Site([server.url], server.kafka)
+        return
+    if LACKING is not None:
+        pytest.skip(LACKING)
+    with PenstockCluster(folder) as cluster:
+        nodes = list(cluster.nodes.values())
+        yield Site([node.url for node in nodes], nodes[0].kafka)
+
+
+def test_a_published_message_is_in_the_queues_when_the_reply_comes(site: Site) -> None:
+    sns, count = site.sns[0], len(site.sns)
+    arn = sns.create_topic(Name="orders", Attributes={"PenstockPartitions": "3"})["TopicArn"]
+    raw, raw_arn = site.queue("raw")
+    enveloped, enveloped_arn = site.queue("enveloped")
+    reds, reds_arn = site.queue("reds")
+    raw_delivery = {"RawMessageDelivery": "true"}
+    sns.subscribe(TopicArn=arn, Protocol="sqs", Endpoint=raw_arn, Attributes=raw_delivery)
+    sns.subscribe(TopicArn=arn, Protocol="sqs", Endpoint=enveloped_arn)
+    policy = {"FilterPolicy": json.dumps({"color": ["red"]})}
+    sns.subscribe(TopicArn=arn, Protocol="sqs", Endpoint=reds_arn, Attributes=policy)
+
+    def reach() -> None:  # every node knows the subscriptions
+        for at, client in enumerate(site.sns):
+            client.publish(TopicArn=arn, Message="first")
+            assert site.received(raw, at=at, wait_s=1)
+
+    eventually(reach, AssertionError)
+    while site.received(raw, wait_s=1):
+        pass
+    quick, late = 0, []
+    for number, at in zip(range(MESSAGES), itertools.cycle(range(count)), strict=False):
+        site.sns[at].publish(TopicArn=arn, Message=str(number), Subject="number")
+        found = site.received(raw, at=at)
+        quick += any(one["Body"] == str(number) for one in found)
+        late += [int(one["Body"]) for one in found]
+    late += [int(one["Body"]) for one in site.received(raw, wait_s=2)]
+    assert sorted(late) == list(range(MESSAGES))
+    assert quick >= (MESSAGES if count == 1 else QUICK_MIN)
+
+    color = {"color": {"DataType": "String", "StringValue": "red"}}
+    sns.publish(TopicArn=arn, Message="hot", Subject="greeting", MessageAttributes=color)
+    [one] = site.received(reds, wait_s=5)
+    notification = json.loads(one["Body"])
+    assert notification["Type"] == "Notification"
+    assert notification["TopicArn"] == arn
+    assert (notification["Message"], notification["Subject"]) == ("hot", "greeting")
+    assert notification["MessageAttributes"] == {"color": {"Type": "String", "Value": "red"}}
+    bodies = [json.loads(each["Body"])["Message"] for each in site.received(enveloped, wait_s=1)]
+    assert bodies
+
+
+def test_what_kafka_producers_write_is_pushed(site: Site) -> None:
+    sns = site.sns[0]
+    arn = sns.create_topic(Name="events")["TopicArn"]
+    url, queue_arn = site.queue("of-events")
+    raw_delivery = {"RawMessageDelivery": "true"}
+    sns.subscribe(TopicArn=arn, Protocol="sqs", Endpoint=queue_arn, Attributes=raw_delivery)
+    producer = Producer({"bootstrap.servers": site.kafka})
+    producer.produce("sns.events", b"from kafka", headers=[("color", b"blue")])
+    assert producer.flush(30) == 0
+    [one] = site.received(url, wait_s=20)
+    assert one["Body"] == "from kafka"
+    assert one["MessageAttributes"]["color"]["StringValue"] == "blue"
+
+
+def test_a_deleted_subscription_gets_nothing(site: Site) -> None:
+    sns = site.sns[0]
+    arn = sns.create_topic(Name="ended")["TopicArn"]
+    url, queue_arn = site.queue("of-ended")
+    made = sns.subscribe(TopicArn=arn, Protocol="sqs", Endpoint=queue_arn)["SubscriptionArn"]
+    sns.publish(TopicArn=arn, Message="before")
+    assert site.received(url, wait_s=5)
+    sns.unsubscribe(SubscriptionArn=made)
+    sns.publish(TopicArn=arn, Message="after")
+    assert not site.received(url, wait_s=1)
