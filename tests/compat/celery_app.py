@@ -16,7 +16,7 @@ from typing import Any
 from celery import Celery, group
 
 RESULTS = Path(os.environ["CELERY_RESULTS"])
-RESULT_SECONDS_MAX = 60
+RESULT_SECONDS_MAX = 240
 
 app = Celery(
     "celery_app",

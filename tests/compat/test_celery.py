@@ -114,7 +114,7 @@ def ask(env: dict[str, str], name: str, argument: object = "") -> Any:
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -80,6 +80,21 @@ async def test_a_copy_that_ends_before_another_ones_checkpoint_is_found(tmp_path
     assert "has a checkpoint at" in found.differences[0]
 
 
+async def test_a_tail_that_was_not_committed_does_not_count(tmp_path: Path) -> None:
+    async with on_stage(tmp_path / "one", HandClock()) as stage:
+        topic = await stage.topic()
+        await stage.broker.call(Append(topic, 0, [message("0")]))
+        shutil.copytree(tmp_path / "one", tmp_path / "two")
+        await stage.broker.call(Append(topic, 0, [message("1")]))
+    both = folders(topic, tmp_path / "one", tmp_path / "two")[f"{topic.topic_id}/0"].values()
+    for folder in both:
+        for path in folder.glob("cursor.*"):
+            path.unlink()
+    found = await compared(topic, tmp_path / "one", tmp_path / "two")
+    assert found.differences == []
+    assert (found.partitions, found.folds) == (1, 2)
+
+
 async def test_what_belongs_to_no_topic_has_no_state(tmp_path: Path) -> None:
     topic = await queue_folder(tmp_path / "one")
     found = await compared(topic, tmp_path / "one", topics=[])

@@ -120,7 +120,7 @@ def _text(error: BaseException) -> str:
 RESTARTS_MAX = 5  # consecutive, without a finished batch between them
 _PAUSE_S, _PAUSE_S_MAX = 1.0, 30.0
 _DRAIN_S_MAX = 300.0  # for the current batch; after that it is discarded, and repeated next time
-_SETTLE_S_MAX = 5.0
+_SETTLE_S_MAX = 60.0  # for the last events of Spark, which come late on a busy machine
 _LOOK_S = 0.1
 _STATUS_S_MIN = 0.5  # between two writes of the status
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
