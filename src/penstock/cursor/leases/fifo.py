@@ -49,9 +49,9 @@ class FifoCursor(LeaseCursor):
         self._fits: Callable[[int], bool] | None = None  # set within ``only_if``
         self._group_max = OFFSET_MAX
 
-    def _needs_feed(self, take: int, is_dry: bool) -> bool:  # noqa: ARG002 - for standard queues
-        # If few records of a long log are wanted, the first is delivered when it is found.
-        return self._lacks(_LOOK_AHEAD if self.wants is None else 1, is_dry) and self._may_skip
+    def _needs_feed(self, take: int, is_dry: bool) -> bool:
+        # Few records of a long log may be wanted, and consumers wait for them.
+        return self._lacks(_LOOK_AHEAD if self.wants is None else take, is_dry) and self._may_skip
 
     @contextmanager
     def only_if(self, fits: Callable[[int], bool], *, group_max: int) -> Iterator[None]:
