@@ -202,6 +202,9 @@ class FollowerLog:
             self._is_read_in_thread = False
 
     async def _checkpoint(self, replay: Replay) -> None:
+        if not self._owner.share_ids <= replay.share_ids:
+            await self._open_replay()  # so that the checkpoint has the new shares
+            return
         self._checkpoint_bytes = replay.replayed_bytes
         with suppress(OSError, DiskFull):  # without it, the next start only takes longer
             await self._owner.in_thread(replay.checkpoint())

@@ -119,6 +119,10 @@ class OpenReplica(ABC):
     def shares(self) -> Sequence[Topic]:
         return self.context.catalog.shares_of(self.key.topic_id)
 
+    @property
+    def share_ids(self) -> frozenset[str]:
+        return frozenset(share.topic_id for share in self.shares)
+
     def not_leader(self) -> NotLeader:
         view = self.replica.view
         leader = -1 if view is None or view.row.leader == self.replica.node else view.row.leader

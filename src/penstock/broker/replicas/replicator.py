@@ -146,8 +146,7 @@ class Replicator(OpenReplica):
 
     async def _restored(self) -> Replay:
         replay, self.follower_log.replay = self.follower_log.replay, None
-        wanted = frozenset(share.topic_id for share in self.shares)
-        if replay is None or replay.damage is not None or replay.share_ids != wanted:
+        if replay is None or replay.damage is not None or replay.share_ids != self.share_ids:
             # The follower may not have known a new share.
             replay = await self.in_thread(self.new_replay())
         replay.topic = self.topic

@@ -75,8 +75,6 @@ class FifoCursor(LeaseCursor):
                 return True, False
             line.popleft()
             self._in_line.discard(key)
-            if is_free and entry is None and not selection.picked:
-                self._line_up(key)  # the queue's delay was raised: the group joins again when due
         return False, bool(self._arrivals)
 
     def _admit(self, due_ms: int) -> None:
@@ -106,6 +104,8 @@ class FifoCursor(LeaseCursor):
                 if fresh is None:
                     continue
                 if fresh[1] > due_ms:
+                    if offset == self._groups[key][0]:
+                        self._line_up(key)  # the queue's delay was raised: it joins again when due
                     break
                 selection.picked.append((offset, fresh[0]))
             elif entry.state == LEASED:

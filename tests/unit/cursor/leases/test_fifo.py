@@ -324,3 +324,17 @@ def test_peek_looks_through_a_bounded_part_of_a_group(
     seen = shell.see(4)
     assert seen is not None
     assert seen.blocked_by is None, "the message in flight is the fourth"
+
+
+def test_a_raised_delay_makes_no_group_wait_for_ever() -> None:
+    shell = Shell(is_fifo=True)
+    shell.send(group="a")
+    shell.send(group="b")
+    for pick in shell.lease(2).picks:
+        shell.extend(claim_of(pick), 0)
+    [late] = shell.send(group="c")
+    assert shell.take(1) == [0]
+    shell.queue_delay_ms = 60_000
+    assert shell.take(10) == [1], "another group is delivered by the same receive"
+    shell.now_ms += 60_000
+    assert late in shell.take(10)
