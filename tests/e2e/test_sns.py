@@ -1,5 +1,5 @@
-"""SNS topics whose messages go to queues, on one node and on three: a client that publishes and then
-receives finds the message, at whichever node it asks."""
+"""SNS topics whose messages go to queues, on one node and on three: a client that publishes and
+then receives finds the message, at every node."""
 
 from __future__ import annotations
 

@@ -27,8 +27,9 @@ FIFO_SUFFIX = ".fifo"
 SNS_PREFIX = "sns."  # the stream of the SNS topic `orders` is `sns.orders`
 SNS_NAME_CHARS_MAX = 256
 # Attributes of a record in an SNS topic that are not the client's own.
-SUBJECT = "penstock.subject"
-STRUCTURE = "penstock.structure"
+RESERVED_PREFIX = "penstock."
+SUBJECT = RESERVED_PREFIX + "subject"
+STRUCTURE = RESERVED_PREFIX + "structure"
 SHARE_MARK = ":"  # not allowed in names of topics and queues
 OFFSETS_TOPIC = "__consumer_offsets"  # a view of the offsets that groups have committed
 # The server's own topics and Kafka's own topics. Other tools also use names with two underscores.

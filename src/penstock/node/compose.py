@@ -180,7 +180,10 @@ class Node:
         self._calls.quotas.start(self._calls.unlimited)
         self._setup.meter.register_collector(self._levels)
         self._jobs = self._setup.start_jobs(
-            self._report, tombstone_sweep=self._sweep_tombs(), identity_flush=self._security.flush()
+            self._report,
+            tombstone_sweep=self._sweep_tombs(),
+            identity_flush=self._security.flush(),
+            subscription_sweep=self._push.sweep(),
         )
 
     async def _sweep_tombs(self) -> None:

@@ -10,7 +10,7 @@ A publisher waits until its message is below the bookmark, at most ``publish_wai
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Final, Protocol
@@ -71,7 +71,7 @@ class FanOutSetup:
     entropy: Callable[[int], bytes]
     sealer: Sealer | None
     may_send: Callable[[Topic, Topic], bool]  # whether the topic may send to the queue
-    signer_of: Callable[[Topic], Signer | None]
+    signer_of: Callable[[Topic], Awaitable[Signer | None]]
 
 
 class _Target(msgspec.Struct, frozen=True):
@@ -149,9 +149,15 @@ class FanOut:
                 self._wake.clear()
                 try:
                     is_done = await self._round()
-                except PenstockError as error:
+                except Exception as error:
                     about = {"topic": topic.name, "partition": partition, "reason": str(error)}
-                    log_.warning("copying messages to queues failed", extra=about)
+                    is_known = isinstance(error, PenstockError)
+                    log_.log(
+                        logging.WARNING if is_known else logging.ERROR,
+                        "copying messages to queues failed",
+                        exc_info=None if is_known else error,
+                        extra=about,
+                    )
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
                 if is_done:
@@ -206,8 +212,11 @@ class FanOut:
     async def _copy(self, records: Sequence[Record]) -> None:
         appends: dict[tuple[str, int], list[Message]] = {}  # by queue id and partition
         queues: dict[str, Topic] = {}
+        signer = None
+        if not self.topic.is_fifo and not all(one.is_raw for one in self._targets.values()):
+            signer = await self._setup.signer_of(self.topic)
         for record in records:
-            source = _Source(record, self.topic, self.partition, self._setup.signer_of)
+            source = _Source(record, self.topic, self.partition, signer)
             for key in self._policies.match(source.prepared):
                 target = self._targets[key]
                 if record.offset < target.start:
@@ -222,9 +231,22 @@ class FanOut:
                 place = (queue.topic_id, self._partition_of(queue, message))
                 appends.setdefault(place, []).append(message)
         slots = asyncio.Semaphore(APPENDS_MAX)
-        async with asyncio.TaskGroup() as tasks:
-            for (topic_id, partition), messages in appends.items():
-                tasks.create_task(self._append(queues[topic_id], partition, messages, slots))
+        while appends:
+            places = list(appends)
+            results = await asyncio.gather(
+                *(self._append(queues[at[0]], at[1], appends[at], slots) for at in places),
+                return_exceptions=True,
+            )
+            for at, error in zip(places, results, strict=True):
+                if error is None or isinstance(error, TopicNotFound | InvalidRequest):
+                    del appends[at]
+                elif not isinstance(error, PenstockError):
+                    raise error
+                if error is not None:
+                    about = {"topic": self.topic.name, "queue": queues[at[0]].name}
+                    log_.warning("copy rejected by a queue", extra={**about, "reason": str(error)})
+            if appends:
+                await asyncio.sleep(RETRY_SECONDS)
 
     def _partition_of(self, queue: Topic, message: Message) -> int:
         if queue.is_fifo and message.group is not None:
@@ -239,11 +261,7 @@ class FanOut:
         if sealer is not None and sealer.is_on(queue):
             messages = [sealer.sealed(queue, m) or await sealer.seal(queue, m) for m in messages]
         async with slots:
-            try:
-                await self._setup.anywhere.call(Append(queue, partition, tuple(messages)))
-            except (TopicNotFound, InvalidRequest) as error:
-                about = {"topic": self.topic.name, "queue": queue.name, "reason": str(error)}
-                log_.warning("a queue does not accept copies", extra=about)
+            await self._setup.anywhere.call(Append(queue, partition, tuple(messages)))
 
 
 class _Source:
@@ -254,10 +272,10 @@ class _Source:
         record: Record,
         topic: Topic,
         partition: int,
-        signer_of: Callable[[Topic], Signer | None],
+        signer: Signer | None,
     ) -> None:
         self._record, self._topic, self._partition = record, topic, partition
-        self._signer_of = signer_of
+        self._signer = signer
         attributes = dict(record.message.attributes or {})
         subject, structure = attributes.pop(SUBJECT, None), attributes.pop(STRUCTURE, None)
         self._subject = None if subject is None else subject.value.decode("utf-8", "replace")
@@ -309,7 +327,7 @@ class _Source:
                 self._attributes or None,
                 f"{record.offset:017d}{self._partition:03d}" if is_fifo else None,
             ),
-            None if is_fifo else self._signer_of(topic),
+            self._signer,
         )
 
 

@@ -56,6 +56,8 @@ SEALED_HEADER = b"penstock.sealed"
 # The maximum number of a record's headers that become message attributes. Messages sent to a queue
 # have at most 21. A producer's record may have 4,096, which would take 20 ms per receive.
 FOREIGN_HEADERS_MAX = 100
+# A message of an SNS topic has as many attributes as fit into a form of 1,000 fields.
+OWN_HEADERS_MAX = 1_000
 STRING = "String"
 BINARY = "Binary"
 
@@ -273,7 +275,8 @@ def decode_message(
         system = None if raw is None or after != end else _system(raw)
         if system is not None:
             return _message(system, body, None, group, sealed)
-    headers = take_headers(blob, position, end, count_max=FOREIGN_HEADERS_MAX)
+    count_max = OWN_HEADERS_MAX if is_own else FOREIGN_HEADERS_MAX
+    headers = take_headers(blob, position, end, count_max=count_max)
     if is_own and headers and headers[0][0] == SYSTEM_HEADER:
         system = _system(headers[0][1] or b"")
         if system is not None:

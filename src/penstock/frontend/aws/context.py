@@ -235,6 +235,7 @@ class Context:
     throttler: Throttler = field(default_factory=Throttler)  # shared with the other protocols
     quotas: TenantQuotas | None = None
     token_key: bytes = b""  # signs the tokens by which endpoints confirm subscriptions
+    certificate_of: Callable[[str], str | None] = lambda _: None  # in PEM format, by its id
     level: Callable[[], int] = lambda: LEVEL_MAX  # the feature level in force
     reset_at_ms: int = 0  # names of queues deleted before are not reserved
 

@@ -47,6 +47,7 @@ from penstock.net.slices import hash_in_steps, in_slices
 from penstock.telemetry import families
 from penstock.telemetry.families import Family, Sample
 from penstock.wire.aws.faults import Fault, fault
+from penstock.wire.aws.sns.notification import CERTIFICATE_PATH
 
 log = logging.getLogger("penstock.frontend")
 
@@ -242,6 +243,11 @@ async def _reply_to(context: Context, http: HttpRequest) -> HttpReply:
             hint="This is an SQS endpoint: point an SQS client's endpoint URL here.",
             health="/_penstock/health",
         )
+    if http.path.startswith(CERTIFICATE_PATH) and is_read:
+        name = http.path.removeprefix(CERTIFICATE_PATH).removesuffix(".pem")
+        certificate = context.certificate_of(name)
+        if certificate is not None:
+            return HttpReply(200, certificate.encode(), "application/x-pem-file")
     if not http.path.startswith(PREFIXES):
         # For example the URL of a queue in a browser: the reply of SQS.
         return HttpReply(404, b"<UnknownOperationException/>\n", "text/xml")
@@ -280,6 +286,7 @@ async def _reset(context: Context, http: HttpRequest) -> HttpReply:
         with suppress(TopicNotFound):  # deleted by another request since
             await context.everything.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
             count += 1
+    await context.subscriptions.delete_all()
     context.reset_at_ms = context.clock.wall_ms()  # deleted names may be used again
     context.purges.clear()
     return _json(200, status="ok", deleted_queues=count)

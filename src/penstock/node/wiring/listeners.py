@@ -182,6 +182,7 @@ class Listeners:
             everything=calls.catalog,
             subscriptions=guard(self._push.subscriptions, calls.callees.metadata),
             token_key=self._security.ring.derive(b"sns confirmations"),
+            certificate_of=self._push.keys.certificate,
             level=self._push.level,
             clock=setup.clock,
             config=FrontendConfig(
@@ -217,7 +218,7 @@ class Listeners:
         at, is_shared = config.http.listen, config.http.reuse_port
         bound = await bind(self.http, at, "SQS", "--http", tls=self._tls, reuse_port=is_shared)
         self.http_url = f"{self._scheme}://{bound}"
-        setup.endpoints["sqs"] = reachable(self.http_url)
+        setup.endpoints["sqs"] = self._push.base_url = reachable(self.http_url)
 
     # ── Kafka ────────────────────────────────────────────────────────────────────────────────
 

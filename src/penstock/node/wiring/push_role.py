@@ -1,19 +1,28 @@
 """The push role of a node: SNS subscriptions, and copies of published messages in queues."""
 
+import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from penstock.broker.partition.partition import Partition
+from penstock.metadata.sns_keys import SnsKeys, sign
 from penstock.metadata.subscriptions import StoredSubscriptions
 from penstock.model.calls import Append, BrokerPort, Publish
+from penstock.model.errors import PenstockError
 from penstock.model.message import Appended
 from penstock.model.topic import Topic
 from penstock.node.metadata.metadata_link import MetadataLink
 from penstock.node.process.node_setup import NodeSetup
 from penstock.node.wiring.broker_role import BrokerRole
-from penstock.node.wiring.security import NodeSecurity
+from penstock.node.wiring.security import NodeSecurity, check_readable
 from penstock.push.fan_out import FanOuts, FanOutSetup
+from penstock.wire.aws.sns.notification import CERTIFICATE_PATH, Signer
 
 PUBLISH_WAIT_MS = 250
+SWEEP_SECONDS = 60.0
+
+log_ = logging.getLogger(__name__)
 
 
 class PushRole:
@@ -26,6 +35,7 @@ class PushRole:
         level: Callable[[], int],  # the feature level in force
     ) -> None:
         self.level = level
+        self.base_url = ""  # of the SQS and SNS listener, set when it is bound
         self._setup = setup
         self._topics = metadata.topics
         self._security = security
@@ -35,10 +45,38 @@ class PushRole:
             own_account=setup.config.node.account,
             level=level,
         )
+        self.keys = SnsKeys(
+            metadata.store, security.ring, clock=setup.clock, entropy=setup.entropy, level=level
+        )
         self._fan_outs: FanOuts | None = None
 
     async def start(self) -> None:
         await self.subscriptions.start()
+        await self.keys.start()
+        for one in (self.subscriptions, self.keys):
+            resealed = await one.reseal(self._security.ring.rewrap)
+            check_readable(resealed, "secrets of subscriptions in the store", "encrypted")
+
+    async def sweep(self) -> None:
+        """Periodically delete subscriptions that were never confirmed, and renew signing keys."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await self.subscriptions.sweep(
+                    now_ms=self._setup.clock.wall_ms(),
+                    is_deleted=lambda topic_id: self._topics.tombstone(topic_id) is not None,
+                )
+                await self.keys.sweep()
+            except PenstockError as error:
+                log_.warning("deleting old subscriptions failed", extra={"reason": str(error)})
+
+    async def _signer(self, topic: Topic) -> Signer:
+        key = await self.keys.ready()
+        assert topic.sns is not None
+        version = topic.sns.attributes.get("SignatureVersion", "1")
+        base_url = self._setup.config.http.external_url or self.base_url
+        url = f"{base_url}{CERTIFICATE_PATH}{key.certificate_id}.pem"
+        return Signer(version, url, partial(sign, key, version))
 
     def serve(self, role: BrokerRole, anywhere: BrokerPort, *, is_clustered: bool) -> None:
         """Begin to copy messages of the partitions that this node leads."""
@@ -53,7 +91,7 @@ class PushRole:
                 entropy=setup.entropy,
                 sealer=self._security.sealing,
                 may_send=lambda _topic, _queue: True,
-                signer_of=lambda _topic: None,
+                signer_of=self._signer,
             ),
             publish_wait_ms=PUBLISH_WAIT_MS,
         )
@@ -89,8 +127,9 @@ class PushRole:
     async def stop(self) -> None:
         if self._fan_outs is not None:
             await self._fan_outs.stop()
+        await self.keys.stop()
         await self.subscriptions.stop()
 
     @property
     def trouble(self) -> str | None:
-        return self.subscriptions.trouble
+        return self.subscriptions.trouble or self.keys.trouble

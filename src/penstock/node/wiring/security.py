@@ -141,7 +141,7 @@ class NodeSecurity:
         self.data_keys = DataKeys(store, self.ring, topics, clock=setup.clock, entropy=entropy)
         await self.data_keys.start()
         resealed = await self.data_keys.reseal(self.ring.rewrap)
-        _check_readable(resealed, "data keys in the store", "encrypted")
+        check_readable(resealed, "data keys in the store", "encrypted")
         secret = self.ring.derive(b"kafka delegation tokens")
         self.tokens = DelegationTokens(store, secret)
         await self.tokens.start()
@@ -211,7 +211,7 @@ class NodeSecurity:
         self.identities = identities
         await identities.start()
         resealed = await identities.reseal(self.ring.rewrap)
-        _check_readable(resealed, "secrets in the store", "encrypted")
+        check_readable(resealed, "secrets in the store", "encrypted")
         account, now_ms = config.node.account, setup.clock.wall_ms()
         if identities.tenant(account) is None:
             # Users can be created before authentication is turned on.
@@ -223,7 +223,7 @@ class NodeSecurity:
                 self.root_key = made
 
 
-def _check_readable(resealed: Resealed, what: str, done: str) -> None:
+def check_readable(resealed: Resealed, what: str, done: str) -> None:
     if resealed.unreadable:
         raise keyring.KeyRingUnusable(
             f"the master key cannot decrypt {resealed.unreadable} {what}: set the key with which"

@@ -18,6 +18,7 @@ from penstock.wire.aws.sns.delivery_policy import CONTENT_TYPE
 NOTIFICATION: Final = "Notification"
 SUBSCRIBE: Final = "SubscriptionConfirmation"
 UNSUBSCRIBE: Final = "UnsubscribeConfirmation"
+CERTIFICATE_PATH: Final = "/SimpleNotificationService-"  # then the id and .pem, as in AWS
 USER_AGENT: Final = "Amazon Simple Notification Service Agent"
 
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999, which datetime can still represent

@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.model.limits import BATCH_ENTRIES_MAX, KIB
 from penstock.model.message import Attribute
+from penstock.model.names import RESERVED_PREFIX
 from penstock.wire.aws.attributes import is_number, message_bytes
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.sns.faults import cut, fault, invalid, no_value, null_value
@@ -252,6 +253,8 @@ def _attribute(name: str, value: MessageAttributeValue, path: str) -> Attribute:
 def _check_name(name: str) -> None:
     if not name:
         raise _bad("Length of message attribute name must be greater than 0 bytes.")
+    if name.startswith(RESERVED_PREFIX):
+        raise _bad(f"Invalid message attribute name starting with '{RESERVED_PREFIX}' was found.")
     if len(name) > _NAME_BYTES_MAX:
         raise _bad("Length of message attribute name must be less than 256 bytes.")
     for end, char in (("starting", name[0]), ("ending", name[-1])):

@@ -15,6 +15,7 @@ from penstock.frontend.aws.context import Call
 from penstock.frontend.aws.sns.rules import topic_attributes
 from penstock.frontend.aws.sns.rules.topic_attributes import OWNER_ACTIONS, json_object, policy_of
 from penstock.model.errors import TopicExists, TopicNotFound
+from penstock.model.levels import PUSH
 from penstock.model.limits import TAGS_MAX
 from penstock.model.names import SNS_PREFIX, is_account, sns_arn
 from penstock.model.subscription import SubscriptionState
@@ -56,6 +57,9 @@ async def create_topic(call: Call, request: shapes.CreateTopicRequest) -> shapes
     everything, account, region = call.context.everything, call.account, call.region
     topic = everything.find_sns(account, region, name)
     if topic is None:
+        if call.context.level() < PUSH:
+            text = f"SNS topics need feature level {PUSH}: upgrade all nodes, then run"
+            raise fault("ServiceUnavailable", f"{text} penstock cluster upgrade.")
         new = _new_topic(call, name, attributes, tags)
         try:
             topic = await everything.create(new)
