@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from tests.unit.broker.stage import bodies, message
 from tests.unit.calls.routing_kit import Cluster, on_nodes, until
-from tests.unit.frontend.memory import MemoryIdentities, MemoryMeter
+from tests.unit.frontend.memory import MemoryIdentities, MemoryMeter, MemorySubscriptions
 
 from penstock.broker.calls import Broker
 from penstock.calls.bulkhead import CalleeRefused, CalleeUnavailable
@@ -214,6 +214,7 @@ async def test_a_forwarded_send_is_not_nested_deeply(cluster: Cluster, kind: Kin
     frontend = Frontend(
         broker=calls.anywhere,
         everything=calls.catalog,
+        subscriptions=MemorySubscriptions(),
         clock=SystemClock(),
         config=FrontendConfig(),
         meter=MemoryMeter(),

@@ -419,6 +419,7 @@ async def frontend_over(folder: Path, callees: Callees) -> AsyncIterator[tuple[R
     rig.frontend = Frontend(
         broker=limited(rig.backend, callees, quotas),
         everything=GuardedCatalog(catalog, callees.metadata, quotas),
+        subscriptions=rig.subscriptions,
         clock=rig.clock,
         config=FrontendConfig(),
         meter=MemoryMeter(),

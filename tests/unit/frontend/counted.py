@@ -40,6 +40,7 @@ class CountedRig(Rig):
         self.frontend = Frontend(
             broker=self.backend,
             everything=self.catalog,
+            subscriptions=self.subscriptions,
             clock=self.clock,
             config=config or FrontendConfig(),
             meter=self.meter,

@@ -17,17 +17,20 @@ from penstock.model.calls import (
     Ack,
     Append,
     CancelMove,
+    Ends,
     Extend,
     Lease,
+    Publish,
     Purge,
     Results,
     StartMove,
     Stats,
 )
-from penstock.model.errors import NotLeased, TopicExists, TopicNotFound
+from penstock.model.errors import NotFound, NotLeased, TopicExists, TopicNotFound
 from penstock.model.identity import AccessKey, KeyStatus, ScramCredential, Tenant, User
 from penstock.model.message import Appended, Delivery, Record
-from penstock.model.ports import LeaseRequest, MoveTask
+from penstock.model.ports import LeaseRequest, MoveTask, StreamEnds
+from penstock.model.subscription import Subscription, SubscriptionState
 from penstock.model.topic import QueueStats, Topic
 from penstock.net.http.exchange import HttpReply, HttpRequest
 
@@ -120,6 +123,90 @@ class MemoryCatalog:
             listener(before, after)
 
 
+class MemorySubscriptions:
+    """Of one process, so that nothing happens at the same time."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Subscription] = {}
+        self._listeners: list[Callable[[Subscription | None, Subscription | None], None]] = []
+
+    def find(self, subscription_id: str) -> Subscription | None:
+        found = self._rows.get(subscription_id)
+        return None if found is None or found.state is SubscriptionState.DELETED else found
+
+    def find_endpoint(self, topic_id: str, protocol: str, endpoint: str) -> Subscription | None:
+        wanted = (topic_id, protocol, endpoint)
+        same = (s for s in self.of_topic(topic_id) if (topic_id, s.protocol, s.endpoint) == wanted)
+        return next(same, None)
+
+    async def learn(self, subscription_id: str) -> Subscription | None:
+        return self.find(subscription_id)
+
+    def of_topic(self, topic_id: str) -> Sequence[Subscription]:
+        live = (self.find(each) for each in sorted(self._rows))
+        return [one for one in live if one is not None and one.topic_id == topic_id]
+
+    def page(
+        self, account: str, region: str, *, after: str = "", count: int
+    ) -> Sequence[Subscription]:
+        live = (self.find(each) for each in sorted(self._rows) if each > after)
+        mine = (one for one in live if one and (one.account, one.region) == (account, region))
+        return list(itertools.islice(mine, count))
+
+    def page_of_topic(
+        self, topic_id: str, *, after: str = "", count: int
+    ) -> Sequence[Subscription]:
+        return [one for one in self.of_topic(topic_id) if one.id > after][:count]
+
+    def count(self, topic_id: str, state: SubscriptionState) -> int:
+        rows = self._rows.values()
+        return sum((one.topic_id, one.state) == (topic_id, state) for one in rows)
+
+    async def create(self, new: Subscription) -> Subscription:
+        found = self.find_endpoint(new.topic_id, new.protocol, new.endpoint)
+        if found is not None:
+            return found
+        self._put(new.id, new)
+        return new
+
+    async def change(
+        self, subscription_id: str, change: Callable[[Subscription], Subscription]
+    ) -> Subscription:
+        if subscription_id not in self._rows:
+            raise NotFound(subscription_id)
+        after = change(self._rows[subscription_id])
+        self._put(subscription_id, after)
+        return after
+
+    async def delete(self, subscription_id: str) -> None:
+        if subscription_id in self._rows:
+            self._put(subscription_id, None)
+
+    async def delete_of_topic(self, topic_id: str) -> int:
+        gone = [one.id for one in self.of_topic(topic_id)]
+        for each in gone:
+            await self.delete(each)
+        return len(gone)
+
+    async def delete_all(self) -> int:
+        count = len(self._rows)
+        for each in list(self._rows):
+            await self.delete(each)
+        return count
+
+    def on_change(
+        self, listener: Callable[[Subscription | None, Subscription | None], None]
+    ) -> None:
+        self._listeners.append(listener)
+
+    def _put(self, subscription_id: str, after: Subscription | None) -> None:
+        before = self._rows.pop(subscription_id, None)
+        if after is not None:
+            self._rows[subscription_id] = after
+        for listener in self._listeners:
+            listener(before, after)
+
+
 class MemoryBackend(Served):
     """Every record is leased once and gone when acked. ``broken`` is raised by every call that
     touches a queue."""
@@ -146,6 +233,13 @@ class MemoryBackend(Served):
             log.append(Record(len(log), 1_700_000_000_000 + len(log), message))
             appended.append(Appended(call.partition, len(log) - 1, message.message_id))
         return appended
+
+    async def publish(self, call: Publish) -> Sequence[Appended]:
+        return await self.append(Append(call.topic, call.partition, call.messages))
+
+    async def ends(self, call: Ends) -> StreamEnds:
+        count = len(self.records.get((call.topic.topic_id, call.partition), ()))
+        return StreamEnds(0, count, count)
 
     async def lease(self, call: Lease) -> Sequence[Delivery]:
         self._check()
@@ -306,6 +400,7 @@ class Rig:
     ) -> None:
         self.backend = backend or MemoryBackend()
         self.catalog = MemoryCatalog()
+        self.subscriptions = MemorySubscriptions()
         self.quotas = None
         if has_quotas:
             self.quotas = TenantQuotas(identities or MemoryIdentities(), self.catalog)
@@ -316,6 +411,8 @@ class Rig:
         self.frontend = Frontend(
             broker=self.backend,
             everything=self.catalog,
+            subscriptions=self.subscriptions,
+            token_key=b"k" * 32,
             clock=self.clock,
             config=config or FrontendConfig(),
             meter=self.meter,
