@@ -5,6 +5,7 @@ from typing import Final
 # ── At another node ──────────────────────────────────────────────────────────────────────────
 
 CALL_MS: Final = 12_000  # longer than a commit that waits for a follower to leave the in-sync set
+PUSH_MS: Final = 75_000  # for a single request to an endpoint: its longest timeout and a margin
 WAIT_MARGIN_MS: Final = 5_000  # added to the time that a call may wait for messages
 GIVE_BACK_MS: Final = 5_000
 COORDINATOR_CALL_MS: Final = 5_000  # for calls between coordinators; clients retry

@@ -255,6 +255,8 @@ class OpenShare(PartitionCall[Topic], frozen=True):
     # delivered nor counted, so the range is finished when ``ShareLag`` is 0 in all partitions.
     # Needs feature level PUSH.
     until: Sequence[int] = ()
+    # The first offset in each partition, instead of ``start``. Needs feature level PUSH.
+    starts: Sequence[int] = ()
 
 
 class CloseShare(TopicCall[bool], frozen=True):
@@ -302,3 +304,22 @@ class RestartShare(PartitionCall[None], frozen=True):
     """Reset a share to an offset, EARLIEST or LATEST, and drop its leases and attempt counts."""
 
     offset: int
+
+
+# ── Push ─────────────────────────────────────────────────────────────────────────────────────
+# These calls go to the home of a subscription: the leader of ``home_partition``.
+
+
+class ReadPushStatus(PartitionCall[ports.PushStatus], frozen=True):
+    subscription_id: str
+
+
+class PushOne(PartitionCall[ports.PushReply], frozen=True):
+    """Send one request to the endpoint of a subscription, within its limits, and return the result.
+    It sends ``message``, or the record at ``offset``. A failure is not retried."""
+
+    subscription_id: str
+    message: Message | None = None
+    record_partition: int = 0
+    offset: int = ports.LATEST  # LATEST: the last record
+    is_test: bool = True  # the request is marked as a test

@@ -27,6 +27,7 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     lease_ms: int = 30_000
     wait_ms: int = 0
     attempt_id: str | None = None  # FIFO: the same id gets the same deliveries again
+    group_max: int = 0  # FIFO: most messages of one group; 0: no maximum
 
 
 class Peeked(msgspec.Struct, frozen=True):
@@ -106,6 +107,28 @@ class Acquired(msgspec.Struct, frozen=True, gc=False):
     start_offset: int  # all records below are finished for this group
     batches: Sequence[bytes]  # whole batches in order, which may contain other records too
     picks: Sequence[tuple[int, int, int]] = ()  # (offset, lease_seq, attempt), ascending
+
+
+class PushStatus(msgspec.Struct, frozen=True, gc=False):
+    """What the home of a subscription knows about it. Times are of the wall clock; 0: never."""
+
+    limit: int = 0  # requests that may be in progress
+    in_flight: int = 0
+    is_breaker_open: bool = False  # after failures, only single requests are tried
+    retries: int = 0  # messages that wait for another attempt
+    failing_since_ms: int = 0  # of the first failure after the last success
+    delivered_at_ms: int = 0
+    failed_at_ms: int = 0
+    reason: str = ""  # of the last failure
+
+
+class PushReply(msgspec.Struct, frozen=True, gc=False):
+    """The result of one request to an endpoint."""
+
+    status: int = 0  # of HTTP; 0: there was no reply
+    duration_ms: int = 0
+    reason: str = ""  # why there was no reply
+    body: str = ""  # beginning of the reply
 
 
 class Catalog(Protocol):

@@ -21,6 +21,8 @@ from penstock.model.errors import InvalidRequest
 from penstock.model.names import is_account, is_region, uuid_text
 
 RANDOM_BYTES: Final = 8
+REPLAYS_MAX: Final = 10  # of one subscription, completed ones included
+SHARE_PREFIX: Final = "~"  # of groups whose shares belong to subscriptions
 _PLACE_BYTES: Final = 8
 _NUMBER_MAX: Final = 2**63 - 1
 
@@ -32,6 +34,27 @@ class SubscriptionState(StrEnum):
     PENDING = "pending"  # the endpoint has not confirmed yet: nothing is sent
     CONFIRMED = "confirmed"
     DELETED = "deleted"  # kept for CONFIRMATION_MS, so that the endpoint can restore it
+
+
+class ReplayState(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class Replay(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request to send old messages again, from one offset to another in each partition."""
+
+    number: int  # of the subscription's replays, from 1
+    starts: tuple[int, ...]
+    until: tuple[int, ...]
+    created_at_ms: int
+    state: ReplayState = ReplayState.WAITING
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in (ReplayState.WAITING, ReplayState.RUNNING)
 
 
 class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,6 +82,7 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     paused: str | None = None  # why nothing is sent, such as "restored"; None: not paused
     webhook: str = ""  # settings of a webhook as JSON
     secrets: bytes = b""  # wrapped by the key ring; the context is ``secrets_context``
+    replays: tuple[Replay, ...] = ()  # oldest first, at most REPLAYS_MAX
 
     @property
     def arn(self) -> str:
@@ -73,6 +97,18 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
         """Approximate size in memory, which limits count."""
         texts = sum(len(name) + len(text) for name, text in self.attributes.items())
         return len(self.endpoint) + texts + len(self.webhook) + len(self.secrets) + _FIXED_BYTES
+
+
+def home_partition(one: Subscription) -> int:
+    """Return the partition of the topic whose leader sends the messages of a subscription. It stays
+    the same when partitions are added to the topic."""
+    return int(one.id[:8], 16) % max(1, len(one.start_offsets))
+
+
+def share_group(one: Subscription, replay: int = 0) -> str:
+    """Return the name of the share that keeps the position and the retries of a subscription, or of
+    one of its replays."""
+    return f"{SHARE_PREFIX}{one.id}.{replay}" if replay else f"{SHARE_PREFIX}{one.id}"
 
 
 _FIXED_BYTES: Final = 1_024  # fields of limited length, and the entry in indexes
@@ -131,6 +167,11 @@ def check_subscription(one: Subscription) -> None:
             "A topic with subscriptions can have at most"
             f" {limits.SUBSCRIPTION_PARTITIONS_MAX:,} partitions."
         )
+    if len(one.replays) > REPLAYS_MAX or any(
+        max(len(each.starts), len(each.until)) > limits.SUBSCRIPTION_PARTITIONS_MAX
+        for each in one.replays
+    ):
+        raise InvalidRequest(f"A subscription can have at most {REPLAYS_MAX} replays.")
     numbers = (one.created_at_ms, one.confirmed_at_ms, one.deleted_at_ms, *one.start_offsets)
     if not 0 <= min(numbers) <= max(numbers) <= _NUMBER_MAX:
         raise InvalidRequest("A subscription has an invalid time or offset.")

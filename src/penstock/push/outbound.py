@@ -16,8 +16,8 @@ from penstock.net.http.client_messages import (
 from penstock.net.http.client_sockets import Proxy
 from penstock.net.http.client_tls import TlsContexts, TlsIdentity, TlsInvalid
 from penstock.push.address_guard import AddressGuard, parse_rules
-from penstock.push.endpoint_url import EndpointUrl, UrlInvalid, parse_endpoint_url
 from penstock.push.resolver import LOOKUP_SECONDS_MAX, Lookup, Resolver, system_lookup
+from penstock.wire.webhooks.endpoint_url import EndpointUrl, UrlInvalid, parse_endpoint_url
 
 _NO_IDENTITY: Final = TlsIdentity()
 # The operator chooses the proxy, so it may be anywhere.

@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.net.http.client_messages import FailureReason, RequestFailed
 from penstock.push.address_guard import AddressGuard, plain_address
-from penstock.push.endpoint_url import EndpointUrl
+from penstock.wire.webhooks.endpoint_url import EndpointUrl
 
 Lookup = Callable[[str], Sequence[str]]
 

@@ -14,9 +14,9 @@ from penstock.net.http.client import HttpClient
 from penstock.net.http.client_messages import FailureReason, RequestFailed, RequestInvalid
 from penstock.net.http.client_tls import TlsContexts, TlsIdentity
 from penstock.push.address_guard import AddressGuard, parse_rules
-from penstock.push.endpoint_url import UrlInvalid, parse_endpoint_url
 from penstock.push.outbound import Outbound, make_proxy
 from penstock.push.resolver import Lookup, Resolver, system_lookup
+from penstock.wire.webhooks.endpoint_url import UrlInvalid, parse_endpoint_url
 
 ONE_ALLOWED = AddressGuard(allow=parse_rules(["127.0.0.1"]))
 

@@ -10,8 +10,8 @@ import pytest
 from penstock.net.http.client_messages import FailureReason, RequestFailed
 from penstock.push import resolver as module
 from penstock.push.address_guard import AddressGuard, parse_rules
-from penstock.push.endpoint_url import EndpointUrl, parse_endpoint_url
 from penstock.push.resolver import Resolver, system_lookup
+from penstock.wire.webhooks.endpoint_url import EndpointUrl, parse_endpoint_url
 
 GUARD = AddressGuard()
 URL = parse_endpoint_url("http://a.example/")

@@ -125,9 +125,9 @@ class ShareFilters:
     """Which records the shares want. The predicate of a share gets each record that its cursor
     reads, except encrypted ones, which are always wanted. It must neither block nor raise."""
 
-    # Returns the predicate of a share, or None if it wants all records. Called for each read, so
-    # that a changed filter applies to the next records. None: no share has a filter.
-    find: Callable[[Topic], Callable[[Record], bool] | None] | None = None
+    # Returns the predicate of a share in a partition, or None if it wants all records. Called for
+    # each read, so that a changed filter applies to the next records. None: no share has a filter.
+    find: Callable[[Topic, int], Callable[[Record], bool] | None] | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from penstock.broker.leases.waits import LeaseResult, Waits
 from penstock.broker.storage.flush import Flush
 from penstock.broker.storage.journal import Journal
 from penstock.cursor.leases.events import AckReason, Event, Pick, encode, encode_shared
+from penstock.cursor.leases.fifo import FifoCursor
 from penstock.cursor.leases.lease import LeaseCursor
 from penstock.cursor.leases.obstacles import QueueTerms
 from penstock.cursor.leases.standard import StandardCursor
@@ -133,6 +134,15 @@ class Leases:
     ) -> LeaseResult:
         """Lease up to ``request.count`` records, and read no records from ``up_to`` on. Before the
         reply, the caller awaits ``flush`` and, if set, ``finish`` of the result."""
+        cursor = self.cursor
+        if not request.group_max or not isinstance(cursor, FifoCursor):
+            return self._lease(request, attempts_max, in_flight_max, up_to)
+        with cursor.only_if(lambda _: True, group_max=request.group_max):
+            return self._lease(request, attempts_max, in_flight_max, up_to)
+
+    def _lease(
+        self, request: LeaseRequest, attempts_max: int | None, in_flight_max: int, up_to: int
+    ) -> LeaseResult:
         queue_delay_ms = self.topic.settings.delay_ms
         retention_ms = self.retention_ms
         now_ms = self._clock.mono_ms()
@@ -238,7 +248,7 @@ class Leases:
             if scan_from >= cursor.until:
                 return 0
             if self._filters.find is not None:
-                cursor.wants = self._filters.find(self.topic)
+                cursor.wants = self._filters.find(self.topic, self.index)
         fresh = self._fresh
         while fresh and fresh[0].base_offset < scan_from:
             self._fresh_count -= len(fresh.popleft().messages)

@@ -149,8 +149,8 @@ class Queue:
             leases = views[(self._turn + step) % count]
             wanted = request
             if deliveries:
-                wanted = LeaseRequest(
-                    request.count - len(deliveries), request.lease_ms, 0, request.attempt_id
+                wanted = msgspec.structs.replace(
+                    request, count=request.count - len(deliveries), wait_ms=0
                 )
             is_cut = True
             while is_cut:

@@ -27,11 +27,13 @@ from penstock.model.limits import OFFSET_MAX
 from penstock.model.names import is_internal, share_name
 from penstock.model.ports import EARLIEST, Acquired
 from penstock.model.stream import settings_of
+from penstock.model.subscription import SHARE_PREFIX
 from penstock.model.topic import Kind, Topic
 
 RECEIPT_KEY_BYTES = 32
 REJECT_MS = 30_000  # time to copy rejected records to the dead-letter queue
 SHARES_PER_TOPIC_MAX = 100  # every append updates each share
+PUSHED_SHARES_MAX = 1_000  # shares of subscriptions and of their replays
 NAME_CHARS_MAX = 512
 OPEN_SECONDS_MAX = 2.0  # timeout of calls to other nodes; a joining member waits
 
@@ -83,7 +85,7 @@ class ShareCalls:
             self._check(call)
             share = self._new_share(call)
             opening = asyncio.create_task(
-                self._begin(source, group, share, call.start), name=f"open {share.name}"
+                self._begin(source, group, share, call), name=f"open {share.name}"
             )
             self._opening[key] = opening
             opening.add_done_callback(lambda _: self._opening.pop(key, None))
@@ -109,7 +111,7 @@ class ShareCalls:
             until=tuple(call.until),
         )
 
-    async def _begin(self, source: Topic, group: str, share: Topic, start: int) -> Topic:
+    async def _begin(self, source: Topic, group: str, share: Topic, call: calls.OpenShare) -> Topic:
         partitions = (await self._partitions.open(source)).partitions
         # The log first: the start of a share that is in the catalog but not in the log counts as
         # deleted with its segment.
@@ -118,7 +120,7 @@ class ShareCalls:
                 until, end = share.until_of(index), partition.log.end_offset
                 if end < until < OFFSET_MAX:
                     raise OffsetOutOfRange(until, partition.start_offset, end)
-                await partition.begin_share(share, start)
+                await partition.begin_share(share, _start_of(call, index))
             share = await self._catalog.create(share)
         except BaseException as error:
             for partition in partitions.values():
@@ -129,10 +131,10 @@ class ShareCalls:
                 raise
             return found
         if self.all_brokers is not None:
-            if start == EARLIEST:
+            if call.start == EARLIEST and not call.starts:
                 await self._open_remote(self.all_brokers, source, share)
             else:
-                await self._begin_remote(self.all_brokers, share, start)
+                await self._begin_remote(self.all_brokers, share, call)
         return share
 
     async def _open_remote(self, brokers: calls.BrokerPort, source: Topic, share: Topic) -> None:
@@ -142,10 +144,13 @@ class ShareCalls:
                 for partition in range(1, source.partition_count):
                     await brokers.call(calls.ShareStart(share, partition))
 
-    async def _begin_remote(self, brokers: calls.BrokerPort, share: Topic, start: int) -> None:
+    async def _begin_remote(
+        self, brokers: calls.BrokerPort, share: Topic, call: calls.OpenShare
+    ) -> None:
         """Set the start offset of a new share on other nodes. If one fails, delete the share."""
         try:
             for partition in range(1, share.partition_count):
+                start = _start_of(call, partition)
                 await brokers.call(calls.RestartShare(share, partition, start))
         except BaseException:
             await self._delete(share)
@@ -157,10 +162,12 @@ class ShareCalls:
 
     def _check(self, call: calls.OpenShare) -> None:
         source, group = call.topic, call.group
-        if call.is_ordered or call.until:
+        if call.is_ordered or call.until or call.starts:
             self._context.check_level(PUSH, "Ordered shares and shares of a range")
         if call.until and (len(call.until) != source.partition_count or min(call.until) < 0):
             raise InvalidRequest("A share of a range needs an end offset for each partition.")
+        if call.starts and min(call.starts) < 0:
+            raise InvalidRequest("The start offsets of a share cannot be negative.")
         if not group or len(share_name(source.name, group)) > NAME_CHARS_MAX:
             raise InvalidRequest(
                 f"A share needs a group name; topic and group may have at most {NAME_CHARS_MAX}"
@@ -175,8 +182,12 @@ class ShareCalls:
             raise InvalidRequest(f"{source.name} is FIFO; only ordered shares can read it.")
         if settings_of(source, self._context.defaults).is_compacted:
             raise InvalidRequest(f"{source.name} is a compacted topic, which cannot be shared.")
-        if len(self._catalog.shares_of(source.topic_id)) >= SHARES_PER_TOPIC_MAX:
-            raise InvalidRequest(f"{source.name} has the maximum of {SHARES_PER_TOPIC_MAX} shares.")
+        shares = self._catalog.shares_of(source.topic_id)
+        is_pushed = group.startswith(SHARE_PREFIX)
+        prefix = share_name(source.name, SHARE_PREFIX)
+        count = sum(each.name.startswith(prefix) is is_pushed for each in shares)
+        if count >= (PUSHED_SHARES_MAX if is_pushed else SHARES_PER_TOPIC_MAX):
+            raise InvalidRequest(f"{source.name} has the maximum of {count} shares.")
 
     async def _close_share(self, call: calls.CloseShare) -> bool:
         share = self.find_share(call.topic, call.group)
@@ -258,6 +269,13 @@ class ShareCalls:
         if source is None or not 0 <= partition < source.partition_count:
             raise TopicNotFound(queue.topic.name)
         return queue.leases[partition]  # raises NotLeader
+
+
+def _start_of(call: calls.OpenShare, partition: int) -> int:
+    """Return where a new share begins. A partition that was added since begins at its start."""
+    if not call.starts:
+        return call.start
+    return call.starts[partition] if partition < len(call.starts) else EARLIEST
 
 
 def _checked_order(share: Topic, call: calls.OpenShare) -> Topic:

@@ -138,8 +138,8 @@ class Leasing:
         error: errors.PenstockError | None = None
         try:
             for node in nodes:
-                wanted = LeaseRequest(
-                    request.count - len(deliveries), request.lease_ms, 0, request.attempt_id
+                wanted = msgspec.structs.replace(
+                    request, count=request.count - len(deliveries), wait_ms=0
                 )
                 try:
                     if node == self._own:

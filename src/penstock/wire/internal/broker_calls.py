@@ -19,7 +19,7 @@ from typing import Any, Final, get_args, get_origin
 import msgspec
 
 from penstock.model import calls
-from penstock.model.call_times import CALL_MS, WAIT_MARGIN_MS
+from penstock.model.call_times import CALL_MS, PUSH_MS, WAIT_MARGIN_MS
 from penstock.model.calls import BrokerCall, PartitionCall, Results, TopicCall
 from penstock.model.errors import PenstockError, PurgeInProgress
 from penstock.model.file_slice import in_memory
@@ -100,6 +100,8 @@ RULES: Final[dict[type[BrokerCall[Any]], Rule]] = {
     calls.ShareStart: Rule(number=0x0225, is_idempotent=True),
     calls.ShareLag: Rule(number=0x0226, is_idempotent=True),
     calls.RestartShare: Rule(number=0x0227, is_idempotent=lambda call: call.offset != LATEST),
+    calls.ReadPushStatus: Rule(number=0x0229, is_idempotent=True),
+    calls.PushOne: Rule(number=0x022A, call_ms=PUSH_MS),
 }
 
 
@@ -270,6 +272,7 @@ class _LeaseSent(OfTopic, frozen=True, array_like=True):
     lease_ms: int
     wait_ms: int
     attempt_id: str | None = None
+    group_max: int = 0  # only for ordered shares, which older nodes do not have
 
 
 class _LeaseWire(BrokerWire):
@@ -279,12 +282,13 @@ class _LeaseWire(BrokerWire):
     def pack(self, call: calls.Lease, _epoch: int, ticket: Ticket) -> Sequence[object]:
         topic, request = call.topic, call.request
         head = (topic.topic_id, topic.modified_at_ms, *ticket)
-        return (*head, request.count, request.lease_ms, request.wait_ms, request.attempt_id)
+        fields = (*head, request.count, request.lease_ms, request.wait_ms, request.attempt_id)
+        return (*fields, request.group_max) if request.group_max else fields
 
     def unpack(self, request: _LeaseSent, topic: Topic | None) -> calls.Lease:
         assert topic is not None, "a lease names its topic"
-        wanted = LeaseRequest(request.count, request.lease_ms, request.wait_ms, request.attempt_id)
-        return calls.Lease(topic, wanted)
+        wanted = (request.count, request.lease_ms, request.wait_ms, request.attempt_id)
+        return calls.Lease(topic, LeaseRequest(*wanted, request.group_max))
 
     def ticket_of(self, request: _LeaseSent) -> Ticket | None:
         return request.session, request.ticket
@@ -326,7 +330,7 @@ class _OpenShareWire(BrokerWire):
     def pack(self, call: calls.OpenShare, epoch: int, ticket: Ticket) -> Sequence[object]:
         """Omit the fields of feature level PUSH if they have their defaults."""
         fields = super().pack(call, epoch, ticket)
-        return fields if call.is_ordered or call.until else fields[:-2]
+        return fields if call.is_ordered or call.until or call.starts else fields[:-3]
 
 
 _WIRES: Final[dict[type[BrokerCall[Any]], BrokerWire]] = {}

@@ -31,7 +31,7 @@ from penstock.model.topic import Topic
 
 
 def use_filter(stage: Stage, share: Topic, wants: Callable[[Record], bool] | None) -> None:
-    stage.broker.filters.find = lambda topic: wants if topic.topic_id == share.topic_id else None
+    stage.broker.filters.find = lambda topic, _: wants if topic.topic_id == share.topic_id else None
 
 
 def is_red(record: Record) -> bool:

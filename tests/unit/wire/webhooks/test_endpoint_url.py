@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.push.endpoint_url import URL_CHARS_MAX, EndpointUrl, UrlInvalid, parse_endpoint_url
+from penstock.wire.webhooks.endpoint_url import (
+    URL_CHARS_MAX,
+    EndpointUrl,
+    UrlInvalid,
+    parse_endpoint_url,
+)
 
 
 @pytest.mark.parametrize(
