@@ -21,24 +21,17 @@ from penstock.model.calls import Append, BrokerPort, Ends, Fetch, MoveBookmark, 
 from penstock.model.errors import InvalidRequest, PenstockError, TopicNotFound
 from penstock.model.limits import MIB
 from penstock.model.message import Message, Record
-from penstock.model.names import STRUCTURE, SUBJECT, uuid_text
 from penstock.model.ports import Catalog, Clock, Subscriptions
 from penstock.model.subscription import Subscription, SubscriptionState
 from penstock.model.topic import Topic, partition_of_group
-from penstock.record.batch import parse_header, split_batches
-from penstock.record.malformed import MalformedBatch
-from penstock.record.message import decode_batch
-from penstock.wire.aws.sns.filter_match import PolicyIndex, PreparedMessage
+from penstock.push.published import Published, records_of
+from penstock.wire.aws.sns.filter_match import PolicyIndex
 from penstock.wire.aws.sns.filter_policy import Scope, compile_policy
 from penstock.wire.aws.sns.notification import (
-    Envelope,
-    Notification,
     Signer,
-    envelope,
     fits_queue_raw,
     unsubscribe_url,
 )
-from penstock.wire.aws.sns.publish_checks import texts_of
 
 READER: Final = "sns"  # name of the bookmark
 ROUND_BYTES: Final = 1 * MIB
@@ -192,21 +185,12 @@ class FanOut:
     def _records(self, buffers: Sequence[Any], begin: int, end: int) -> tuple[list[Record], int]:
         """Return the next records of a round, and the position after them."""
         records: list[Record] = []
-        origin = f"{self.topic.topic_id}-{self.partition}".encode("ascii")
-        for batch in split_batches(buffers):
-            header = parse_header(batch)
-            if header.is_control:
-                continue
-            try:
-                found = decode_batch(batch, origin=origin, from_offset=begin)
-            except MalformedBatch as error:
-                about = {"topic": self.topic.name, "offset": header.base_offset}
-                log_.error("skipping records", extra={**about, "reason": str(error)})
-                continue
-            room = ROUND_MESSAGES - len(records)
-            records += (one for one in found[:room] if one.offset < end)
-            if len(found) >= room:
-                return records, records[-1].offset + 1
+        for record in records_of(buffers, self.topic, self.partition, begin=begin):
+            if record.offset >= end:
+                break
+            records.append(record)
+            if len(records) == ROUND_MESSAGES:
+                return records, record.offset + 1
         return records, end
 
     async def _copy(self, records: Sequence[Record]) -> None:
@@ -216,7 +200,7 @@ class FanOut:
         if not self.topic.is_fifo and not all(one.is_raw for one in self._targets.values()):
             signer = await self._setup.signer_of(self.topic)
         for record in records:
-            source = _Source(record, self.topic, self.partition, signer)
+            source = Published(record, self.topic, self.partition, signer)
             for key in self._policies.match(source.prepared):
                 target = self._targets[key]
                 if record.offset < target.start:
@@ -224,7 +208,7 @@ class FanOut:
                 queue = self._setup.catalog.find_arn(target.subscription.endpoint)
                 if queue is None or not self._setup.may_send(self.topic, queue):
                     continue
-                message = source.copy(target, queue, message_id=self._setup.entropy(16))
+                message = _copy_of(source, target, queue, message_id=self._setup.entropy(16))
                 if message is None:
                     continue
                 queues[queue.topic_id] = queue
@@ -264,71 +248,30 @@ class FanOut:
             await self._setup.anywhere.call(Append(queue, partition, tuple(messages)))
 
 
-class _Source:
-    """One message of the topic. The forms in which it is copied are made when they are needed."""
-
-    def __init__(
-        self,
-        record: Record,
-        topic: Topic,
-        partition: int,
-        signer: Signer | None,
-    ) -> None:
-        self._record, self._topic, self._partition = record, topic, partition
-        self._signer = signer
-        attributes = dict(record.message.attributes or {})
-        subject, structure = attributes.pop(SUBJECT, None), attributes.pop(STRUCTURE, None)
-        self._subject = None if subject is None else subject.value.decode("utf-8", "replace")
-        self._attributes = attributes
-        body = record.message.body
-        if structure is not None:
-            texts = texts_of(body)
-            body = (texts.get("sqs") or texts["default"]).encode()
-        self._body = body
-        self._envelope: Envelope | None = None
-        self.prepared = PreparedMessage(attributes, body)
-
-    def copy(self, target: _Target, queue: Topic, *, message_id: bytes) -> Message | None:
-        """Return the message for a queue, or None if it cannot be delivered."""
-        message = self._record.message
-        is_ordered = queue.is_fifo
-        body, attributes = self._body, None
-        if target.is_raw:
-            if not fits_queue_raw(self._attributes):
-                return None
-            attributes = self._attributes or None
-        else:
-            if self._envelope is None:
-                self._envelope = self._make_envelope()
-            body = self._envelope.body(target.unsubscribe_url)
-        if len(body) > queue.settings.message_bytes_max:
+def _copy_of(
+    source: Published, target: _Target, queue: Topic, *, message_id: bytes
+) -> Message | None:
+    """Return the message for a queue, or None if it cannot be delivered."""
+    message = source.record.message
+    body, attributes = source.body, None
+    if target.is_raw:
+        if not fits_queue_raw(source.attributes):
             return None
-        return Message(
-            message_id,
-            body,
-            attributes,
-            message.group,
-            message.dedup_id if is_ordered else None,
-            queue.settings.delay_ms or None,
-            target.subscription.account,
-            message.trace_header,
-        )
-
-    def _make_envelope(self) -> Envelope:
-        topic, record = self._topic, self._record
-        is_fifo = topic.is_fifo
-        return envelope(
-            Notification(
-                uuid_text(record.message.message_id),
-                topic.sns_arn or "",
-                self._body.decode("utf-8", "replace"),
-                record.sent_at_ms,
-                self._subject,
-                self._attributes or None,
-                f"{record.offset:017d}{self._partition:03d}" if is_fifo else None,
-            ),
-            self._signer,
-        )
+        attributes = source.attributes or None
+    else:
+        body = source.envelope.body(target.unsubscribe_url)
+    if len(body) > queue.settings.message_bytes_max:
+        return None
+    return Message(
+        message_id,
+        body,
+        attributes,
+        message.group,
+        message.dedup_id if queue.is_fifo else None,
+        queue.settings.delay_ms or None,
+        target.subscription.account,
+        message.trace_header,
+    )
 
 
 class FanOuts:

@@ -181,7 +181,7 @@ class Listeners:
             sealing=self._security.sealing,
             everything=calls.catalog,
             subscriptions=guard(self._push.subscriptions, calls.callees.metadata),
-            token_key=self._security.ring.derive(b"sns confirmations"),
+            token_key=self._push.token_key,
             certificate_of=self._push.keys.certificate,
             level=self._push.level,
             clock=setup.clock,

@@ -2,21 +2,34 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from penstock.broker.partition.partition import Partition
+from penstock.flow.slots import Slots
 from penstock.metadata.sns_keys import SnsKeys, sign
 from penstock.metadata.subscriptions import StoredSubscriptions
-from penstock.model.calls import Append, BrokerPort, Publish
+from penstock.model.calls import Append, BrokerPort, Publish, PushOne, ReadPushStatus
 from penstock.model.errors import PenstockError
 from penstock.model.message import Appended
+from penstock.model.subscription import Subscription
 from penstock.model.topic import Topic
+from penstock.net.http.client import HttpClient
+from penstock.net.http.client_tls import TlsContexts
+from penstock.node.configuration.config import Mode
 from penstock.node.metadata.metadata_link import MetadataLink
 from penstock.node.process.node_setup import NodeSetup
 from penstock.node.wiring.broker_role import BrokerRole
 from penstock.node.wiring.security import NodeSecurity, check_readable
+from penstock.push.address_guard import AddressGuard
+from penstock.push.confirming import Confirmations, ConfirmSetup
+from penstock.push.dead_letters import DeadLetters
 from penstock.push.fan_out import FanOuts, FanOutSetup
+from penstock.push.outbound import Outbound
+from penstock.push.pushers import Pushers
+from penstock.push.pushing import PushSetup
+from penstock.push.resolver import Resolver
 from penstock.wire.aws.sns.notification import CERTIFICATE_PATH, Signer
 
 PUBLISH_WAIT_MS = 250
@@ -35,6 +48,7 @@ class PushRole:
         level: Callable[[], int],  # the feature level in force
     ) -> None:
         self.level = level
+        self.token_key = security.ring.derive(b"sns confirmations")
         self.base_url = ""  # of the SQS and SNS listener, set when it is bound
         self._setup = setup
         self._topics = metadata.topics
@@ -49,6 +63,7 @@ class PushRole:
             metadata.store, security.ring, clock=setup.clock, entropy=setup.entropy, level=level
         )
         self._fan_outs: FanOuts | None = None
+        self._pushers: Pushers | None = None
 
     async def start(self) -> None:
         await self.subscriptions.start()
@@ -67,6 +82,8 @@ class PushRole:
                     is_deleted=lambda topic_id: self._topics.tombstone(topic_id) is not None,
                 )
                 await self.keys.sweep()
+                if self._pushers is not None:
+                    await self._pushers.sweep()
             except PenstockError as error:
                 log_.warning("deleting old subscriptions failed", extra={"reason": str(error)})
 
@@ -103,6 +120,10 @@ class PushRole:
             return found
 
         broker.handlers[Publish] = publish
+        pushers = self._pushers = self._make_pushers(anywhere, is_clustered=is_clustered)
+        broker.handlers[ReadPushStatus] = pushers.read_status
+        broker.handlers[PushOne] = pushers.push_one
+        broker.filters.find = pushers.wants
         if is_clustered:
             broker.partitions.on_led(self._led)
             for queue in broker.partitions.queues():
@@ -113,18 +134,81 @@ class PushRole:
             for topic in self._topics.all_topics():
                 self._changed(None, topic)
 
+    def _make_pushers(self, anywhere: BrokerPort, *, is_clustered: bool) -> Pushers:
+        setup, sealing = self._setup, self._security.sealing
+        self._client = HttpClient()
+        self._resolver = Resolver(AddressGuard(is_development=setup.config.node.mode is Mode.DEV))
+        push_setup = PushSetup(
+            broker=anywhere,
+            subscriptions=self.subscriptions,
+            clock=setup.clock,
+            chance=random.random,
+            opener=sealing,
+            outbound=Outbound(self._client, self._resolver, TlsContexts()),
+            slots=Slots(),
+            signer_of=self._signer,
+            dead_letters=DeadLetters(
+                anywhere, self._topics, setup.entropy, sealing, lambda _topic, _queue: True
+            ),
+            note=lambda _row: None,
+        )
+        pushers = Pushers(
+            push_setup,
+            self._topics,
+            secrets_of=self._secrets_of,
+            origin="penstock",
+            is_clustered=is_clustered,
+        )
+        self._confirmations = Confirmations(
+            ConfirmSetup(
+                broker=anywhere,
+                catalog=self._topics,
+                clock=setup.clock,
+                entropy=setup.entropy,
+                token_key=self.token_key,
+                outbound=push_setup.outbound,
+                slots=push_setup.slots,
+                signer_of=self._signer,
+                secrets_of=self._secrets_of,
+                may_send=lambda _topic, _queue: True,
+            ),
+            lanes=pushers.lanes,
+            kick=pushers.kick,
+        )
+        return pushers
+
+    def confirm(self, one: Subscription) -> None:
+        self._confirmations.confirm(one)
+
+    def unsubscribed(self, one: Subscription) -> None:
+        self._confirmations.unsubscribed(one)
+
+    def _secrets_of(self, one: Subscription) -> bytes:
+        if not one.secrets:
+            return b""
+        return self._security.ring.unwrap(one.secrets, context=one.secrets_context)
+
     def _led(self, partition: Partition, is_led: bool) -> None:
         assert self._fan_outs is not None
+        assert self._pushers is not None
         self._fan_outs.led(partition.topic, partition.index, is_led)
+        self._pushers.led(partition.topic, partition.index, is_led)
 
     def _changed(self, before: Topic | None, after: Topic | None) -> None:
         assert self._fan_outs is not None
         topic = after or before
         assert topic is not None
+        assert self._pushers is not None
         for partition in range(topic.partition_count):
             self._fan_outs.led(topic, partition, after is not None)
+            self._pushers.led(topic, partition, after is not None)
 
     async def stop(self) -> None:
+        if self._pushers is not None:
+            await self._confirmations.stop()
+            await self._pushers.stop()
+            self._client.close()
+            self._resolver.close()
         if self._fan_outs is not None:
             await self._fan_outs.stop()
         await self.keys.stop()

@@ -92,6 +92,7 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ms: int = 15_000
     ordered: str = "none"  # none, group, key
     verify: str = "none"  # none, cloudevents
+    mode: str = "consume"  # of a queue: consume, tap
     auto_pause_ms: int = 0  # pause after failures for this time; 0: never
     paused: bool = False
 
