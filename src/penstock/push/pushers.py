@@ -28,7 +28,8 @@ from penstock.model.subscription import (
 from penstock.model.topic import Topic
 from penstock.push.delivery_plan import PUSHED, Plan, Wants, make_plan, wants_of
 from penstock.push.published import Published, records_of
-from penstock.push.pushing import Pusher, PushSetup
+from penstock.push.push_setup import PushSetup
+from penstock.push.pushing import Pusher
 from penstock.wire.webhooks.endpoint_url import UrlInvalid
 
 DRAIN_SECONDS: Final = 10.0  # for requests in progress when the node stops

@@ -12,43 +12,34 @@ waiting, in at most half of the slots."""
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
 import msgspec
 
-from penstock.flow.backoff import retry_after_ms
-from penstock.flow.slots import Slot, Slots
+from penstock.flow.slots import Slot
 from penstock.flow.slots import Subscription as Lane
-from penstock.flow.verdicts import Action, Failure, Health, Verdict, judge
-from penstock.model.calls import BrokerPort, CloseShare, ShareLag
-from penstock.model.errors import PenstockError, TopicNotFound
-from penstock.model.message import Delivery
-from penstock.model.names import uuid_text
-from penstock.model.ports import Clock, PushReply, PushStatus, Subscriptions
+from penstock.flow.verdicts import Action, Failure, Health
+from penstock.model.calls import CloseShare, ShareLag
+from penstock.model.errors import PenstockError
+from penstock.model.ports import PushReply, PushStatus
 from penstock.model.subscription import Replay, ReplayState, Subscription, share_group
 from penstock.model.topic import Topic
 from penstock.net.http.client_messages import FailureReason, RequestFailed, RequestInvalid
-from penstock.push.dead_letters import DeadLetters, error_attributes
 from penstock.push.delivery_plan import Plan
-from penstock.push.outbound import Outbound
+from penstock.push.outcomes import Item, Outcomes, Reply, Request
 from penstock.push.published import Published
+from penstock.push.push_setup import PushSetup
 from penstock.push.sources import Source, open_share
 from penstock.wire.aws.sns.filter_match import matches
-from penstock.wire.aws.sns.notification import Signer
-from penstock.wire.facts import deliveries as facts
 from penstock.wire.webhooks.cloudevents import HeadersTooLong
-from penstock.wire.webhooks.delivery_requests import DeliveryRequest, failed_items
+from penstock.wire.webhooks.delivery_requests import DeliveryRequest
 
 LEASE_MARGIN_MS: Final = 15_000  # a lease outlasts its request by this
 RETRIES_MAX: Final = 10_000  # messages of one subscription that wait for another attempt
 COUNTED_AT_ONCE: Final = 100  # messages whose attempts are counted while the breaker is open
 OPEN_RETRY_SECONDS: Final = 1.0  # between attempts to open a share
 LEASE_RETRY_SECONDS: Final = 0.5  # after a lease that failed
-DEAD_LETTER_RETRY_MS: Final = 20_000
-REASON_CHARS_MAX: Final = 256
-REPLY_BYTES_MAX: Final = 1_024
 
 _FAILURES: Final = {
     FailureReason.DNS: Failure.NOT_RESOLVED,
@@ -64,54 +55,6 @@ _FAILURES: Final = {
 log_ = logging.getLogger(__name__)
 
 
-class Opener(Protocol):
-    """Decrypts messages. Implemented by the frontend, because brokers have no keys."""
-
-    def is_on(self, topic: Topic) -> bool: ...
-
-    async def opened(self, topic: Topic, deliveries: Sequence[Delivery]) -> Sequence[Delivery]: ...
-
-    async def opened_fetch(self, topic: Topic, partition: int, fetched: Any) -> Any: ...
-
-
-@dataclass(frozen=True)
-class PushSetup:
-    broker: BrokerPort  # of all nodes
-    subscriptions: Subscriptions
-    clock: Clock
-    chance: Callable[[], float]  # returns a random number in [0, 1)
-    opener: Opener | None
-    outbound: Outbound
-    slots: Slots
-    signer_of: Callable[[Topic], Awaitable[Signer | None]]
-    dead_letters: DeadLetters
-    note: Callable[[facts.DeliveryRow], None]
-
-
-class _Item(msgspec.Struct, frozen=True, gc=False):
-    message: Published
-    delivery: Delivery | None = None  # None: sent on request, without a lease
-    source: Source | None = None
-    reply: asyncio.Future[PushReply] | None = None
-    is_test: bool = False
-
-
-class _Reply(msgspec.Struct, frozen=True, gc=False):
-    result: int | Failure
-    reason: str = ""
-    body: bytes = b""
-    retry_after: str | None = None
-
-
-class _Request(msgspec.Struct, frozen=True, gc=False):
-    """What is known about a request when its reply has come."""
-
-    made: DeliveryRequest | None  # None: no request could be made
-    ended_at_ms: int
-    took_ms: int = 0
-    size: int = 0  # bytes for each message
-
-
 class Pusher:
     def __init__(
         self,
@@ -123,7 +66,8 @@ class Pusher:
         kick: Callable[[], None],  # called when slots may be wanted or free
         starts_at_ms: int,  # no request before this time of the monotonic clock
     ) -> None:
-        self.one, self.topic, self.plan = one, topic, plan
+        self.outcomes = Outcomes(one, topic, plan, setup, self._spawn)
+        self.topic = topic
         self._setup, self._kick = setup, kick
         self._starts_at_ms = starts_at_ms
         self.lane: Lane = setup.slots.add(
@@ -135,15 +79,22 @@ class Pusher:
         )
         self._sources: list[Source] = []  # the live one first
         self._granted: list[Slot] = []
-        self._leased: deque[list[_Item]] = deque()  # requests that have leases but no slot
-        self._singles: deque[_Item] = deque()
+        self._leased: deque[list[Item]] = deque()  # requests that have leases but no slot
+        self._singles: deque[Item] = deque()
         self._appetite = 1  # slots to ask for while there are messages
         self._is_filling = self._is_counting = self._is_opening = self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         self._loop = asyncio.get_running_loop()
-        self._status = PushStatus()
         self._open()
+
+    @property
+    def one(self) -> Subscription:
+        return self.outcomes.one
+
+    @property
+    def plan(self) -> Plan:
+        return self.outcomes.plan
 
     @property
     def is_paused(self) -> bool:
@@ -153,7 +104,7 @@ class Pusher:
     def status(self) -> PushStatus:
         lane = self.lane
         return msgspec.structs.replace(
-            self._status,
+            self.outcomes.status,
             limit=lane.limit,
             in_flight=lane.held,
             is_breaker_open=lane.breaker is not None and lane.breaker.admits_at_ms > 0,
@@ -162,7 +113,7 @@ class Pusher:
 
     def change(self, one: Subscription, plan: Plan) -> None:
         """Use new settings from the next request on."""
-        self.one, self.plan = one, plan
+        self.outcomes.one, self.outcomes.plan = one, plan
         self._setup.slots.change(
             self.lane,
             plan.destination,
@@ -262,7 +213,7 @@ class Pusher:
         try:
             while self._granted:
                 slots, self._granted = self._granted, []
-                requests: list[list[_Item]] = []
+                requests: list[list[Item]] = []
                 try:
                     await self._take(requests, len(slots))
                 except PenstockError as error:
@@ -289,7 +240,7 @@ class Pusher:
             source.has_news = True
         self._want()
 
-    async def _take(self, requests: list[list[_Item]], count: int) -> None:
+    async def _take(self, requests: list[list[Item]], count: int) -> None:
         """Add up to ``count`` requests to the list; more if a lease returned more groups."""
         while self._singles and len(requests) < count:
             requests.append([self._singles.popleft()])
@@ -302,7 +253,7 @@ class Pusher:
             if room > 0 and self._is_ready(source):
                 requests += self._split(source, await self._lease(source, room))
 
-    async def _lease(self, source: Source, requests: int) -> Sequence[_Item]:
+    async def _lease(self, source: Source, requests: int) -> Sequence[Item]:
         """Lease messages, and return those that the subscription wants in the form it wants."""
         plan, setup, topic = self.plan, self._setup, self.topic
         group_max = 1 if plan.is_ordered and plan.batch_max == 1 else 0
@@ -330,14 +281,14 @@ class Pusher:
                 is_replayed=source.replay is not None,
             )
             if policy is None or matches(policy, message.prepared):
-                items.append(_Item(message, delivery, source))
+                items.append(Item(message, delivery, source))
             else:
                 source.ack(delivery)
         return items
 
-    def _split(self, source: Source, items: Sequence[_Item]) -> list[list[_Item]]:
+    def _split(self, source: Source, items: Sequence[Item]) -> list[list[Item]]:
         """Divide messages into requests. A batch of an ordered subscription has one group only."""
-        plan, requests = self.plan, list[list[_Item]]()
+        plan, requests = self.plan, list[list[Item]]()
         last: object = None
         for item in items:
             message = item.message
@@ -352,7 +303,7 @@ class Pusher:
 
     # ── Requests ─────────────────────────────────────────────────────────────────────────────
 
-    async def _push(self, slot: Slot, items: list[_Item]) -> None:
+    async def _push(self, slot: Slot, items: list[Item]) -> None:
         setup, plan, source = self._setup, self.plan, items[0].source
         health = Health.UNKNOWN
         began_ms = setup.clock.mono_ms()
@@ -369,7 +320,7 @@ class Pusher:
                 )
                 count = made.count
             except HeadersTooLong as error:
-                reply = _Reply(400, str(error))
+                reply = Reply(400, str(error))
             if count < len(items):  # the rest does not fit in a request
                 self._leased.appendleft(items[count:])
                 del items[count:]
@@ -380,7 +331,9 @@ class Pusher:
                 reply = await self._send(made)
             size = 0 if made is None else len(made.body) // count
             took_ms = setup.clock.mono_ms() - began_ms
-            health = self._judge(items, _Request(made, setup.clock.wall_ms(), took_ms, size), reply)
+            health = self.outcomes.judge(
+                items, Request(made, setup.clock.wall_ms(), took_ms, size), reply
+            )
         except PenstockError as error:  # the ack before an at-most-once request failed
             self._log(logging.WARNING, "a message was not pushed", error)
         finally:
@@ -389,7 +342,7 @@ class Pusher:
             setup.slots.end(slot, health, now_ms=setup.clock.mono_ms())
             self._want()
 
-    async def _send(self, request: DeliveryRequest) -> _Reply:
+    async def _send(self, request: DeliveryRequest) -> Reply:
         plan = self.plan
         try:
             reply = await self._setup.outbound.send(
@@ -406,148 +359,11 @@ class Pusher:
             if error.reason is FailureReason.REFUSED_ADDRESS:
                 self._log(logging.WARNING, "the address of an endpoint is not allowed", error)
             failure = _FAILURES[error.reason]
-            return _Reply(failure, failure.value)
+            return Reply(failure, failure.value)
         except RequestInvalid as error:
-            return _Reply(400, str(error))
+            return Reply(400, str(error))
         reason = "" if 200 <= reply.status < 300 else f"HTTP status {reply.status}"
-        return _Reply(reply.status, reason, reply.body, reply.headers.get("retry-after"))
-
-    # ── Results ──────────────────────────────────────────────────────────────────────────────
-
-    def _judge(self, items: Sequence[_Item], request: _Request, reply: _Reply) -> Health:
-        """Decide what becomes of each message, and return what the reply says of the endpoint."""
-        now_ms, result = request.ended_at_ms, reply.result
-        failed: Sequence[int] = ()
-        if request.made is not None and isinstance(result, int) and 200 <= result < 300:
-            failed = failed_items(request.made, reply.body)
-        wait_ms = retry_after_ms(reply.retry_after, now_ms=now_ms)
-        health = Health.GOOD
-        for place, item in enumerate(items):
-            own = reply
-            if place in failed:
-                own = _Reply(Failure.ITEM_FAILED, Failure.ITEM_FAILED.value)
-            verdict = self._verdict(item, own.result, now_ms=now_ms, wait_ms=wait_ms)
-            health = verdict.health
-            self._settle(item, verdict, own, request)
-            if item.reply is not None and not item.reply.done():
-                text = reply.body[:REPLY_BYTES_MAX].decode("utf-8", "replace")
-                item.reply.set_result(PushReply(_status(own), request.took_ms, own.reason, text))
-        self._note_health(health, reply, now_ms)
-        return health
-
-    def _verdict(
-        self, item: _Item, result: int | Failure, *, now_ms: int, wait_ms: int | None = None
-    ) -> Verdict:
-        plan, chance, delivery = self.plan, self._setup.chance(), item.delivery
-        return judge(
-            plan.kind,
-            result,
-            attempt=1 if delivery is None else delivery.attempt,
-            age_ms=max(0, now_ms - item.message.record.sent_at_ms),
-            schedule=lambda attempt, age_ms: plan.delay_ms(attempt, age_ms, chance),
-            retry_after_ms=wait_ms,
-        )
-
-    def _note_health(self, health: Health, reply: _Reply, now_ms: int) -> None:
-        change = msgspec.structs.replace
-        if health is Health.GOOD:
-            self._status = change(self._status, failing_since_ms=0, delivered_at_ms=now_ms)
-            return
-        since_ms = self._status.failing_since_ms or now_ms
-        reason = reply.reason[:REASON_CHARS_MAX]
-        self._status = change(
-            self._status, failing_since_ms=since_ms, failed_at_ms=now_ms, reason=reason
-        )
-        pause_ms = self.plan.auto_pause_ms
-        if pause_ms and now_ms - since_ms >= pause_ms and not self.is_paused:
-            self._spawn(self._pause("failing"), "pause")
-
-    async def _pause(self, why: str) -> None:
-        def paused(current: Subscription) -> Subscription:
-            return current if current.paused else msgspec.structs.replace(current, paused=why)
-
-        try:
-            self.one = await self._setup.subscriptions.change(self.one.id, paused)
-            log_.warning("subscription paused", extra={"subscription": self.one.id, "reason": why})
-        except PenstockError as error:
-            self._log(logging.WARNING, "pausing a subscription failed", error)
-
-    def _settle(self, item: _Item, verdict: Verdict, reply: _Reply, request: _Request) -> None:
-        source, delivery, action = item.source, item.delivery, verdict.action
-        is_final = self.plan.is_at_most_once or delivery is None  # there is no other attempt
-        outcome, next_ms = facts.DELIVERED, 0
-        if action is Action.RETRY and not is_final:
-            is_refused = reply.result is Failure.NOT_ALLOWED
-            outcome = facts.REFUSED if is_refused else facts.RETRY
-            next_ms = request.ended_at_ms + verdict.delay_ms
-        elif action is not Action.DELIVERED:
-            outcome = facts.DROPPED if is_final or not self.plan.dead_letter else facts.DEAD
-        self._setup.note(self._row(item, outcome, reply, request, next_ms))
-        if action is Action.PAUSE:
-            self._spawn(self._pause("gone"), "pause")
-        if source is None or delivery is None or self.plan.is_at_most_once:
-            return
-        if action is Action.DELIVERED:
-            source.ack(delivery)
-        elif action is Action.RETRY:
-            source.extend(delivery, verdict.delay_ms)
-        else:
-            self._spawn(self._give_up(source, item, delivery, reply, request), "give up")
-
-    def _row(
-        self, item: _Item, outcome: str, reply: _Reply, request: _Request, next_ms: int
-    ) -> facts.DeliveryRow:
-        one, record, delivery = self.one, item.message.record, item.delivery
-        return facts.DeliveryRow(
-            at_ms=request.ended_at_ms,
-            tenant=one.account,
-            region=one.region,
-            subscription=one.id,
-            topic=self.topic.name,
-            partition=item.message.partition,
-            offset=record.offset,
-            message_id=uuid_text(record.message.message_id),
-            attempt=1 if delivery is None else delivery.attempt,
-            outcome=outcome,
-            status=_status(reply),
-            ms=request.took_ms,
-            bytes=request.size,
-            reason=reply.reason[:REASON_CHARS_MAX],
-            next_ms=next_ms,
-            is_replay=item.source is not None and item.source.replay is not None,
-            is_test=item.is_test,
-        )
-
-    async def _give_up(
-        self,
-        source: Source,
-        item: _Item,
-        delivery: Delivery,
-        reply: _Reply,
-        request: _Request,
-    ) -> None:
-        """Append a message to the dead-letter queue, if there is one, and ack it."""
-        one, message, name = self.one, item.message, self.plan.dead_letter
-        body, attributes = message.body, dict(message.attributes)
-        if one.webhook:
-            attributes |= error_attributes(
-                reason=reply.reason, status=_status(reply), attempts=delivery.attempt, one=one
-            )
-        elif request.made is not None and request.made.body != body:
-            body, attributes = request.made.body, {}  # SNS keeps the form of the delivery
-        try:
-            if name:
-                stored = message.record.message
-                await self._setup.dead_letters.append(
-                    one, self.topic, name, stored, body, attributes
-                )
-        except TopicNotFound as error:
-            self._log(logging.WARNING, "a message is lost: it has no dead-letter queue", error)
-        except PenstockError as error:
-            self._log(logging.WARNING, "the dead-letter queue rejected a message", error)
-            source.extend(delivery, DEAD_LETTER_RETRY_MS)
-            return
-        source.ack(delivery)
+        return Reply(reply.status, reason, reply.body, reply.headers.get("retry-after"))
 
     # ── While the circuit breaker is open ────────────────────────────────────────────────────
 
@@ -568,14 +384,14 @@ class Pusher:
                 items = await self._lease(ready[0], COUNTED_AT_ONCE) if ready else ()
                 if not items:
                     return
-                reply = _Reply(Failure.BREAKER_OPEN, Failure.BREAKER_OPEN.value)
+                reply = Reply(Failure.BREAKER_OPEN, Failure.BREAKER_OPEN.value)
                 now_ms = self._setup.clock.wall_ms()
                 for item in items:
-                    verdict = self._verdict(item, reply.result, now_ms=now_ms)
+                    verdict = self.outcomes.verdict(item, reply.result, now_ms=now_ms)
                     made = None
                     if verdict.action is not Action.RETRY and not self.one.webhook:
                         made = self.plan.make((item.message,), now_ms=now_ms)
-                    self._settle(item, verdict, reply, _Request(made, now_ms))
+                    self.outcomes.settle(item, verdict, reply, Request(made, now_ms))
         except PenstockError as error:
             self._lease_failed(error)
         finally:
@@ -604,7 +420,7 @@ class Pusher:
     async def push_one(self, message: Published, *, is_test: bool, seconds_max: float) -> PushReply:
         """Send one message when there is a slot, and return the reply. It is not tried again."""
         reply: asyncio.Future[PushReply] = self._loop.create_future()
-        item = _Item(message, reply=reply, is_test=is_test)
+        item = Item(message, reply=reply, is_test=is_test)
         self._singles.append(item)
         self._want()
         try:
@@ -665,7 +481,3 @@ class Pusher:
             slots.end(slot, Health.UNKNOWN, now_ms=clock.mono_ms())
         self._granted.clear()
         self._kick()
-
-
-def _status(reply: _Reply) -> int:
-    return reply.result if isinstance(reply.result, int) else facts.NO_STATUS

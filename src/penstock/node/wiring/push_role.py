@@ -27,8 +27,8 @@ from penstock.push.confirming import Confirmations, ConfirmSetup
 from penstock.push.dead_letters import DeadLetters
 from penstock.push.fan_out import FanOuts, FanOutSetup
 from penstock.push.outbound import Outbound
+from penstock.push.push_setup import PushSetup
 from penstock.push.pushers import Pushers
-from penstock.push.pushing import PushSetup
 from penstock.push.resolver import Resolver
 from penstock.wire.aws.sns.notification import CERTIFICATE_PATH, Signer
 
