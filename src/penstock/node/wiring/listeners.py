@@ -181,6 +181,7 @@ class Listeners:
             sealing=self._security.sealing,
             everything=calls.catalog,
             subscriptions=guard(self._push.subscriptions, calls.callees.metadata),
+            ring=self._security.ring,
             token_key=self._security.ring.derive(b"sns confirmations"),
             certificate_of=self._push.keys.certificate,
             level=self._push.level,
