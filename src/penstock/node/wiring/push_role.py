@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from penstock.broker.partition.partition import Partition
+from penstock.frontend.facts.deliveries import DeliveryWriter
 from penstock.metadata.sns_keys import SnsKeys, sign
 from penstock.metadata.subscriptions import StoredSubscriptions
 from penstock.model.calls import Append, BrokerPort, Publish
@@ -78,8 +79,11 @@ class PushRole:
         url = f"{base_url}{CERTIFICATE_PATH}{key.certificate_id}.pem"
         return Signer(version, url, partial(sign, key, version))
 
-    def serve(self, role: BrokerRole, anywhere: BrokerPort, *, is_clustered: bool) -> None:
+    def serve(
+        self, role: BrokerRole, anywhere: BrokerPort, facts: DeliveryWriter, *, is_clustered: bool
+    ) -> None:
         """Begin to copy messages of the partitions that this node leads."""
+        self.facts = facts
         setup, broker = self._setup, role.broker
         fan_outs = self._fan_outs = FanOuts(
             FanOutSetup(
