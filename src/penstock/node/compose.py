@@ -127,15 +127,17 @@ class Node:
             ),
         )
         await self._role.start()
-        self._push.serve(self._role, self._calls.unlimited, is_clustered=cluster is not None)
+        unlimited = self._calls.unlimited
         self._facts = Facts(
             setup,
-            self._calls.unlimited,
+            unlimited,
             metadata.topics,
             self._role.producer_ids,
             groups=self._role.groups,
             leads=leads_all if cluster is None else cluster.leads,
         )
+        is_clustered = cluster is not None
+        self._push.serve(self._role, unlimited, self._facts.deliveries, is_clustered=is_clustered)
         self._facts.start()
         self._listeners.note_changes(self._facts)
         if self._frontends is not None:

@@ -355,6 +355,12 @@ class AuditConfig(Section):
     )
 
 
+class PushConfig(Section):
+    deliveries_retention_ms: int = option(
+        7 * 24 * 3_600_000, "Retention of the topic __deliveries.", ge=limits.MINUTE_MS
+    )
+
+
 class TelemetryConfig(Section):
     level: LogLevel = option(LogLevel.INFO, "Lowest level of log lines that are written.")
     format: LogFormat = option(
@@ -384,6 +390,7 @@ class Config(Section):
     queue: QueueConfig = QueueConfig()
     usage: UsageConfig = UsageConfig()
     audit: AuditConfig = AuditConfig()
+    push: PushConfig = PushConfig()
     internal: InternalConfig = InternalConfig()
     metadata: MetadataConfig = MetadataConfig()
     cluster: ClusterConfig = ClusterConfig()

@@ -8,6 +8,7 @@ from functools import partial
 
 from penstock.broker.partition.partition import Partition
 from penstock.flow.slots import Slots
+from penstock.frontend.facts.deliveries import DeliveryWriter
 from penstock.metadata.sns_keys import SnsKeys, sign
 from penstock.metadata.subscriptions import StoredSubscriptions
 from penstock.model.calls import Append, BrokerPort, Publish, PushOne, ReadPushStatus
@@ -95,8 +96,11 @@ class PushRole:
         url = f"{base_url}{CERTIFICATE_PATH}{key.certificate_id}.pem"
         return Signer(version, url, partial(sign, key, version))
 
-    def serve(self, role: BrokerRole, anywhere: BrokerPort, *, is_clustered: bool) -> None:
+    def serve(
+        self, role: BrokerRole, anywhere: BrokerPort, facts: DeliveryWriter, *, is_clustered: bool
+    ) -> None:
         """Begin to copy messages of the partitions that this node leads."""
+        self.facts = facts
         setup, broker = self._setup, role.broker
         fan_outs = self._fan_outs = FanOuts(
             FanOutSetup(
@@ -150,7 +154,7 @@ class PushRole:
             dead_letters=DeadLetters(
                 anywhere, self._topics, setup.entropy, sealing, lambda _topic, _queue: True
             ),
-            note=lambda _row: None,
+            note=self.deliveries.note,
         )
         pushers = Pushers(
             push_setup,
