@@ -12,7 +12,7 @@ from penstock.model.limits import SUBSCRIPTION_PARTITIONS_MAX
 from penstock.model.names import is_for_operators, split_share
 from penstock.model.stream import settings_of
 from penstock.model.topic import Topic
-from penstock.wire.aws.sns.filter_policy import Scope, compile_policy
+from penstock.wire.aws.sns.filter_policy import InvalidFilterPolicy, Scope, compile_policy
 from penstock.wire.webhooks.endpoint_url import UrlInvalid, parse_endpoint_url
 from penstock.wire.webhooks.settings import CONSUME, InvalidSettings, WebhookSettings
 
@@ -121,7 +121,11 @@ def check_source(topic: Topic) -> None:
 def checked_settings(call: Call, topic: Topic, settings: WebhookSettings) -> WebhookSettings:
     """Check settings against the source. Messages of a FIFO source are always sent in order."""
     if settings.filter:
-        compile_policy(settings.filter, scope=Scope(settings.filter_scope))
+        try:
+            compile_policy(settings.filter, scope=Scope(settings.filter_scope))
+        except InvalidFilterPolicy as error:
+            text = str(error).removeprefix("FilterPolicy: ")
+            raise InvalidSettings(f"filter: {text}") from None
     if settings.mode == CONSUME and not topic.is_queue:
         raise InvalidSettings(f"mode {CONSUME} is for queues; {topic.name} is a topic: use tap.")
     if topic.is_fifo and settings.ordered == UNORDERED:
