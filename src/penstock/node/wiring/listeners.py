@@ -10,7 +10,7 @@ from time import perf_counter
 from penstock.calls.callees import Callees, GuardedBroker
 from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
 from penstock.frontend.admin.api import AdminApi
-from penstock.frontend.admin.ports import BackupPort, CoordinatorPort
+from penstock.frontend.admin.ports import BackupPort, CoordinatorPort, PushPorts
 from penstock.frontend.admin.request import ConfigRow, Context
 from penstock.frontend.aws.context import FrontendConfig
 from penstock.frontend.aws.pipeline import Frontend
@@ -159,6 +159,11 @@ class Listeners:
                 backup=backup,
                 coordinators=coordinators,
                 everything=calls.catalog,
+                push=PushPorts(
+                    subscriptions=guard(self._push.subscriptions, calls.callees.metadata),
+                    ring=self._security.ring,
+                    entropy=setup.entropy,
+                ),
             ),
             token=setup.config.admin.token,
             is_auth_on=self._is_auth_on,
