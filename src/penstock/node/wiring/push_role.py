@@ -154,7 +154,7 @@ class PushRole:
             dead_letters=DeadLetters(
                 anywhere, self._topics, setup.entropy, sealing, lambda _topic, _queue: True
             ),
-            note=self.deliveries.note,
+            note=self.facts.note,
         )
         pushers = Pushers(
             push_setup,
