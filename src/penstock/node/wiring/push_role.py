@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from penstock.access.service_decisions import ServiceDecisions
 from penstock.broker.partition.partition import Partition
 from penstock.metadata.sns_keys import SnsKeys, sign
 from penstock.metadata.subscriptions import StoredSubscriptions
@@ -17,9 +18,9 @@ from penstock.node.process.node_setup import NodeSetup
 from penstock.node.wiring.broker_role import BrokerRole
 from penstock.node.wiring.security import NodeSecurity, check_readable
 from penstock.push.fan_out import FanOuts, FanOutSetup
+from penstock.push.metrics import PushMetrics
 from penstock.wire.aws.sns.notification import CERTIFICATE_PATH, Signer
 
-PUBLISH_WAIT_MS = 250
 SWEEP_SECONDS = 60.0
 
 log_ = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class PushRole:
         self.keys = SnsKeys(
             metadata.store, security.ring, clock=setup.clock, entropy=setup.entropy, level=level
         )
+        self.metrics = PushMetrics()
         self._fan_outs: FanOuts | None = None
 
     async def start(self) -> None:
@@ -74,13 +76,18 @@ class PushRole:
         key = await self.keys.ready()
         assert topic.sns is not None
         version = topic.sns.attributes.get("SignatureVersion", "1")
-        base_url = self._setup.config.http.external_url or self.base_url
+        config = self._setup.config
+        base_url = config.push.cert_url or config.http.external_url or self.base_url
         url = f"{base_url}{CERTIFICATE_PATH}{key.certificate_id}.pem"
         return Signer(version, url, partial(sign, key, version))
 
     def serve(self, role: BrokerRole, anywhere: BrokerPort, *, is_clustered: bool) -> None:
         """Begin to copy messages of the partitions that this node leads."""
-        setup, broker = self._setup, role.broker
+        setup, config, broker = self._setup, self._setup.config.push, role.broker
+        if not config.enabled:
+            broker.handlers[Publish] = partial(_append, broker)
+            return
+        self.metrics.register(setup.meter)
         fan_outs = self._fan_outs = FanOuts(
             FanOutSetup(
                 broker=broker,
@@ -90,14 +97,15 @@ class PushRole:
                 clock=setup.clock,
                 entropy=setup.entropy,
                 sealer=self._security.sealing,
-                may_send=lambda _topic, _queue: True,
+                may_send=self._may_send(),
                 signer_of=self._signer,
+                metrics=self.metrics,
             ),
-            publish_wait_ms=PUBLISH_WAIT_MS,
+            publish_wait_ms=config.publish_wait_ms,
         )
 
         async def publish(call: Publish) -> Sequence[Appended]:
-            found = await broker.call(Append(call.topic, call.partition, call.messages))
+            found = await _append(broker, call)
             last = max(one.offset for one in found)
             await fan_outs.copied(call.topic, call.partition, last)
             return found
@@ -112,6 +120,13 @@ class PushRole:
             self._topics.on_change(self._changed)
             for topic in self._topics.all_topics():
                 self._changed(None, topic)
+
+    def _may_send(self) -> Callable[[Topic, Topic], bool]:
+        setup, decisions = self._setup, ServiceDecisions()
+        if not setup.config.push.is_policy_required(is_auth_on=setup.is_auth_on):
+            return lambda _topic, _queue: True
+        clock = setup.clock
+        return lambda topic, queue: decisions.may_send(topic, queue, now_ms=clock.wall_ms())
 
     def _led(self, partition: Partition, is_led: bool) -> None:
         assert self._fan_outs is not None
@@ -133,3 +148,7 @@ class PushRole:
     @property
     def trouble(self) -> str | None:
         return self.subscriptions.trouble or self.keys.trouble
+
+
+async def _append(broker: BrokerPort, call: Publish) -> Sequence[Appended]:
+    return await broker.call(Append(call.topic, call.partition, call.messages))
