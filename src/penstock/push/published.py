@@ -35,7 +35,7 @@ class Published:
         is_replayed: bool = False,
     ) -> None:
         self.record, self.partition = record, partition
-        self._topic, self._signer, self._is_replayed = topic, signer, is_replayed
+        self.topic, self._signer, self._is_replayed = topic, signer, is_replayed
         message = record.message
         self.body = message.body
         self.subject: str | None = None
@@ -56,7 +56,7 @@ class Published:
 
     @cached_property
     def envelope(self) -> Envelope:
-        topic, record = self._topic, self.record
+        topic, record = self.topic, self.record
         return envelope(
             Notification(
                 uuid_text(record.message.message_id),

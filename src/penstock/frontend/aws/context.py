@@ -167,6 +167,7 @@ class FrontendConfig:
     is_auth_on: bool = False  # off: any credentials are accepted, or none
     recreate_guard_ms: int = 0  # how long the name of a deleted queue stays reserved; 0: not at all
     partitions_default: int = 1
+    sns_retention_ms: int | None = None  # of new SNS topics; None: as for other streams
     # A callable, because the admin listener may get its port later.
     admin_url: AdminUrl = None
     kafka_url: str | None = None  # such as SASL_SSL://127.0.0.1:9092, for CLI commands

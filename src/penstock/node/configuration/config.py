@@ -24,6 +24,7 @@ from penstock.node.configuration.cluster_config import (
     parse_node_addresses,
     parse_roles,
 )
+from penstock.node.configuration.push_config import PushConfig
 from penstock.node.configuration.settings import (
     ConfigInvalid,
     Loaded,
@@ -355,12 +356,6 @@ class AuditConfig(Section):
     )
 
 
-class PushConfig(Section):
-    deliveries_retention_ms: int = option(
-        7 * 24 * 3_600_000, "Retention of the topic __deliveries.", ge=limits.MINUTE_MS
-    )
-
-
 class TelemetryConfig(Section):
     level: LogLevel = option(LogLevel.INFO, "Lowest level of log lines that are written.")
     format: LogFormat = option(
@@ -388,9 +383,9 @@ class Config(Section):
     keys: KeysConfig = KeysConfig()
     log: LogConfig = LogConfig()
     queue: QueueConfig = QueueConfig()
+    push: PushConfig = PushConfig()
     usage: UsageConfig = UsageConfig()
     audit: AuditConfig = AuditConfig()
-    push: PushConfig = PushConfig()
     internal: InternalConfig = InternalConfig()
     metadata: MetadataConfig = MetadataConfig()
     cluster: ClusterConfig = ClusterConfig()

@@ -201,6 +201,7 @@ class Listeners:
                 is_auth_on=self._is_auth_on,
                 recreate_guard_ms=config.queue.recreate_guard_ms,
                 partitions_default=config.queue.partitions,
+                sns_retention_ms=config.push.retention_ms,
                 admin_url=reachable(self.admin_url),
                 kafka_url=self._kafka_url,
             ),

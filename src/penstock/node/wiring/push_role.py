@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 
+from penstock.access.service_decisions import ServiceDecisions
 from penstock.broker.partition.partition import Partition
 from penstock.flow.slots import Slots
 from penstock.frontend.facts.deliveries import DeliveryWriter
@@ -16,6 +18,7 @@ from penstock.model.errors import PenstockError
 from penstock.model.message import Appended
 from penstock.model.subscription import Subscription
 from penstock.model.topic import Topic
+from penstock.net.addresses import machine_addresses, split_address
 from penstock.net.http.client import HttpClient
 from penstock.net.http.client_tls import TlsContexts
 from penstock.node.configuration.config import Mode
@@ -27,13 +30,13 @@ from penstock.push.address_guard import AddressGuard
 from penstock.push.confirming import Confirmations, ConfirmSetup
 from penstock.push.dead_letters import DeadLetters
 from penstock.push.fan_out import FanOuts, FanOutSetup
-from penstock.push.outbound import Outbound
+from penstock.push.metrics import PushMetrics
+from penstock.push.outbound import Outbound, make_proxy
 from penstock.push.push_setup import PushSetup
 from penstock.push.pushers import Pushers
 from penstock.push.resolver import Resolver
 from penstock.wire.aws.sns.notification import CERTIFICATE_PATH, Signer
 
-PUBLISH_WAIT_MS = 250
 SWEEP_SECONDS = 60.0
 
 log_ = logging.getLogger(__name__)
@@ -63,6 +66,7 @@ class PushRole:
         self.keys = SnsKeys(
             metadata.store, security.ring, clock=setup.clock, entropy=setup.entropy, level=level
         )
+        self.metrics = PushMetrics()
         self._fan_outs: FanOuts | None = None
         self._pushers: Pushers | None = None
 
@@ -92,7 +96,8 @@ class PushRole:
         key = await self.keys.ready()
         assert topic.sns is not None
         version = topic.sns.attributes.get("SignatureVersion", "1")
-        base_url = self._setup.config.http.external_url or self.base_url
+        config = self._setup.config
+        base_url = config.push.cert_url or config.http.external_url or self.base_url
         url = f"{base_url}{CERTIFICATE_PATH}{key.certificate_id}.pem"
         return Signer(version, url, partial(sign, key, version))
 
@@ -101,7 +106,11 @@ class PushRole:
     ) -> None:
         """Begin to copy messages of the partitions that this node leads."""
         self.facts = facts
-        setup, broker = self._setup, role.broker
+        setup, config, broker = self._setup, self._setup.config.push, role.broker
+        if not config.enabled:
+            broker.handlers[Publish] = partial(_append, broker)
+            return
+        self.metrics.register(setup.meter)
         fan_outs = self._fan_outs = FanOuts(
             FanOutSetup(
                 broker=broker,
@@ -111,14 +120,15 @@ class PushRole:
                 clock=setup.clock,
                 entropy=setup.entropy,
                 sealer=self._security.sealing,
-                may_send=lambda _topic, _queue: True,
+                may_send=self._may_send(),
                 signer_of=self._signer,
+                metrics=self.metrics,
             ),
-            publish_wait_ms=PUBLISH_WAIT_MS,
+            publish_wait_ms=config.publish_wait_ms,
         )
 
         async def publish(call: Publish) -> Sequence[Appended]:
-            found = await broker.call(Append(call.topic, call.partition, call.messages))
+            found = await _append(broker, call)
             last = max(one.offset for one in found)
             await fan_outs.copied(call.topic, call.partition, last)
             return found
@@ -139,28 +149,38 @@ class PushRole:
                 self._changed(None, topic)
 
     def _make_pushers(self, anywhere: BrokerPort, *, is_clustered: bool) -> Pushers:
-        setup, sealing = self._setup, self._security.sealing
-        self._client = HttpClient()
-        self._resolver = Resolver(AddressGuard(is_development=setup.config.node.mode is Mode.DEV))
+        setup, config, sealing = self._setup, self._setup.config.push, self._security.sealing
+        proxy = make_proxy(config.proxy_url) if config.proxy_url else None
+        self._client = HttpClient(proxy=proxy)
+        self._resolver = Resolver(self._guard(()))
+        ca_file = Path(config.ca_file) if config.ca_file else None
+        may_send = self._may_send()
         push_setup = PushSetup(
             broker=anywhere,
             subscriptions=self.subscriptions,
             clock=setup.clock,
             chance=random.random,
             opener=sealing,
-            outbound=Outbound(self._client, self._resolver, TlsContexts()),
-            slots=Slots(),
-            signer_of=self._signer,
-            dead_letters=DeadLetters(
-                anywhere, self._topics, setup.entropy, sealing, lambda _topic, _queue: True
+            outbound=Outbound(
+                self._client,
+                self._resolver,
+                TlsContexts(ca_file=ca_file),
+                allows_plain=config.plain_http,
             ),
+            slots=Slots(
+                requests_max=config.in_flight_max,
+                bytes_max=config.bytes_in_flight_max,
+                destination_requests_max=config.host_in_flight_max,
+            ),
+            signer_of=self._signer,
+            dead_letters=DeadLetters(anywhere, self._topics, setup.entropy, sealing, may_send),
             note=self.facts.note,
         )
         pushers = Pushers(
             push_setup,
             self._topics,
             secrets_of=self._secrets_of,
-            origin="penstock",
+            origin=setup.name,
             is_clustered=is_clustered,
         )
         self._confirmations = Confirmations(
@@ -174,23 +194,48 @@ class PushRole:
                 slots=push_setup.slots,
                 signer_of=self._signer,
                 secrets_of=self._secrets_of,
-                may_send=lambda _topic, _queue: True,
+                may_send=may_send,
             ),
             lanes=pushers.lanes,
             kick=pushers.kick,
         )
         return pushers
 
+    def _guard(self, own: Iterable[str]) -> AddressGuard:
+        config = self._setup.config
+        return AddressGuard(
+            allow=config.push.allow_rules,
+            deny=config.push.deny_rules,
+            ports=config.push.port_ranges,
+            own=[found for text in own if (found := split_address(text)) is not None],
+            local=machine_addresses(),
+            is_development=config.node.mode is Mode.DEV,
+        )
+
+    def protect(self, own: Iterable[str]) -> None:
+        """Let no subscription call these addresses, host:port or URLs of this cluster."""
+        if self._pushers is not None:
+            self._resolver.guard = self._guard(own)
+
     def confirm(self, one: Subscription) -> None:
-        self._confirmations.confirm(one)
+        if self._pushers is not None:
+            self._confirmations.confirm(one)
 
     def unsubscribed(self, one: Subscription) -> None:
-        self._confirmations.unsubscribed(one)
+        if self._pushers is not None:
+            self._confirmations.unsubscribed(one)
 
     def _secrets_of(self, one: Subscription) -> bytes:
         if not one.secrets:
             return b""
         return self._security.ring.unwrap(one.secrets, context=one.secrets_context)
+
+    def _may_send(self) -> Callable[[Topic, Topic], bool]:
+        setup, decisions = self._setup, ServiceDecisions()
+        if not setup.config.push.is_policy_required(is_auth_on=setup.is_auth_on):
+            return lambda _topic, _queue: True
+        clock = setup.clock
+        return lambda topic, queue: decisions.may_send(topic, queue, now_ms=clock.wall_ms())
 
     def _led(self, partition: Partition, is_led: bool) -> None:
         assert self._fan_outs is not None
@@ -221,3 +266,7 @@ class PushRole:
     @property
     def trouble(self) -> str | None:
         return self.subscriptions.trouble or self.keys.trouble
+
+
+async def _append(broker: BrokerPort, call: Publish) -> Sequence[Appended]:
+    return await broker.call(Append(call.topic, call.partition, call.messages))
