@@ -1,7 +1,7 @@
 """The broker of this node: one handler for each call of ``model/calls.py``. The work is done in
 queue.py, partition.py and shares.py."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -73,6 +73,7 @@ class Broker:
             calls.DeleteRecords: self._delete_records,
             calls.LogBytes: self._log_bytes,
             calls.ReadBookmark: self._read_bookmark,
+            calls.ListBookmarks: self._list_bookmarks,
             calls.MoveBookmark: self._move_bookmark,
             **self.shares.handlers,
         }
@@ -243,6 +244,9 @@ class Broker:
 
     async def _read_bookmark(self, call: calls.ReadBookmark) -> int:
         return (await self._of(call)).bookmark_of(call.reader)
+
+    async def _list_bookmarks(self, call: calls.ListBookmarks) -> Mapping[str, int]:
+        return (await self._of(call)).bookmarks()
 
     async def _move_bookmark(self, call: calls.MoveBookmark) -> int:
         self._context.check_level(PUSH, "Bookmarks")

@@ -222,6 +222,10 @@ class ReadBookmark(PartitionCall[int], frozen=True):
     reader: str
 
 
+class ListBookmarks(PartitionCall[Mapping[str, int]], frozen=True):
+    """Return the bookmarks of all readers of a partition, by reader."""
+
+
 class MoveBookmark(PartitionCall[int], frozen=True):
     """Set a reader's bookmark. The reply comes when the bookmark is committed, and has its offset:
     a bookmark that is already further stays where it is, unless it may move back. -1 removes it.

@@ -6,299 +6,280 @@ bookmark. So a message to a thousand queues costs a thousand appends and one eve
 gets the messages in the order of the partition. If the leader dies within a round, the next leader
 repeats the round: a queue can get its messages twice, but none is lost.
 
-A queue that can never take a copy (it does not exist, its policy denies the topic, the message is
-too large) does not stop the round: the message goes to the dead-letter queue of the subscription,
-in the form in which it would have been delivered, or it is dropped.
+A queue that does not take its copies in time continues apart, with a bookmark of its own, until it
+has caught up. A paused subscription stays apart until it is resumed.
 
-A publisher waits until its message is below the bookmark, at most ``publish_wait_ms``."""
+A publisher waits until its message is below the common bookmark, at most ``publish_wait_ms``."""
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
 from heapq import heappop, heappush
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from penstock.model.calls import Append, BrokerPort, Ends, Fetch, MoveBookmark, ReadBookmark
-from penstock.model.errors import InvalidRequest, PenstockError, TopicNotFound
-from penstock.model.limits import MIB
-from penstock.model.message import Message, Record
-from penstock.model.ports import Catalog, Clock, Subscriptions
+from penstock.flow.backoff import queue_delay_ms
+from penstock.model.calls import ListBookmarks, MoveBookmark
+from penstock.model.errors import PenstockError
 from penstock.model.subscription import Subscription, SubscriptionState
-from penstock.model.topic import Topic, partition_of_group
-from penstock.net.slices import Slices, Turns, in_slices
-from penstock.push.metrics import Outcome, PushMetrics
-from penstock.push.published import Published, records_of
-from penstock.push.queue_copies import Copy, Plan, Refusal, Target, copy_of, dead_letter_arn
-from penstock.wire.aws.sns.filter_match import PolicyIndex
-from penstock.wire.aws.sns.filter_policy import Scope, compile_policy
-from penstock.wire.aws.sns.notification import Signer, unsubscribe_url
+from penstock.model.topic import Topic
+from penstock.push.copying import SQS, Copier, FanOutSetup, Round
+from penstock.push.queue_copies import Target, dead_letter_arn
+from penstock.wire.aws.sns.notification import unsubscribe_url
 
-READER: Final = "sns"  # name of the bookmark
-ROUND_BYTES: Final = 1 * MIB
-ROUND_MESSAGES: Final = 64
-APPENDS_MAX: Final = 256  # in progress at the same time
+READER: Final = "sns"  # name of the common bookmark; those of queues apart add the subscription
+APPEND_SECONDS_MAX: Final = 1.0  # then a queue continues apart
 RETRY_SECONDS: Final = 0.5  # after a round that failed
-LOG_INTERVAL_MS: Final = 60_000  # between log lines about messages that cannot be delivered
-SQS: Final = "sqs"
+REMOVED: Final = -1
+ATTEMPTS_COUNTED: Final = 1_000  # more have the same delay
 
 log_ = logging.getLogger(__name__)
 
 
-class Sealer(Protocol):
-    """Encrypts and decrypts messages. Implemented by the frontend, because brokers have no keys."""
+class _Apart:
+    """A subscription that does not take part in the common rounds."""
 
-    def is_on(self, topic: Topic) -> bool: ...
-
-    def sealed(self, topic: Topic, message: Message) -> Message | None: ...
-
-    async def seal(self, topic: Topic, message: Message) -> Message: ...
-
-    async def opened_fetch(self, topic: Topic, partition: int, fetched: Any) -> Any: ...
-
-
-@dataclass(frozen=True)
-class FanOutSetup:
-    broker: BrokerPort  # of this node, for the topic's log
-    anywhere: BrokerPort  # of all nodes, for the queues
-    catalog: Catalog
-    subscriptions: Subscriptions
-    clock: Clock
-    entropy: Callable[[int], bytes]
-    sealer: Sealer | None
-    may_send: Callable[[Topic, Topic], bool]  # whether the topic may send to the queue
-    signer_of: Callable[[Topic], Awaitable[Signer | None]]
-    metrics: PushMetrics = field(default_factory=PushMetrics)
-    turns: Turns = field(default_factory=Turns)
+    def __init__(self, copier: Copier, wake: asyncio.Event) -> None:
+        self.copier = copier
+        self.wake = wake
+        self.is_paused = False
+        self.is_stored = False  # its bookmark is in the log
+        self.task: asyncio.Task[None] | None = None
 
 
 class FanOut:
     def __init__(self, topic: Topic, partition: int, setup: FanOutSetup) -> None:
-        self.topic = topic
-        self.partition = partition
+        self.topic, self.partition = topic, partition
         self._setup = setup
-        self.position = 0  # everything below has been copied
-        self._targets: dict[str, Target] = {}  # by subscription id
-        self._policies: PolicyIndex[str] = PolicyIndex()
+        self._common = Copier(
+            topic, partition, setup, reader=READER, append_seconds_max=APPEND_SECONDS_MAX
+        )
+        self._apart: dict[str, _Apart] = {}  # by subscription id
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap, by offset
         self._wake = asyncio.Event()
-        self._next_copy = 0  # partition of a standard queue to which the next round goes
-        self._refusals: Counter[Refusal] = Counter()  # since the last log line about them
-        self._logged_at_ms: int | None = None
-        for one in setup.subscriptions.of_topic(topic.topic_id):
-            self.subscription_changed(None, one)
+        self._is_started = False
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # ── Subscriptions ────────────────────────────────────────────────────────────────────────
 
     def subscription_changed(self, before: Subscription | None, after: Subscription | None) -> None:
-        if before is not None and self._targets.pop(before.id, None) is not None:
-            self._policies.remove(before.id)
-        if after is None or after.protocol != "sqs" or after.paused is not None:
+        if not self._is_started:
+            return  # ``run`` reads all subscriptions when it knows the bookmarks
+        if before is not None and (after is None or before.id != after.id or not _is_copied(after)):
+            self._common.remove(before.id)
+            self._end_apart(before.id)
+        if after is None or not _is_copied(after):
             return
-        if after.state is not SubscriptionState.CONFIRMED:
-            return
-        starts, attributes = after.start_offsets, after.attributes
-        self._targets[after.id] = Target(
-            after,
-            attributes.get("RawMessageDelivery") == "true",
-            starts[self.partition] if self.partition < len(starts) else 0,
-            unsubscribe_url(after.base_url, after.arn),
-            dead_letter_arn(after),
-        )
-        text = attributes.get("FilterPolicy")
-        scope = Scope(attributes.get("FilterPolicyScope", Scope.ATTRIBUTES.value))
-        self._policies.add(after.id, compile_policy(text, scope=scope) if text else None)
+        target, apart = self._target(after), self._apart.get(after.id)
+        if apart is not None:
+            apart.copier.put(target)
+            apart.is_paused = after.paused is not None
+            apart.wake.set()
+        elif after.paused is not None:
+            self._common.remove(after.id)
+            self._set_apart(target, max(self._common.position, target.start))
+        else:
+            self._common.put(target)
         self._wake.set()
+
+    def _target(self, one: Subscription) -> Target:
+        starts = one.start_offsets
+        return Target(
+            one,
+            one.attributes.get("RawMessageDelivery") == "true",
+            starts[self.partition] if self.partition < len(starts) else 0,
+            unsubscribe_url(one.base_url, one.arn),
+            dead_letter_arn(one),
+        )
+
+    @property
+    def position(self) -> int:
+        """Return the offset up to which all queues that keep up have their copies."""
+        return self._common.position
 
     # ── Publishers ───────────────────────────────────────────────────────────────────────────
 
     async def copied(self, offset: int, *, seconds_max: float) -> None:
         """Wait until the message at ``offset`` is in all queues, or until the time is over."""
-        if offset < self.position or not self._targets:
+        if offset < self._common.position or (self._is_started and not self._common.targets):
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (offset, id(done), done))
         await asyncio.wait((done,), timeout=seconds_max)
         done.cancel()
 
-    def _advance(self, position: int) -> None:
-        self.position = position
+    def _tell_waiting(self, position: int) -> None:
         waiting = self._waiting
         while waiting and waiting[0][0] < position:
             _, _, done = heappop(waiting)
             if not done.done():
                 done.set_result(None)
 
-    # ── Rounds ───────────────────────────────────────────────────────────────────────────────
+    # ── Common rounds ────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
         """Copy messages until the task is cancelled."""
-        setup, topic, partition = self._setup, self.topic, self.partition
-        self.position = await setup.broker.call(ReadBookmark(topic, partition, READER))
-        remove = setup.broker.on_advance(topic, partition, self._wake.set)
+        remove: Callable[[], None] | None = None
         try:
             while True:
                 self._wake.clear()
                 try:
-                    is_done = await self._round()
+                    if remove is None:
+                        remove = await self._start()
+                    is_last = await self._round()
                 except Exception as error:
-                    about = {"topic": topic.name, "partition": partition, "reason": str(error)}
-                    is_known = isinstance(error, PenstockError)
-                    log_.log(
-                        logging.WARNING if is_known else logging.ERROR,
-                        "copying messages to queues failed",
-                        exc_info=None if is_known else error,
-                        extra=about,
-                    )
+                    self._log(error)
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
-                if is_done:
+                if is_last:
                     await self._wake.wait()
         finally:
-            remove()
+            self._setup.metrics.out_of_step -= len(self._apart)
+            self._apart.clear()
+            for task in tuple(self._tasks):
+                task.cancel()
+            if remove is not None:
+                remove()
+
+    async def _start(self) -> Callable[[], None]:
+        setup, topic, partition = self._setup, self.topic, self.partition
+        known = dict(await setup.broker.call(ListBookmarks(topic, partition)))
+        self._common.position = self._common.reading_to = known.get(READER, 0)
+        remove = setup.broker.on_advance(topic, partition, self._advanced)
+        self._is_started = True
+        for one in setup.subscriptions.of_topic(topic.topic_id):
+            position = known.pop(_reader(one.id), None)
+            if position is not None and _is_copied(one):
+                self._set_apart(self._target(one), position).is_stored = True
+            else:
+                self.subscription_changed(None, one)
+        for reader in known:
+            if reader.startswith(_reader("")):  # of a subscription that was deleted
+                await setup.broker.call(MoveBookmark(topic, partition, reader, REMOVED))
+        return remove
+
+    def _advanced(self) -> None:
+        self._wake.set()
+        for apart in self._apart.values():
+            apart.wake.set()
 
     async def _round(self) -> bool:
-        """Copy the next messages. Return whether none are left."""
-        setup, topic, partition = self._setup, self.topic, self.partition
-        ends = await setup.broker.call(Ends(topic, partition))
-        end = ends.last_stable_offset
-        begin = max(self.position, ends.start_offset)
-        targets = tuple(self._targets.values())
-        first = min((one.start for one in targets), default=end)
-        if begin < first:
-            begin = min(first, end)  # no subscription wants the messages before
-        if begin >= end or not targets:
-            self._advance(max(begin, self.position))
-            return True
-        fetched = await setup.broker.call(
-            Fetch(topic, partition, begin, ROUND_BYTES, is_committed=True)
+        done = await self._common.copy_next()
+        for subscription_id in done.slow:
+            target = self._common.remove(subscription_id)
+            if target is not None:
+                self._set_apart(target, done.begin)
+        for apart in tuple(self._apart.values()):
+            await self._store(apart)  # before the common bookmark passes its messages
+        self._common.advance(done)
+        self._tell_waiting(done.end)
+        await self._common.store(done)
+        return done.is_last
+
+    # ── Apart ────────────────────────────────────────────────────────────────────────────────
+
+    def _set_apart(self, target: Target, position: int) -> _Apart:
+        one = target.subscription
+        copier = Copier(self.topic, self.partition, self._setup, reader=_reader(one.id))
+        copier.position = copier.reading_to = position
+        copier.put(target)
+        apart = self._apart[one.id] = _Apart(copier, asyncio.Event())
+        apart.is_paused = one.paused is not None
+        self._setup.metrics.out_of_step += 1
+        apart.task = self._spawn(self._catch_up(one.id, apart), f"copy apart {one.id}")
+        return apart
+
+    def _end_apart(self, subscription_id: str) -> None:
+        apart = self._apart.pop(subscription_id, None)
+        if apart is not None:
+            self._setup.metrics.out_of_step -= 1
+            if apart.task is not None:
+                apart.task.cancel()
+            self._spawn(self._forget(apart), f"forget {subscription_id}")
+
+    async def _store(self, apart: _Apart) -> None:
+        if not apart.is_stored:
+            position, reader = apart.copier.position, apart.copier.reader
+            call = MoveBookmark(self.topic, self.partition, reader, position, may_move_back=True)
+            await self._setup.broker.call(call)
+            apart.is_stored = True
+
+    async def _forget(self, apart: _Apart) -> None:
+        try:
+            call = MoveBookmark(self.topic, self.partition, apart.copier.reader, REMOVED)
+            await self._setup.broker.call(call)
+        except PenstockError as error:  # the next leader removes it
+            self._log(error)
+
+    async def _catch_up(self, subscription_id: str, apart: _Apart) -> None:
+        """Copy messages to one queue until it has caught up with the common rounds."""
+        attempt = 0
+        while True:
+            apart.wake.clear()
+            if apart.is_paused:
+                await apart.wake.wait()
+                continue
+            try:
+                await self._store(apart)
+                done: Round | None = await apart.copier.copy_next()
+                assert done is not None
+                if done.slow:
+                    done = None
+                else:
+                    attempt = 0
+                    apart.copier.advance(done)
+                    await apart.copier.store(done)
+            except Exception as error:
+                self._log(error)
+                done = None
+            if done is None:
+                attempt += 1
+                delay_ms = queue_delay_ms(min(attempt, ATTEMPTS_COUNTED))
+                await asyncio.sleep(max(RETRY_SECONDS, (delay_ms or 0) / 1_000))
+            elif not apart.is_paused and apart.copier.position >= self._common.reading_to:
+                self._join(subscription_id, apart)
+                return
+            elif done.is_last:
+                await apart.wake.wait()
+
+    def _join(self, subscription_id: str, apart: _Apart) -> None:
+        """Let a queue take part in the common rounds, from the position that it has reached."""
+        target = apart.copier.targets.get(subscription_id)
+        apart.task = None  # it ends by itself
+        self._end_apart(subscription_id)
+        if target is not None:
+            start = max(target.start, apart.copier.position)
+            self._common.put(target.from_offset(start))
+            self._wake.set()
+
+    # ── Tasks ────────────────────────────────────────────────────────────────────────────────
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _log(self, error: Exception) -> None:
+        is_known = isinstance(error, PenstockError)
+        log_.log(
+            logging.WARNING if is_known else logging.ERROR,
+            "copying messages to queues failed",
+            exc_info=None if is_known else error,
+            extra={
+                "topic": self.topic.name,
+                "partition": self.partition,
+                "reason": str(error),
+            },
         )
-        if setup.sealer is not None:
-            fetched = await setup.sealer.opened_fetch(topic, partition, fetched)
-        records, position = self._records(fetched.buffers, begin, min(end, fetched.next_offset))
-        if records:
-            await self._copy(records)
-        self._advance(position)
-        if records:  # the bookmark is an event in this log too: it must not cause the next one
-            await setup.broker.call(MoveBookmark(topic, partition, READER, position))
-        return position >= end
 
-    def _records(self, buffers: Sequence[Any], begin: int, end: int) -> tuple[list[Record], int]:
-        """Return the next records of a round, and the position after them."""
-        records: list[Record] = []
-        for record in records_of(buffers, self.topic, self.partition, begin=begin):
-            if record.offset >= end:
-                break
-            records.append(record)
-            if len(records) == ROUND_MESSAGES:
-                return records, record.offset + 1
-        return records, end
 
-    async def _copy(self, records: Sequence[Record]) -> None:
-        plan, slices = Plan(), Slices(self._setup.turns)
-        signer = None
-        if not self.topic.is_fifo and not all(one.is_raw for one in self._targets.values()):
-            signer = await self._setup.signer_of(self.topic)
-        for record in records:
-            source = Published(record, self.topic, self.partition, signer)
-            for key in await in_slices(self._policies.match_in_steps(source.prepared)):
-                target = self._targets.get(key)  # the subscription may have ended meanwhile
-                if target is None or record.offset < target.start:
-                    continue
-                refusal = self._plan_copy(plan, target.subscription.endpoint, source, target)
-                if refusal is not None:
-                    self._give_up(plan, source, target, refusal)
-                if plan.is_full:
-                    await self._append_all(plan)
-                    plan = Plan()
-                if slices.is_over:
-                    await slices.next()
-        await self._append_all(plan)
-        self._log_refusals()
+def _is_copied(one: Subscription) -> bool:
+    return one.protocol == SQS and one.state is SubscriptionState.CONFIRMED
 
-    def _plan_copy(
-        self, plan: Plan, arn: str, source: Published, target: Target, *, is_dead: bool = False
-    ) -> Refusal | None:
-        setup = self._setup
-        queue = setup.catalog.find_arn(arn)
-        if queue is None or not queue.is_queue or queue.is_share:
-            return Refusal.MISSING
-        if not setup.may_send(self.topic, queue):
-            return Refusal.DENIED
-        made = copy_of(source, target, queue, message_id=setup.entropy(16), is_dead=is_dead)
-        if isinstance(made, Refusal):
-            return made
-        plan.add(queue, self._partition_of(queue, made), Copy(made, source, target, is_dead))
-        return None
 
-    def _give_up(self, plan: Plan, source: Published, target: Target, refusal: Refusal) -> None:
-        """Plan a copy for the dead-letter queue, or drop the message if no such queue takes it."""
-        metrics, arn = self._setup.metrics, target.dead_letter_arn
-        metrics.refused[refusal] += 1
-        self._refusals[refusal] += 1
-        if arn is None or self._plan_copy(plan, arn, source, target, is_dead=True) is not None:
-            metrics.attempt(SQS, Outcome.DROPPED)
-
-    def _log_refusals(self) -> None:
-        now_ms = self._setup.clock.mono_ms()
-        is_due = self._logged_at_ms is None or now_ms - self._logged_at_ms >= LOG_INTERVAL_MS
-        if self._refusals and is_due:
-            reasons = ", ".join(f"{name}: {count}" for name, count in self._refusals.items())
-            about = {"topic": self.topic.name, "account": self.topic.account, "reason": reasons}
-            log_.warning("messages not delivered to queues", extra=about)
-            self._refusals.clear()
-            self._logged_at_ms = now_ms
-
-    async def _append_all(self, plan: Plan) -> None:
-        slots = asyncio.Semaphore(APPENDS_MAX)
-        copies, queues, metrics = plan.copies, plan.queues, self._setup.metrics
-        while copies:
-            places = list(copies)
-            results = await asyncio.gather(
-                *(self._append(queues[at[0]], at[1], copies[at], slots) for at in places),
-                return_exceptions=True,
-            )
-            refused: list[tuple[Copy, Refusal]] = []
-            for at, error in zip(places, results, strict=True):
-                if error is None:
-                    for copy in copies.pop(at):
-                        outcome = Outcome.DEAD if copy.is_dead else Outcome.DELIVERED
-                        metrics.attempt(SQS, outcome)
-                elif isinstance(error, TopicNotFound | InvalidRequest):
-                    is_missing = isinstance(error, TopicNotFound)
-                    reason = Refusal.MISSING if is_missing else Refusal.INVALID
-                    refused += ((copy, reason) for copy in copies.pop(at))
-                elif not isinstance(error, PenstockError):
-                    raise error
-                else:
-                    metrics.attempt(SQS, Outcome.RETRY, len(copies[at]))
-                    about = {"topic": self.topic.name, "queue": queues[at[0]].name}
-                    log_.warning("copy rejected by a queue", extra={**about, "reason": str(error)})
-            is_retry = bool(copies)
-            for copy, reason in refused:
-                if copy.is_dead:
-                    metrics.attempt(SQS, Outcome.DROPPED)
-                else:
-                    self._give_up(plan, copy.source, copy.target, reason)
-            if is_retry:
-                await asyncio.sleep(RETRY_SECONDS)
-
-    def _partition_of(self, queue: Topic, message: Message) -> int:
-        if queue.is_fifo and message.group is not None:
-            return partition_of_group(message.group, queue.partition_count)
-        self._next_copy += 1
-        return self._next_copy % queue.partition_count
-
-    async def _append(
-        self, queue: Topic, partition: int, copies: list[Copy], slots: asyncio.Semaphore
-    ) -> None:
-        sealer = self._setup.sealer
-        messages = [copy.message for copy in copies]
-        if sealer is not None and sealer.is_on(queue):
-            messages = [sealer.sealed(queue, m) or await sealer.seal(queue, m) for m in messages]
-        async with slots:
-            await self._setup.anywhere.call(Append(queue, partition, tuple(messages)))
+def _reader(subscription_id: str) -> str:
+    """Return the name of the bookmark of a queue apart."""
+    return f"{READER}:{subscription_id}"
 
 
 class FanOuts:

@@ -39,6 +39,9 @@ class Target(msgspec.Struct, frozen=True):
     unsubscribe_url: str
     dead_letter_arn: str | None
 
+    def from_offset(self, start: int) -> "Target":
+        return msgspec.structs.replace(self, start=start)
+
 
 def copy_of(
     source: Published, target: Target, queue: Topic, *, message_id: bytes, is_dead: bool

@@ -16,14 +16,15 @@ from tests.unit.broker.stage import Stage, on_stage
 from tests.unit.frontend.memory import MemorySubscriptions
 
 from penstock.model.calls import Append, BrokerPort, Ends, Lease, MoveBookmark, ReadBookmark
-from penstock.model.errors import InvalidRequest, Throttled, TopicNotFound
+from penstock.model.errors import InvalidRequest, TopicNotFound
 from penstock.model.message import Attribute, Message
 from penstock.model.names import STRUCTURE
 from penstock.model.ports import LeaseRequest
 from penstock.model.subscription import RANDOM_BYTES, Subscription, SubscriptionState, new_id
 from penstock.model.topic import Kind, QueueSettings, SnsTopic, Topic
-from penstock.push import fan_out
-from penstock.push.fan_out import FanOuts, FanOutSetup
+from penstock.push import copying
+from penstock.push.copying import FanOutSetup
+from penstock.push.fan_out import FanOuts
 from penstock.push.metrics import PushMetrics
 
 SECONDS_MAX = 60.0  # far more than any copy takes
@@ -127,6 +128,7 @@ async def fanning(folder: Path) -> AsyncIterator[Fan]:
                 may_send=lambda _, queue: queue.name not in denied,
                 signer_of=_unsigned,
                 metrics=metrics,
+                count=lambda *_: None,
             ),
             publish_wait_ms=int(SECONDS_MAX * 1_000),
         )
@@ -210,7 +212,7 @@ async def test_a_message_that_no_dead_letter_queue_takes_is_dropped_and_counted(
     assert fan.metrics.refused == {"missing": 3}
     told = [one for one in caplog.records if one.message == "messages not delivered to queues"]
     assert [one.__dict__["reason"] for one in told] == ["missing: 1"], "one line in a minute"
-    fan.stage.clock.advance(fan_out.LOG_INTERVAL_MS)
+    fan.stage.clock.advance(copying.LOG_INTERVAL_MS)
     await fan.publish(topic, "x" * 1_025)
     assert caplog.records[-1].__dict__["reason"] == "missing: 3"
 
@@ -300,19 +302,6 @@ async def test_a_queue_that_rejects_the_append_for_good_gets_no_second_attempt(
     fan.queues.errors |= {"bad": [error], "dead": [error]}
     await fan.publish(topic, "three")
     assert fan.outcomes() == {"dead": 2, "dropped": 1}
-
-
-async def test_a_queue_that_is_busy_is_asked_again(
-    fan: Fan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fan_out, "RETRY_SECONDS", 0.0)
-    topic = await fan.sns()
-    queue = await fan.stage.topic("q")
-    await fan.subscribe(topic, "q", **RAW)
-    fan.queues.errors["q"] = [Throttled("busy", retry_after_ms=1) for _ in range(3)]
-    await fan.publish(topic, "one")
-    assert await fan.bodies(queue) == ["one"]
-    assert fan.outcomes() == {"retry": 3, "delivered": 1}
 
 
 async def test_a_forged_structure_does_not_stop_the_topic(fan: Fan) -> None:

@@ -3,7 +3,7 @@ the log: the stream for Kafka clients, and the lease cursors of the queue and of
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.broker.context.context import BrokerContext
 from penstock.broker.leases.leases import Leases
@@ -278,6 +278,9 @@ class Partition:
     def bookmark_of(self, reader: str) -> int:
         offset = self._bookmarks.find(reader)
         return self.start_offset if offset is None else max(offset, self.start_offset)
+
+    def bookmarks(self) -> Mapping[str, int]:
+        return self._bookmarks.offsets()
 
     async def move_bookmark(self, reader: str, offset: int, *, may_move_back: bool) -> int:
         end = self.log.end_offset

@@ -28,8 +28,9 @@ from penstock.node.wiring.broker_role import BrokerRole
 from penstock.node.wiring.security import NodeSecurity, check_readable
 from penstock.push.address_guard import AddressGuard
 from penstock.push.confirming import Confirmations, ConfirmSetup
+from penstock.push.copying import FanOutSetup
 from penstock.push.dead_letters import DeadLetters
-from penstock.push.fan_out import FanOuts, FanOutSetup
+from penstock.push.fan_out import FanOuts
 from penstock.push.metrics import PushMetrics
 from penstock.push.outbound import Outbound, make_proxy
 from penstock.push.push_setup import PushSetup
@@ -122,6 +123,7 @@ class PushRole:
                 sealer=self._security.sealing,
                 may_send=self._may_send(),
                 signer_of=self._signer,
+                count=lambda *_: None,
                 metrics=self.metrics,
             ),
             publish_wait_ms=config.publish_wait_ms,

@@ -91,6 +91,7 @@ RULES: Final[dict[type[BrokerCall[Any]], Rule]] = {
     calls.DeleteRecords: Rule(number=0x0218, is_idempotent=lambda call: call.before >= 0),
     calls.LogBytes: Rule(number=0x0219, is_idempotent=True),
     calls.ReadBookmark: Rule(number=0x021B, is_idempotent=True),
+    calls.ListBookmarks: Rule(number=0x021E, is_idempotent=True),
     calls.MoveBookmark: Rule(number=0x021C, is_idempotent=_moves_forward),
     calls.OpenShare: Rule(number=0x0220, is_idempotent=True, needs_metadata=True),
     calls.CloseShare: Rule(number=0x0221, needs_metadata=True),

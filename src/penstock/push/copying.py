@@ -1,0 +1,269 @@
+"""Copies messages of a partition of an SNS topic to queues, from the position of a bookmark on."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+from penstock.model.calls import Append, BrokerPort, Ends, Fetch, MoveBookmark
+from penstock.model.errors import InvalidRequest, PenstockError, TopicNotFound
+from penstock.model.limits import MIB
+from penstock.model.message import Message, Record
+from penstock.model.ports import Catalog, Clock, Subscriptions
+from penstock.model.topic import Topic, partition_of_group
+from penstock.net.slices import Slices, Turns, in_slices
+from penstock.push.metrics import Outcome, PushMetrics
+from penstock.push.published import Published, records_of
+from penstock.push.queue_copies import Copy, Plan, Refusal, Target, copy_of
+from penstock.wire.aws.attributes import message_bytes
+from penstock.wire.aws.sns.filter_match import PolicyIndex
+from penstock.wire.aws.sns.filter_policy import Scope, compile_policy
+from penstock.wire.aws.sns.notification import Signer
+
+ROUND_BYTES: Final = 1 * MIB
+ROUND_MESSAGES: Final = 64
+APPENDS_MAX: Final = 256  # in progress at the same time
+LOG_INTERVAL_MS: Final = 60_000  # between log lines about messages that cannot be delivered
+SQS: Final = "sqs"
+
+log_ = logging.getLogger(__name__)
+
+
+class Sealer(Protocol):
+    """Encrypts and decrypts messages. Implemented by the frontend, because brokers have no keys."""
+
+    def is_on(self, topic: Topic) -> bool: ...
+
+    def sealed(self, topic: Topic, message: Message) -> Message | None: ...
+
+    async def seal(self, topic: Topic, message: Message) -> Message: ...
+
+    async def opened_fetch(self, topic: Topic, partition: int, fetched: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class FanOutSetup:
+    broker: BrokerPort  # of this node, for the topic's log
+    anywhere: BrokerPort  # of all nodes, for the queues
+    catalog: Catalog
+    subscriptions: Subscriptions
+    clock: Clock
+    entropy: Callable[[int], bytes]
+    sealer: Sealer | None
+    may_send: Callable[[Topic, Topic], bool]  # whether the topic may send to the queue
+    signer_of: Callable[[Topic], Awaitable[Signer | None]]
+    # Adds to the usage of the topic's owner: attempts, delivered messages, and their bytes.
+    count: Callable[[Topic, int, int, int], None]
+    metrics: PushMetrics = field(default_factory=PushMetrics)
+    turns: Turns = field(default_factory=Turns)
+
+
+class Round(NamedTuple):
+    begin: int  # offset of the first message
+    end: int  # the position after the round
+    has_messages: bool = False
+    slow: frozenset[str] = frozenset()  # subscriptions whose queues have not taken all copies
+    is_last: bool = True  # no messages are left
+
+
+class Copier:
+    def __init__(
+        self,
+        topic: Topic,
+        partition: int,
+        setup: FanOutSetup,
+        *,
+        reader: str,  # name of the bookmark
+        append_seconds_max: float | None = None,  # None: as long as a call may take
+    ) -> None:
+        self.topic, self.partition, self.reader = topic, partition, reader
+        self._setup = setup
+        self._append_seconds_max = append_seconds_max
+        self.position = 0  # everything below has been copied
+        self.reading_to = 0  # end of the round in progress, or the position
+        self.targets: dict[str, Target] = {}  # by subscription id
+        self._policies: PolicyIndex[str] = PolicyIndex()
+        self._next_copy = 0  # partition of a standard queue to which the next round goes
+        self._refusals: Counter[Refusal] = Counter()  # since the last log line about them
+        self._logged_at_ms: int | None = None
+
+    def put(self, target: Target) -> None:
+        one = target.subscription
+        self.remove(one.id)
+        self.targets[one.id] = target
+        text = one.attributes.get("FilterPolicy")
+        scope = Scope(one.attributes.get("FilterPolicyScope", Scope.ATTRIBUTES.value))
+        self._policies.add(one.id, compile_policy(text, scope=scope) if text else None)
+
+    def remove(self, subscription_id: str) -> Target | None:
+        target = self.targets.pop(subscription_id, None)
+        if target is not None:
+            self._policies.remove(subscription_id)
+        return target
+
+    # ── Rounds ───────────────────────────────────────────────────────────────────────────────
+
+    async def copy_next(self) -> Round:
+        """Copy the next messages. The caller calls ``advance`` and ``store`` before the next."""
+        setup, topic, partition = self._setup, self.topic, self.partition
+        ends = await setup.broker.call(Ends(topic, partition))
+        end = ends.last_stable_offset
+        begin = max(self.position, ends.start_offset)
+        targets = tuple(self.targets.values())
+        first = min((one.start for one in targets), default=end)
+        if begin < first:
+            begin = min(first, end)  # no subscription wants the messages before
+        if begin >= end or not targets:
+            return Round(begin, max(begin, self.position))
+        fetched = await setup.broker.call(
+            Fetch(topic, partition, begin, ROUND_BYTES, is_committed=True)
+        )
+        if setup.sealer is not None:
+            fetched = await setup.sealer.opened_fetch(topic, partition, fetched)
+        records, position = self._records(fetched.buffers, begin, min(end, fetched.next_offset))
+        self.reading_to = position
+        slow = await self._copy(records) if records else set[str]()
+        return Round(begin, position, bool(records), frozenset(slow), position >= end)
+
+    def advance(self, done: Round) -> None:
+        self.position = self.reading_to = done.end
+
+    async def store(self, done: Round) -> None:
+        """Move the bookmark to the end of a round."""
+        if done.has_messages:  # a bookmark is an event in this log too: it must not cause another
+            await self._setup.broker.call(
+                MoveBookmark(self.topic, self.partition, self.reader, done.end)
+            )
+
+    def _records(self, buffers: Sequence[Any], begin: int, end: int) -> tuple[list[Record], int]:
+        """Return the next records of a round, and the position after them."""
+        records: list[Record] = []
+        for record in records_of(buffers, self.topic, self.partition, begin=begin):
+            if record.offset >= end:
+                break
+            records.append(record)
+            if len(records) == ROUND_MESSAGES:
+                return records, record.offset + 1
+        return records, end
+
+    async def _copy(self, records: Sequence[Record]) -> set[str]:
+        """Copy records, and return the subscriptions whose queues have not taken all copies."""
+        plan, slices, slow = Plan(), Slices(self._setup.turns), set[str]()
+        signer = None
+        if not self.topic.is_fifo and not all(one.is_raw for one in self.targets.values()):
+            signer = await self._setup.signer_of(self.topic)
+        for record in records:
+            source = Published(record, self.topic, self.partition, signer)
+            for key in await in_slices(self._policies.match_in_steps(source.prepared)):
+                target = self.targets.get(key)  # the subscription may have ended meanwhile
+                if target is None or record.offset < target.start or key in slow:
+                    continue
+                refusal = self._plan_copy(plan, target.subscription.endpoint, source, target)
+                if refusal is not None:
+                    self._give_up(plan, source, target, refusal)
+                if plan.is_full:
+                    slow |= await self._append_all(plan)
+                    plan = Plan()
+                if slices.is_over:
+                    await slices.next()
+        slow |= await self._append_all(plan)
+        self._log_refusals()
+        return slow
+
+    def _plan_copy(
+        self, plan: Plan, arn: str, source: Published, target: Target, *, is_dead: bool = False
+    ) -> Refusal | None:
+        setup = self._setup
+        queue = setup.catalog.find_arn(arn)
+        if queue is None or not queue.is_queue or queue.is_share:
+            return Refusal.MISSING
+        if not setup.may_send(self.topic, queue):
+            return Refusal.DENIED
+        made = copy_of(source, target, queue, message_id=setup.entropy(16), is_dead=is_dead)
+        if isinstance(made, Refusal):
+            return made
+        plan.add(queue, self._partition_of(queue, made), Copy(made, source, target, is_dead))
+        return None
+
+    def _give_up(self, plan: Plan, source: Published, target: Target, refusal: Refusal) -> None:
+        """Plan a copy for the dead-letter queue, or drop the message if no such queue takes it."""
+        arn = target.dead_letter_arn
+        self._setup.metrics.refused[refusal] += 1
+        self._refusals[refusal] += 1
+        if arn is None or self._plan_copy(plan, arn, source, target, is_dead=True) is not None:
+            self._count(Outcome.DROPPED)
+
+    def _count(self, outcome: Outcome, count: int = 1, bytes_out: int = 0) -> None:
+        if count:
+            self._setup.metrics.attempt(SQS, outcome, count)
+            delivered = count if outcome is Outcome.DELIVERED else 0
+            self._setup.count(self.topic, count, delivered, bytes_out)
+
+    def _log_refusals(self) -> None:
+        now_ms = self._setup.clock.mono_ms()
+        is_due = self._logged_at_ms is None or now_ms - self._logged_at_ms >= LOG_INTERVAL_MS
+        if self._refusals and is_due:
+            reasons = ", ".join(f"{name}: {count}" for name, count in self._refusals.items())
+            about = {"topic": self.topic.name, "account": self.topic.account, "reason": reasons}
+            log_.warning("messages not delivered to queues", extra=about)
+            self._refusals.clear()
+            self._logged_at_ms = now_ms
+
+    async def _append_all(self, plan: Plan) -> set[str]:
+        """Append copies, and return the subscriptions whose queues have not taken them."""
+        slots, slow = asyncio.Semaphore(APPENDS_MAX), set[str]()
+        copies, queues = plan.copies, plan.queues
+        while copies:  # once, and once more for dead letters
+            places, delivered, dead, bytes_out = list(copies), 0, 0, 0
+            results = await asyncio.gather(
+                *(self._append(queues[at[0]], at[1], copies[at], slots) for at in places),
+                return_exceptions=True,
+            )
+            refused: list[tuple[Copy, Refusal]] = []
+            for at, error in zip(places, results, strict=True):
+                done = copies.pop(at)
+                if error is None:
+                    for copy in done:
+                        if copy.is_dead:
+                            dead += 1
+                        else:
+                            delivered += 1
+                            bytes_out += message_bytes(copy.message.body, copy.message.attributes)
+                elif isinstance(error, TopicNotFound | InvalidRequest):
+                    is_missing = isinstance(error, TopicNotFound)
+                    reason = Refusal.MISSING if is_missing else Refusal.INVALID
+                    refused += ((copy, reason) for copy in done)
+                elif isinstance(error, PenstockError | TimeoutError):
+                    self._count(Outcome.RETRY, len(done))
+                    slow |= {copy.target.subscription.id for copy in done}
+                    about = {"topic": self.topic.name, "queue": queues[at[0]].name}
+                    why = str(error) or f"no reply within {self._append_seconds_max} s"
+                    log_.warning("copy rejected by a queue", extra={**about, "reason": why})
+                else:
+                    raise error
+            self._count(Outcome.DELIVERED, delivered, bytes_out)
+            self._count(Outcome.DEAD, dead)
+            for copy, reason in refused:
+                if copy.is_dead:
+                    self._count(Outcome.DROPPED)
+                else:
+                    self._give_up(plan, copy.source, copy.target, reason)
+        return slow
+
+    def _partition_of(self, queue: Topic, message: Message) -> int:
+        if queue.is_fifo and message.group is not None:
+            return partition_of_group(message.group, queue.partition_count)
+        self._next_copy += 1
+        return self._next_copy % queue.partition_count
+
+    async def _append(
+        self, queue: Topic, partition: int, copies: list[Copy], slots: asyncio.Semaphore
+    ) -> None:
+        sealer = self._setup.sealer
+        messages = [copy.message for copy in copies]
+        if sealer is not None and sealer.is_on(queue):
+            messages = [sealer.sealed(queue, m) or await sealer.seal(queue, m) for m in messages]
+        async with slots, asyncio.timeout(self._append_seconds_max):
+            await self._setup.anywhere.call(Append(queue, partition, tuple(messages)))
