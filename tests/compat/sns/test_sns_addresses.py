@@ -117,7 +117,7 @@ TAG_ROWS += [
     ),
     (
         "TagResource",
-        {"ResourceArn": "<topic>", "Tags": TAGS + [{"Key": "k", "Value": "w"}]},
+        {"ResourceArn": "<topic>", "Tags": [*TAGS, {"Key": "k", "Value": "w"}]},
         BAD,
         "Invalid parameter: Duplicated keys are not allowed.",
     ),

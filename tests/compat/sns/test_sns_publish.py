@@ -45,8 +45,10 @@ MESSAGES: list[tuple[Given, str]] = [
     ({"TopicArn": "<content>"}, NO_GROUP),
     (
         {"MessageGroupId": "a b"},
-        "Invalid parameter: MessageGroupId Reason: MessageGroupId can only include alphanumeric"
-        " and punctuation characters. 1 to 128 in length.",
+        (
+            "Invalid parameter: MessageGroupId Reason: MessageGroupId can only include alphanumeric"
+            " and punctuation characters. 1 to 128 in length."
+        ),
     ),
 ]
 

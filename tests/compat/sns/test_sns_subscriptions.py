@@ -48,13 +48,17 @@ ENDPOINTS: list[tuple[Given, str]] = [
     ),
     (
         to("http", "http://0x7f.1/"),
-        "Invalid parameter: Endpoint Reason: An IPv4 address in the URL must be four decimal"
-        " numbers without leading zeros.",
+        (
+            "Invalid parameter: Endpoint Reason: An IPv4 address in the URL must be four decimal"
+            " numbers without leading zeros."
+        ),
     ),
     (
         to("http", "http://"),
-        "Invalid parameter: Endpoint Reason: The host of the URL is neither a DNS name nor an"
-        " address.",
+        (
+            "Invalid parameter: Endpoint Reason: The host of the URL is neither a DNS name nor an"
+            " address."
+        ),
     ),
     (
         to("http", "http://h:99999/"),
@@ -94,8 +98,10 @@ BAD_VALUES: list[tuple[str, str, str]] = [
     (
         "DeliveryPolicy",
         '{"healthyRetryPolicy":{"numRetries":2,"minDelayTarget":1801,"maxDelayTarget":1801}}',
-        "DeliveryPolicy: healthyRetryPolicy: Total policy retry time cannot be greater than 3600"
-        " seconds",
+        (
+            "DeliveryPolicy: healthyRetryPolicy: Total policy retry time cannot be greater than 3600"
+            " seconds"
+        ),
     ),
     ("ReplayPolicy", "x", f"{REPLAY}failed to parse JSON. The policy must be an object"),
     ("ReplayPolicy", '{"Point":1}', f"{REPLAY}Unexpected JSON member: Point"),
