@@ -99,8 +99,8 @@ BAD_VALUES: list[tuple[str, str, str]] = [
         "DeliveryPolicy",
         '{"healthyRetryPolicy":{"numRetries":2,"minDelayTarget":1801,"maxDelayTarget":1801}}',
         (
-            "DeliveryPolicy: healthyRetryPolicy: Total policy retry time cannot be greater than 3600"
-            " seconds"
+            "DeliveryPolicy: healthyRetryPolicy: Total policy retry time cannot be greater than"
+            " 3600 seconds"
         ),
     ),
     ("ReplayPolicy", "x", f"{REPLAY}failed to parse JSON. The policy must be an object"),
