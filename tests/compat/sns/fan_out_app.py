@@ -6,11 +6,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
+import kombu as untyped
 from celery import Celery
-from kombu import Exchange, Queue
 
-EXCHANGE = Exchange(os.environ["FAN_OUT_EXCHANGE"], type="fanout")
+kombu: Any = untyped
+EXCHANGE = kombu.Exchange(os.environ["FAN_OUT_EXCHANGE"], type="fanout")
 QUEUE = os.environ["FAN_OUT_QUEUE"]
 
 app = Celery("fan_out_app", broker=f"sqs://testing:testing@127.0.0.1:{os.environ['PENSTOCK_PORT']}")
@@ -22,7 +24,7 @@ app.conf.update(
         "polling_interval": 0.1,
         "supports_fanout": True,
     },
-    task_queues=[Queue(QUEUE, EXCHANGE, routing_key=QUEUE)],
+    task_queues=[kombu.Queue(QUEUE, EXCHANGE, routing_key=QUEUE)],
     task_default_queue=QUEUE,
     task_ignore_result=True,
     worker_enable_remote_control=False,

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kombu as untyped
 import pytest
-from kombu import Connection, Consumer, Exchange, Producer, Queue
 from tests.compat.sns.stage import Stage
 from tests.compat.test_celery import ROOT, Worker
 from tests.harness.patience import eventually
 
+kombu: Any = untyped
 OPTIONS = {
     "region": "us-east-1",
     "is_secure": False,
@@ -25,7 +26,7 @@ OPTIONS = {
 
 def test_a_fan_out_exchange_copies_a_message_to_every_queue(stage: Stage) -> None:
     host = stage.url.removeprefix("http://")
-    exchange = Exchange(stage.name("-exchange"), type="fanout")
+    exchange = kombu.Exchange(stage.name("-exchange"), type="fanout")
     names = [stage.name(), stage.name()]
     found: list[tuple[str, Any]] = []
 
@@ -36,16 +37,16 @@ def test_a_fan_out_exchange_copies_a_message_to_every_queue(stage: Stage) -> Non
 
         return on_message
 
-    with Connection(f"sqs://testing:testing@{host}", transport_options=OPTIONS) as connection:
+    with kombu.Connection(f"sqs://testing:testing@{host}", transport_options=OPTIONS) as connection:
         channel = connection.channel()
         consumers = []
         for name in names:
-            queue = Queue(name, exchange, channel=channel)
+            queue = kombu.Queue(name, exchange, channel=channel)
             queue.declare()
-            consumer = Consumer(channel, [queue], callbacks=[note(name)])
+            consumer = kombu.Consumer(channel, [queue], callbacks=[note(name)])
             consumer.consume()
             consumers.append(consumer)
-        Producer(channel, exchange).publish({"n": 1})
+        kombu.Producer(channel, exchange).publish({"n": 1})
         while len(found) < len(names):
             connection.drain_events(timeout=30)
         for consumer in consumers:

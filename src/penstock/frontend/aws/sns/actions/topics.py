@@ -421,6 +421,7 @@ def _with_tags(topic: Topic, tags: Mapping[str, str]) -> Topic:
 # ── Data protection ──────────────────────────────────────────────────────────────────────────
 
 DATA_PROTECTION: Final = "DataProtectionPolicy"
+DATA_PROTECTION_CHARS_MAX: Final = 30_720  # as in SNS
 
 
 async def put_data_protection(call: Call, request: shapes.PutDataProtectionPolicyRequest) -> None:
@@ -442,6 +443,9 @@ def _checked_protection(call: Call, text: str | None) -> str:
         return ""
     if not call.context.config.is_dev:
         raise invalid(DATA_PROTECTION, "this server does not inspect messages")
+    if len(text) > DATA_PROTECTION_CHARS_MAX:
+        text = f"must have at most {DATA_PROTECTION_CHARS_MAX:,} characters"
+        raise invalid(DATA_PROTECTION, text)
     document = json_object(text)
     if document is None:
         raise invalid(DATA_PROTECTION, "failed to parse JSON.")
