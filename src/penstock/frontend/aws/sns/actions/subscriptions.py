@@ -242,7 +242,8 @@ async def unsubscribe(call: Call, request: shapes.UnsubscribeRequest) -> None:
         return
     if not is_signed and one.needs_owner:
         raise fault("AuthorizationError", "Only the owner of this subscription may unsubscribe it.")
-    if one.protocol not in HTTP or one.state is not SubscriptionState.CONFIRMED:
+    is_restorable = one.protocol in HTTP and not one.webhook
+    if not is_restorable or one.state is not SubscriptionState.CONFIRMED:
         await context.subscriptions.delete(one.id)
         return
     now_ms = context.clock.wall_ms()
@@ -292,6 +293,7 @@ def _page(found: Sequence[Subscription]) -> tuple[list[shapes.Subscription], str
             topic_arn=one.source_arn,
         )
         for one in found[:PAGE]
+        if ":sns:" in one.source_arn  # others are webhooks of queues and streams
     ]
     if len(found) <= PAGE:
         return shown, None

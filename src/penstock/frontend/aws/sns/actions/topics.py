@@ -3,14 +3,17 @@
 The SNS topic ``orders`` is the stream ``sns.orders``, which Kafka clients can read and write.
 CreateTopic accepts an existing topic if no given attribute or tag differs."""
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from typing import Final
 
 import msgspec
 
+from penstock.access.decisions import Postponed
 from penstock.frontend.aws.context import Call
 from penstock.frontend.aws.sns.rules import topic_attributes
 from penstock.frontend.aws.sns.rules.topic_attributes import OWNER_ACTIONS, json_object, policy_of
@@ -105,7 +108,7 @@ async def _adopt(call: Call, sns: SnsTopic) -> Topic:
     topic = everything.find(call.account, call.region, stream)
     if topic is None or topic.kind is not Kind.STREAM or is_for_operators(stream):
         raise invalid("Attributes", f"PenstockStream: The stream {stream} does not exist")
-    _check_may_adopt(call, topic)
+    await _check_may_adopt(call, topic)
 
     def adopt(current: Topic) -> Topic:
         if current.sns is not None and current.sns.name != sns.name:
@@ -122,28 +125,36 @@ async def _adopt(call: Call, sns: SnsTopic) -> Topic:
     return await everything.change(topic.account, topic.region, topic.name, adopt)
 
 
-def _check_may_adopt(call: Call, stream: Topic) -> None:
+async def _check_may_adopt(call: Call, stream: Topic) -> None:
     """Raise a fault unless the caller may read and write the stream: those who may publish to the
     topic or subscribe to it will do so."""
-    decisions, http = call.context.decisions, call.http
-    if call.caller.is_trusted:
-        return
-    with decisions.at_once():
-        for permission in ("sqs:ReceiveMessage", "sqs:SendMessage"):
-            decision = decisions.decide_on_queue(
-                call.context.everything,
-                call.caller,
-                permission,
-                arn=stream.arn,
-                owner=stream.account,
-                topic=stream,
-                circumstances=lambda: Circumstances(
-                    http.peer, http.is_tls, call.context.clock.wall_ms()
-                ),
-            )
-            if not decision.is_allowed:
-                text = f"The caller needs {permission} on {stream.arn} to make it an SNS topic."
-                raise fault("AuthorizationError", text)
+    context, http = call.context, call.http
+    decisions = context.decisions
+
+    def circumstances() -> Circumstances:
+        return Circumstances(http.peer, http.is_tls, context.clock.wall_ms())
+
+    for permission in ("sqs:ReceiveMessage", "sqs:SendMessage"):
+        decide = partial(
+            decisions.decide_on_queue,
+            context.everything,
+            call.caller,
+            permission,
+            arn=stream.arn,
+            owner=stream.account,
+            topic=stream,
+            circumstances=circumstances,
+        )
+        try:
+            decision = decide()
+        except Postponed as postponed:
+            asks, found = await asyncio.to_thread(postponed.evaluate)
+            decisions.keep(postponed, asks, found)
+            with decisions.at_once():
+                decision = decide()
+        if not decision.is_allowed:
+            text = f"The caller needs {permission} on {stream.arn} to make it an SNS topic."
+            raise fault("AuthorizationError", text)
 
 
 def stream_name(name: str) -> str:
@@ -410,6 +421,7 @@ def _with_tags(topic: Topic, tags: Mapping[str, str]) -> Topic:
 # ── Data protection ──────────────────────────────────────────────────────────────────────────
 
 DATA_PROTECTION: Final = "DataProtectionPolicy"
+DATA_PROTECTION_CHARS_MAX: Final = 30_720  # as in SNS
 
 
 async def put_data_protection(call: Call, request: shapes.PutDataProtectionPolicyRequest) -> None:
@@ -431,6 +443,9 @@ def _checked_protection(call: Call, text: str | None) -> str:
         return ""
     if not call.context.config.is_dev:
         raise invalid(DATA_PROTECTION, "this server does not inspect messages")
+    if len(text) > DATA_PROTECTION_CHARS_MAX:
+        text = f"must have at most {DATA_PROTECTION_CHARS_MAX:,} characters"
+        raise invalid(DATA_PROTECTION, text)
     document = json_object(text)
     if document is None:
         raise invalid(DATA_PROTECTION, "failed to parse JSON.")

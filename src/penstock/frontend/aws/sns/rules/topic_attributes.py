@@ -20,6 +20,7 @@ from penstock.wire.webhooks.content import timestamp
 
 MESSAGE_BYTES_DEFAULT: Final = 262_144
 NAME_CHARS_MAX: Final = 100  # of DisplayName
+TEXT_CHARS_MAX: Final = 2_048  # of an attribute without a limit of its own: ARNs, small documents
 ARCHIVE_DAYS_MAX: Final = 365
 DAY_MS: Final = 24 * 3_600_000
 SCOPE, PER_GROUP = "FifoThroughputScope", "MessageGroup"  # of deduplication
@@ -182,6 +183,8 @@ def _checked(name: str, row: _Row, text: str, *, prefix: str) -> str:
     if name == "DeliveryPolicy" and text:
         delivery_policy.read_topic_policy(text, prefix=prefix)
     try:
+        if name not in ("DeliveryPolicy", "Policy") and len(text) > TEXT_CHARS_MAX:
+            raise Bad(f"must have at most {TEXT_CHARS_MAX:,} characters.")
         return row.check(text)
     except Bad as error:
         raise fault("InvalidParameter", f"{prefix}{name}: {cut(str(error))}") from None
