@@ -32,11 +32,12 @@ from penstock.pipeline.job import (
     require_table,
 )
 from penstock.pipeline.jobs.queries import check_topics, client_of, process, topic_stream
-from penstock.pipeline.lake import Lake, Table
+from penstock.pipeline.lake import Lake
 
 if TYPE_CHECKING:
     import datetime
 
+    from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
     Hour = tuple[datetime.date, int]
@@ -105,7 +106,7 @@ class DeliveryTables:
             return 0
         handle = table.open()
         summed = self._summed()
-        hours = [hour for hour, count in _row_counts(table).items() if summed[hour] != count]
+        hours = [hour for hour, count in _row_counts(handle).items() if summed[hour] != count]
         if not hours:
             return 0
         where = " OR ".join(f"(date = '{date}' AND hour = {hour})" for date, hour in sorted(hours))
@@ -129,9 +130,9 @@ class DeliveryTables:
         return Counter({(row[0], row[1]): row[2] for row in rows.collect()})
 
 
-def _row_counts(table: Table) -> "Counter[Hour]":
+def _row_counts(handle: "DeltaTable") -> "Counter[Hour]":
     """Return the number of rows of each hour, from the metadata of the table."""
-    actions = table.open().get_add_actions(flatten=True)
+    actions = handle.get_add_actions(flatten=True)
     names = ("partition.date", "partition.hour", "num_records")
     counts: Counter[Hour] = Counter()
     for date, hour, count in zip(*(actions.column(n).to_pylist() for n in names), strict=True):
@@ -279,7 +280,10 @@ def run_verify(context: JobContext) -> None:
     ranges = _ranges(context, rows, sources[0])
     if not ranges:
         raise JobMisused("there are no messages to compare: give other values of --first and --end")
-    judged = judge(rows, _read_source(context, sources[0], ranges), ranges).persist()
+    judged = judge(rows, _read_source(context, sources[0], ranges), ranges)
+    if context.arguments.get("filtered"):  # no row: the filter policy did not match
+        judged = judged.withColumn("kind", f.expr(f"nullif(kind, '{MISSING}')"))
+    judged.persist()
     try:
         counts = Counter(
             {row.kind: row["count"] for row in judged.groupBy("kind").count().collect()}
@@ -288,9 +292,6 @@ def run_verify(context: JobContext) -> None:
         faults = [row.asDict() for row in listed.collect()]
     finally:
         judged.unpersist()
-    if context.arguments.get("filtered"):  # no row: the filter policy did not match
-        counts[None] += counts.pop(MISSING, 0)
-        faults = [fault for fault in faults if fault["kind"] != MISSING]
     context.show(faults)
     texts = [f"{counts[kind]} {kind}" for kind in _KINDS if counts[kind]]
     context.progress.note(f"{counts.total()} messages: {', '.join([f'{counts[None]} ok', *texts])}")
