@@ -173,14 +173,14 @@ _IS_SETTLED: Final = """(outcome IN ('delivered', 'dead', 'dropped', 'expired')
                 OR (outcome = 'refused' AND next_ms = 0))"""
 _RANGE: Final = schema_of("partition int, first_offset long, end_offset long, acked long")
 _JUDGED: Final = f"""
-    WITH {_ALL_ROWS}, told AS (
+    WITH {_ALL_ROWS}, reported AS (
         SELECT source_partition AS partition, source_offset AS offset, count(*) AS attempts,
             count_if(outcome = 'delivered' AND NOT is_replay) AS delivered,
             bool_or({_IS_SETTLED}) AS is_settled
         FROM all_rows WHERE NOT is_test GROUP BY ALL
     ), within AS (
-        SELECT told.* FROM told JOIN {{ranges}} AS r
-        ON told.partition = r.partition AND offset >= first_offset AND offset < end_offset
+        SELECT reported.* FROM reported JOIN {{ranges}} AS r
+        ON reported.partition = r.partition AND offset >= first_offset AND offset < end_offset
     ), joined AS (
         SELECT partition, offset, coalesce(attempts, 0L) AS attempts,
             coalesce(delivered, 0L) AS delivered, coalesce(is_settled, false) AS is_settled,
