@@ -35,12 +35,10 @@ from penstock.pipeline.jobs.queries import check_topics, client_of, process, top
 from penstock.pipeline.lake import Lake
 
 if TYPE_CHECKING:
-    import datetime
-
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
-    Hour = tuple[datetime.date, int]
+Hour = tuple[str, int]  # date, and hour of the day
 
 ROWS, HOURLY = "delivery", "delivery_hourly"
 NAME: Final = "deliveries"
@@ -122,22 +120,22 @@ class DeliveryTables:
         )
         return len(hours)
 
-    def _summed(self) -> "Counter[Hour]":
+    def _summed(self) -> Counter[Hour]:
         """Return the number of rows that are in the sums of each hour."""
         if not self.lake.exists(HOURLY):
             return Counter()
         rows = self.lake.read(self.spark, HOURLY).groupBy(*BY).agg({"row_count": "sum"})
-        return Counter({(row[0], row[1]): row[2] for row in rows.collect()})
+        return Counter({(str(row[0]), row[1]): row[2] for row in rows.collect()})
 
 
-def _row_counts(handle: "DeltaTable") -> "Counter[Hour]":
+def _row_counts(handle: "DeltaTable") -> Counter[Hour]:
     """Return the number of rows of each hour, from the metadata of the table."""
     actions = handle.get_add_actions(flatten=True)
     names = ("partition.date", "partition.hour", "num_records")
     counts: Counter[Hour] = Counter()
     for date, hour, count in zip(*(actions.column(n).to_pylist() for n in names), strict=True):
         if date is not None:  # the row of an unreadable record has no time
-            counts[date, hour] += count
+            counts[str(date), hour] += count
     return counts
 
 
@@ -178,14 +176,14 @@ _JUDGED: Final = f"""
             count_if(outcome = 'delivered' AND NOT is_replay) AS delivered,
             bool_or({_IS_SETTLED}) AS is_settled
         FROM all_rows WHERE NOT is_test GROUP BY ALL
-    ), within AS (
+    ), compared AS (
         SELECT reported.* FROM reported JOIN {{ranges}} AS r
         ON reported.partition = r.partition AND offset >= first_offset AND offset < end_offset
     ), joined AS (
         SELECT partition, offset, coalesce(attempts, 0L) AS attempts,
             coalesce(delivered, 0L) AS delivered, coalesce(is_settled, false) AS is_settled,
             is_there IS NOT NULL AS is_there
-        FROM within FULL JOIN (SELECT partition, offset, 1 AS is_there FROM {{records}})
+        FROM compared FULL JOIN (SELECT partition, offset, 1 AS is_there FROM {{records}})
         USING (partition, offset)
     )
     SELECT partition, offset, attempts, delivered, CASE
