@@ -107,7 +107,9 @@ class DeliveryTables:
         hours = [hour for hour, count in _row_counts(handle).items() if summed[hour] != count]
         if not hours:
             return 0
-        where = " OR ".join(f"(date = '{date}' AND hour = {hour})" for date, hour in sorted(hours))
+        where = None
+        if self.lake.exists(HOURLY):  # otherwise all hours are new, and there may be thousands
+            where = " OR ".join(f"(date = '{day}' AND hour = {hour})" for day, hour in hours)
         rows = self.lake.read(self.spark, ROWS, where)
         # The batch id is the version of the table of rows, so no version is summed up twice.
         self.lake.append(
@@ -116,7 +118,7 @@ class DeliveryTables:
             app=f"delivery-hourly:{handle.metadata().id}",
             batch_id=handle.version(),
             partition_by=BY,
-            replace_where=where if self.lake.exists(HOURLY) else None,
+            replace_where=where,
         )
         return len(hours)
 
