@@ -87,7 +87,7 @@ async def recent_deliveries(
     bytes_max: int = READ_BYTES_MAX,
     seconds_max: float = READ_SECONDS_MAX,
 ) -> list[DeliveryRow]:
-    """Return the last ``count`` rows of a subscription, the newest first.
+    """Return the ``count`` rows of a subscription that were written last, the newest first.
 
     ``topic`` is ``__deliveries``. The log is read backwards until ``bytes_max`` of it are read, and
     for at most ``seconds_max``, so the result can be shorter than ``count`` although there are
@@ -112,9 +112,8 @@ async def recent_deliveries(
                 end, bytes_max = start, bytes_max - step_bytes
                 is_large = step_bytes > STEP_BYTES
                 step = max(1, step // 2) if is_large else min(2 * step, STEP_RECORDS_MAX)
-    # The rows of several nodes are in the order in which they were written.
-    found.sort(key=lambda row: row.at_ms)
-    return found[-count:][::-1]
+    # Several nodes may have written them, each about once a second.
+    return sorted(found[-count:], key=lambda row: row.at_ms, reverse=True)
 
 
 def _rows_of(value: bytes, subscription_id: str) -> Sequence[DeliveryRow]:

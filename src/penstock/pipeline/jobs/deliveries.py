@@ -32,14 +32,13 @@ from penstock.pipeline.job import (
     require_table,
 )
 from penstock.pipeline.jobs.queries import check_topics, client_of, process, topic_stream
-from penstock.pipeline.lake import Lake, Table
+from penstock.pipeline.lake import Lake
 
 if TYPE_CHECKING:
-    import datetime
-
+    from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
-    Hour = tuple[datetime.date, int]
+Hour = tuple[str, int]  # date, and hour of the day
 
 ROWS, HOURLY = "delivery", "delivery_hourly"
 NAME: Final = "deliveries"
@@ -105,10 +104,12 @@ class DeliveryTables:
             return 0
         handle = table.open()
         summed = self._summed()
-        hours = [hour for hour, count in _row_counts(table).items() if summed[hour] != count]
+        hours = [hour for hour, count in _row_counts(handle).items() if summed[hour] != count]
         if not hours:
             return 0
-        where = " OR ".join(f"(date = '{date}' AND hour = {hour})" for date, hour in sorted(hours))
+        where = None
+        if self.lake.exists(HOURLY):  # otherwise all hours are new, and there may be thousands
+            where = " OR ".join(f"(date = '{day}' AND hour = {hour})" for day, hour in hours)
         rows = self.lake.read(self.spark, ROWS, where)
         # The batch id is the version of the table of rows, so no version is summed up twice.
         self.lake.append(
@@ -117,26 +118,26 @@ class DeliveryTables:
             app=f"delivery-hourly:{handle.metadata().id}",
             batch_id=handle.version(),
             partition_by=BY,
-            replace_where=where if self.lake.exists(HOURLY) else None,
+            replace_where=where,
         )
         return len(hours)
 
-    def _summed(self) -> "Counter[Hour]":
+    def _summed(self) -> Counter[Hour]:
         """Return the number of rows that are in the sums of each hour."""
         if not self.lake.exists(HOURLY):
             return Counter()
         rows = self.lake.read(self.spark, HOURLY).groupBy(*BY).agg({"row_count": "sum"})
-        return Counter({(row[0], row[1]): row[2] for row in rows.collect()})
+        return Counter({(str(row[0]), row[1]): row[2] for row in rows.collect()})
 
 
-def _row_counts(table: Table) -> "Counter[Hour]":
+def _row_counts(handle: "DeltaTable") -> Counter[Hour]:
     """Return the number of rows of each hour, from the metadata of the table."""
-    actions = table.open().get_add_actions(flatten=True)
+    actions = handle.get_add_actions(flatten=True)
     names = ("partition.date", "partition.hour", "num_records")
     counts: Counter[Hour] = Counter()
     for date, hour, count in zip(*(actions.column(n).to_pylist() for n in names), strict=True):
         if date is not None:  # the row of an unreadable record has no time
-            counts[date, hour] += count
+            counts[str(date), hour] += count
     return counts
 
 
@@ -172,19 +173,19 @@ _IS_SETTLED: Final = """(outcome IN ('delivered', 'dead', 'dropped', 'expired')
                 OR (outcome = 'refused' AND next_ms = 0))"""
 _RANGE: Final = schema_of("partition int, first_offset long, end_offset long, acked long")
 _JUDGED: Final = f"""
-    WITH {_ALL_ROWS}, told AS (
+    WITH {_ALL_ROWS}, reported AS (
         SELECT source_partition AS partition, source_offset AS offset, count(*) AS attempts,
             count_if(outcome = 'delivered' AND NOT is_replay) AS delivered,
             bool_or({_IS_SETTLED}) AS is_settled
         FROM all_rows WHERE NOT is_test GROUP BY ALL
-    ), within AS (
-        SELECT told.* FROM told JOIN {{ranges}} AS r
-        ON told.partition = r.partition AND offset >= first_offset AND offset < end_offset
+    ), compared AS (
+        SELECT reported.* FROM reported JOIN {{ranges}} AS r
+        ON reported.partition = r.partition AND offset >= first_offset AND offset < end_offset
     ), joined AS (
         SELECT partition, offset, coalesce(attempts, 0L) AS attempts,
             coalesce(delivered, 0L) AS delivered, coalesce(is_settled, false) AS is_settled,
             is_there IS NOT NULL AS is_there
-        FROM within FULL JOIN (SELECT partition, offset, 1 AS is_there FROM {{records}})
+        FROM compared FULL JOIN (SELECT partition, offset, 1 AS is_there FROM {{records}})
         USING (partition, offset)
     )
     SELECT partition, offset, attempts, delivered, CASE
@@ -279,7 +280,10 @@ def run_verify(context: JobContext) -> None:
     ranges = _ranges(context, rows, sources[0])
     if not ranges:
         raise JobMisused("there are no messages to compare: give other values of --first and --end")
-    judged = judge(rows, _read_source(context, sources[0], ranges), ranges).persist()
+    judged = judge(rows, _read_source(context, sources[0], ranges), ranges)
+    if context.arguments.get("filtered"):  # no row: the filter policy did not match
+        judged = judged.withColumn("kind", f.expr(f"nullif(kind, '{MISSING}')"))
+    judged.persist()
     try:
         counts = Counter(
             {row.kind: row["count"] for row in judged.groupBy("kind").count().collect()}
@@ -288,9 +292,6 @@ def run_verify(context: JobContext) -> None:
         faults = [row.asDict() for row in listed.collect()]
     finally:
         judged.unpersist()
-    if context.arguments.get("filtered"):  # no row: the filter policy did not match
-        counts[None] += counts.pop(MISSING, 0)
-        faults = [fault for fault in faults if fault["kind"] != MISSING]
     context.show(faults)
     texts = [f"{counts[kind]} {kind}" for kind in _KINDS if counts[kind]]
     context.progress.note(f"{counts.total()} messages: {', '.join([f'{counts[None]} ok', *texts])}")
