@@ -282,7 +282,7 @@ async def rotate(call: Call) -> Shown:
 
     await change_one(call, one, rotated)
     until_ms = now_ms + webhooks.ROTATION_MS
-    return {"id": one.id, "secret": secret_text(random), "old_secret_until_ms": until_ms}
+    return {"id": one.id, "secret": secret_text(random), "old_secret_ends_at_ms": until_ms}
 
 
 async def confirm(call: Call) -> Shown:

@@ -364,10 +364,10 @@ async def test_a_rotated_secret_signs_beside_the_old_one(hub: Hub) -> None:
     made = await hub.webhook("orders")
     rotated = await hub.ok("root", "POST", f"subscriptions/{made['id']}/rotate", {})
     now_ms = hub.office.clock.now_ms
-    assert rotated["old_secret_until_ms"] == now_ms + 24 * 3_600_000
+    assert rotated["old_secret_ends_at_ms"] == now_ms + 24 * 3_600_000
     _, _, secrets = hub.stored(made["id"])
     assert secrets.signing_at(now_ms) == (rotated["secret"], made["secret"])
-    assert secrets.signing_at(rotated["old_secret_until_ms"]) == (rotated["secret"],)
+    assert secrets.signing_at(rotated["old_secret_ends_at_ms"]) == (rotated["secret"],)
 
 
 async def test_pause_resume_and_delete(hub: Hub) -> None:
