@@ -48,6 +48,23 @@ ROUTES = {
     "GET /api/v1/queues/{queue}/explain": "Why a receive gets nothing: reasons in words",
     "GET /api/v1/queues/{queue}/messages": "Look at messages without receiving them (peek, tail)",
     "POST /api/v1/queues/{queue}/rotate": "Encrypt new messages of a queue or topic with a new key",
+    "GET /api/v1/subscriptions": "Webhooks and SNS subscriptions; with `status=true` as their homes"
+    " know them",
+    "GET /api/v1/subscriptions/{subscription}": "Settings, status and lag; secrets masked",
+    "GET /api/v1/subscriptions/{subscription}/deliveries": "The newest attempts",
+    "POST /api/v1/subscriptions": "Create a webhook; the reply has the signing secret, once",
+    "PATCH /api/v1/subscriptions/{subscription}": "Change settings of a webhook; the body has those"
+    " that change",
+    "POST /api/v1/subscriptions/{subscription}/pause": "Send nothing until it is resumed",
+    "POST /api/v1/subscriptions/{subscription}/resume": "Resume a paused subscription",
+    "POST /api/v1/subscriptions/{subscription}/rotate": "Create a new signing secret; the reply has"
+    " it, once",
+    "POST /api/v1/subscriptions/{subscription}/confirm": "Confirm a pending SNS subscription",
+    "DELETE /api/v1/subscriptions/{subscription}": "Delete a subscription",
+    "POST /api/v1/subscriptions/{subscription}/test": "Send a test request; without `body`, the"
+    " newest message",
+    "POST /api/v1/subscriptions/{subscription}/redeliver": "Send one message again",
+    "POST /api/v1/subscriptions/{subscription}/replay": "Send old messages again, after new ones",
     "GET /api/v1/tenants": "Tenants",
     "POST /api/v1/tenants": "Create a tenant",
     "GET /api/v1/tenants/{tenant}": "One tenant",

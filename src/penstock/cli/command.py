@@ -30,7 +30,7 @@ from penstock.cli.terminal.output import FORMATS, Output
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from penstock.cli.clients.http import Admin, Sqs
+    from penstock.cli.clients.http import Admin, Sns, Sqs
     from penstock.cli.clients.kafka import Kafka
 
 _HELP = {
@@ -95,6 +95,12 @@ class Session:
         return Sqs(self.settings.endpoint, self.settings)
 
     @cached_property
+    def sns(self) -> "Sns":
+        from penstock.cli.clients.http import Sns
+
+        return Sns(self.settings.endpoint, self.settings)
+
+    @cached_property
     def admin(self) -> "Admin":
         from penstock.cli.clients.http import Admin, as_seen_from
 
@@ -130,7 +136,7 @@ class Session:
             click.echo(text, err=True)
 
     def close(self) -> None:
-        for name in ("sqs", "admin", "kafka"):
+        for name in ("sqs", "sns", "admin", "kafka"):
             if name in self.__dict__:  # the client was used
                 getattr(self, name).close()
 
@@ -274,9 +280,11 @@ _CREATING = ("create", "add")  # commands whose name does not exist yet
 
 # The kinds of names, and the parameters that take them, as NOUN.PARAMETER. A * means any noun.
 _TAKING = {
-    "queue": "queue.name queue.names message.words *.queue *.dead_letter *.target",
+    "queue": "queue.name queue.names message.words subscription.source *.queue *.dead_letter"
+    " *.target",
     "topic": "topic.name *.topic",
     "group": "group.name group.names message.group",
+    "subscription": "*.subscription *.subscriptions",
     "user": "user.name *.user",
     "tenant": "tenant.name quota.name *.tenant",
     "context": "context.name *.context",
@@ -326,6 +334,8 @@ def _names(kind: str, session: Session, prefix: str = "") -> Iterable[str]:
             return (str(each.name) for each in topics if not each.is_internal)
         case "group":
             return (each.name for each in session.kafka.groups())
+        case "subscription":
+            return (str(each["id"]) for each in session.admin.subscriptions())
         case "user":
             tenant = click.get_current_context().params.get("tenant") or session.settings.account
             users = session.admin.get("users", {"tenant": tenant})["users"]

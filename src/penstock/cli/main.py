@@ -29,8 +29,12 @@ COMMANDS: Table = {
         "dlq": ("queues.dlq", "List dead-letter queues and redrive messages."),
     },
     "Topics and groups": {
-        "topic": ("topics.topic", "Create, list, show, set, delete topics; open one as a queue."),
+        "topic": ("topics.topic", "Create, list, show, set, delete topics; publish to SNS topics."),
         "group": ("topics.group", "List, show, reset, delete consumer groups; show their lag."),
+        "subscription": (
+            "topics.subscription",
+            "Create, list, show, set, pause, test, replay, delete webhooks and subscriptions.",
+        ),
     },
     "Servers, tenants and access": {
         "context": ("access.context", "Add, use, list, remove contexts (saved servers)."),

@@ -18,7 +18,8 @@ Json = dict[str, Any]
 
 
 class Endpoint:
-    """Answers SQS actions from ``actions`` and GET paths from ``paths``; keeps what was asked."""
+    """Answers SQS and SNS actions from ``actions`` and paths from ``paths``; keeps what was
+    asked."""
 
     def __init__(self) -> None:
         self.actions: dict[str, Callable[[Json], Answer] | Answer | Json] = {}
@@ -40,13 +41,22 @@ class Endpoint:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
+                if self.headers["content-type"].startswith("application/x-www-form-urlencoded"):
+                    fields = dict(parse_qsl(body.decode(), keep_blank_values=True))
+                    self._answer(endpoint.actions, fields["Action"], fields)
+                    return
                 action = self.headers.get("x-amz-target", "").removeprefix("AmazonSQS.")
                 answers = endpoint.actions if action else endpoint.paths
-                self._answer(answers, action or self.path, json.loads(body))
+                path = self.path.partition("?")[0]
+                self._answer(answers, action or path, json.loads(body))
+
+            do_PATCH = do_POST  # noqa: N815
 
             def do_GET(self) -> None:
                 parts = urlsplit(self.path)
                 self._answer(endpoint.paths, parts.path, dict(parse_qsl(parts.query)))
+
+            do_DELETE = do_GET  # noqa: N815
 
             def _answer(self, answers: dict[str, Any], key: str, request: Json) -> None:
                 endpoint.asked.append((key, request))

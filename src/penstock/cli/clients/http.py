@@ -16,6 +16,7 @@ from penstock.cli.clients.contexts import Settings, environment
 from penstock.cli.clients.credentials import ca_file, credentials_from_environment
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, Refused, timed_out
 from penstock.cli.terminal.output import Json
+from penstock.model.names import arn_partition
 from penstock.wire.aws.signer import Signer
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 Query = Mapping[str, object]  # a value of None is left out
 
 _JSON = "application/json"
+_FORM = "application/x-www-form-urlencoded; charset=utf-8"
+_SNS_HEADERS = {"content-type": _FORM, "accept": _JSON}
+_SNS_VERSION = "2010-03-31"
 # The server gives the same reply again to a repeated request with the same token.
 _TOKEN_HEADER = "x-penstock-request-token"  # noqa: S105 - the name of a header
 # Time added to the requested wait, before the request times out.
@@ -41,6 +45,10 @@ _KEY_FAULTS = {
 
 def signed(signer: Signer, host: str, action: str, body: bytes) -> dict[str, str]:
     headers = {"content-type": "application/x-amz-json-1.0", "x-amz-target": f"AmazonSQS.{action}"}
+    return _signed(signer, host, headers, body)
+
+
+def _signed(signer: Signer, host: str, headers: Mapping[str, str], body: bytes) -> dict[str, str]:
     timestamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return signer.sign(host=host, path="/", headers=headers, body=body, timestamp=timestamp)
 
@@ -195,22 +203,22 @@ class _Client:
         self._connection.close()
 
 
-class Sqs(_Client):
+class _AwsClient(_Client):
+    SERVICE = ""
+
     def __init__(self, url: str, settings: Settings) -> None:
         super().__init__(url, settings)
-        self._signer = Signer(credentials_from_environment(), region=self._region)
-        self._urls: dict[str, str] = {}
+        credentials = credentials_from_environment()
+        self._signer = Signer(credentials, region=self._region, service=self.SERVICE)
 
-    def call(self, action: str, request: Json, *, what: str = "", wait_s: float = 0.0) -> Json:
-        body = json.dumps(request, separators=(",", ":")).encode()
-        headers = signed(self._signer, self._connection.host, action, body)
+    def _post(self, body: bytes, headers: dict[str, str], what: str, wait_s: float = 0.0) -> Json:
         headers[_TOKEN_HEADER] = os.urandom(16).hex()
         status, _, data = self._connection.call(
             "POST", "/", body=body, headers=headers, wait_s=wait_s
         )
         if status == 200:
             return _decode(data, self.url)
-        refusal = _refused(what or f"{action} failed", status, data)
+        refusal = _refused(what, status, data)
         why = _KEY_FAULTS.get(refusal.fault)
         if why is None or "expired" in refusal.why or "skew" in refusal.why:
             raise refusal
@@ -221,6 +229,40 @@ class Sqs(_Client):
             " PENSTOCK_SECRET",
             exit_code=ExitCode.DENIED,
         )
+
+
+class Sns(_AwsClient):
+    """A client of the SNS API, which accepts forms only. Replies are requested as JSON."""
+
+    SERVICE = "sns"
+
+    def call(self, action: str, fields: Mapping[str, str], *, what: str) -> Json:
+        pairs = {"Action": action, "Version": _SNS_VERSION, **fields}
+        body = urlencode(pairs).encode()
+        headers = _signed(self._signer, self._connection.host, _SNS_HEADERS, body)
+        reply = self._post(body, headers, what)
+        found: Json = reply.get(f"{action}Response", {}).get(f"{action}Result") or {}
+        return found
+
+    def arn(self, name: str) -> str:
+        """Return the ARN of a topic. Without an account in it, the server adds the caller's."""
+        if name.startswith("arn:"):
+            return name
+        partition = arn_partition(self._region)
+        return f"arn:{partition}:sns:{self._region}:{self._account or ''}:{name}"
+
+
+class Sqs(_AwsClient):
+    SERVICE = "sqs"
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        super().__init__(url, settings)
+        self._urls: dict[str, str] = {}
+
+    def call(self, action: str, request: Json, *, what: str = "", wait_s: float = 0.0) -> Json:
+        body = json.dumps(request, separators=(",", ":")).encode()
+        headers = signed(self._signer, self._connection.host, action, body)
+        return self._post(body, headers, what or f"{action} failed", wait_s)
 
     def call_queue(self, queue: str, action: str, *, what: str = "", **request: Any) -> Json:
         return self.call(action, {"QueueUrl": self.queue_url(queue), **request}, what=what)
@@ -378,9 +420,16 @@ class Admin(_Client):
         query = {**self._scope, "prefix": prefix or None}
         return self.pages("queues", query, what="cannot list queues")
 
+    def subscriptions(self, source: str | None = None, **more: object) -> Iterator[Json]:
+        query = {**self._scope, "source": source, **more}
+        return self.pages("subscriptions", query, what="cannot list subscriptions")
+
     def explanation(self, name: str, user: str | None = None) -> Json:
         path, query = f"queues/{quote(name, safe='')}/explain", {**self._scope, "user": user}
         return self.get(path, query, what=f"cannot explain queue '{name}'")
+
+    def create_subscription(self, body: Json, *, what: str) -> Json:
+        return self.call("POST", "subscriptions", self._scope, body=body, what=what)
 
     def messages(
         self, name: str, *, start: str, partition: int | None, count: int, wait_ms: int = 0
@@ -411,8 +460,10 @@ def _refused(what: str, status: int, data: bytes) -> Refused:
     if value is None:
         text = data[:200].decode("utf-8", "replace").strip()
         return Refused(what, status=status, fault="", message=text)
-    if isinstance(value.get("error"), dict):
-        value = value["error"]
-    fault = str(value.get("__type") or value.get("code") or "").rpartition("#")[2]
+    error = value.get("error") or value.get("Error")  # of the admin API, of SNS
+    if isinstance(error, dict):
+        value = error
+    code = value.get("__type") or value.get("code") or value.get("Code")
+    fault = str(code or "").rpartition("#")[2]
     message = str(value.get("message") or value.get("Message") or "")
     return Refused(what, status=status, fault=fault, message=message)

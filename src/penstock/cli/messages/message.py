@@ -17,7 +17,14 @@ from click.core import ParameterSource
 from penstock.cli.command import Noun, Session
 from penstock.cli.messages import sending
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, NotFound
-from penstock.cli.terminal.options import Texts, count_option, option, repeatable, seconds
+from penstock.cli.terminal.options import (
+    Texts,
+    attribute_from_flag,
+    count_option,
+    option,
+    repeatable,
+    seconds,
+)
 from penstock.cli.terminal.output import Json, duration
 
 _QUEUE_ONLY = ("group", "dedup_id", "unique", "delay", "attributes", "whole")
@@ -125,7 +132,7 @@ def send(
     bodies, path = _input(words[1:], path)
     if whole and (path is None or ndjson):
         raise click.UsageError("--whole needs -f and cannot be combined with --ndjson.")
-    flags["attributes"] = dict(map(sending.attribute_from_flag, attributes)) or None
+    flags["attributes"] = dict(map(attribute_from_flag, attributes)) or None
     with _as_queue(session, words[0], verb="send"):
         sender = sending.MessageSender(session, words[0], is_single=whole or len(bodies) == 1)
         make = partial(

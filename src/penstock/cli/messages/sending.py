@@ -16,6 +16,7 @@ import click
 
 from penstock.cli.command import Session
 from penstock.cli.terminal.failure import ExitCode, Failure, Misuse, fix_in
+from penstock.cli.terminal.options import attribute_of
 from penstock.cli.terminal.output import progress_bar
 
 _READ_BYTES = 65_536
@@ -238,17 +239,12 @@ def from_json(place: int, line: str, defaults: Defaults) -> Outgoing:
 def _attribute(name: str, value: object) -> dict[str, Any]:
     """Return an SQS attribute made from a text, a number, or an object with type and value."""
     if isinstance(value, str):
-        return _typed("String", value)
+        return attribute_of("String", value)
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return _typed("Number", str(value))
+        return attribute_of("Number", str(value))
     if isinstance(value, dict) and value.keys() == {"type", "value"}:
-        return _typed(str(value["type"]), str(value["value"]))
+        return attribute_of(str(value["type"]), str(value["value"]))
     raise ValueError(f"attribute '{name}' must be a string, number, or object with type and value")
-
-
-def _typed(kind: str, content: str) -> dict[str, Any]:
-    field = "BinaryValue" if kind.startswith("Binary") else "StringValue"
-    return {"DataType": kind, field: content}
 
 
 def typed(attributes: dict[str, Any], kind: str, *fields: str) -> dict[str, Any]:
@@ -258,15 +254,6 @@ def typed(attributes: dict[str, Any], kind: str, *fields: str) -> dict[str, Any]
         value = next((found[field] for field in fields if field in found), "")
         made[name] = {"type": found[kind], "value": value}
     return made
-
-
-def attribute_from_flag(text: str) -> tuple[str, dict[str, Any]]:
-    label, sign, value = text.partition("=")
-    name, _, kind = label.partition(":")
-    if not name or not sign:
-        fix = "write --attribute NAME=VALUE or NAME:Number=VALUE"
-        raise Misuse(f"'{text}' is not a valid attribute", fix=fix)
-    return name, _typed(kind or "String", value)
 
 
 def batches(messages: Iterable[Outgoing]) -> Iterator[Sequence[Outgoing]]:

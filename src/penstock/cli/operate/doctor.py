@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,6 +35,7 @@ from penstock.cli.terminal.output import (
     Status,
     columns,
     installed_version,
+    moment,
 )
 from penstock.model.troubles import (
     CERTIFICATE_WARN_DAYS,
@@ -58,7 +60,9 @@ _FSYNC_SLOW_MS = 20.0
 _EARLIEST_S = 1_767_225_600
 # Settings that name files with certificates.
 _CERTIFICATE_KEYS = ("tls.cert_file", "tls.client_ca_file", "internal.certificate", "internal.ca")
-_LISTED_MAX = 20  # certificates per file; a longer file is a bundle of CAs, not a chain
+# Certificates per file (a longer file is a bundle of CAs, not a chain), and subscriptions.
+_LISTED_MAX = 20
+_SUBSCRIPTIONS_MAX = 1_000  # to ask about; more would take long
 _HANDSHAKE_S = 5.0
 _RENEW = "renew it with `penstock generate certs` or your CA; running nodes load the new file"
 
@@ -109,6 +113,8 @@ def examine(
     if not rows:
         rows, found = _local_config(data, config_file)
         findings.append(found)
+    if info is not None:
+        findings += _subscriptions(session)
     values = {row["key"]: row["value"] for row in rows}
     if info is None:
         findings += _ports(values)
@@ -168,6 +174,33 @@ def _troubles(info: Json) -> Iterator[Finding]:
     for one in info.get("reasons") or ():
         status: Status = "warn" if one.get("kind") in WARNINGS else "fail"
         yield Finding(one["name"], status, one["text"], one.get("do") or "see the server's log")
+
+
+def _subscriptions(session: Session) -> list[Finding]:
+    """Name the first subscriptions that fail or are paused."""
+    try:
+        found = list(islice(session.admin.subscriptions(status="true"), _SUBSCRIPTIONS_MAX))
+    except Failure:
+        return []  # an older server, or no right to see subscriptions
+    findings = [_subscription(one) for one in found]
+    bad = [finding for finding in findings if finding is not None]
+    if found and not bad:
+        return [Finding("subscriptions", "ok", f"none of {len(found):,} is paused or fails")]
+    return bad[:_LISTED_MAX]
+
+
+def _subscription(one: Json) -> Finding | None:
+    name, place = f"subscription {one['id']}", f"{one['source']} to {one['endpoint']}"
+    status = one.get("status") or {}
+    if one["paused"] is not None:
+        fix = f"resume it with `penstock subscription resume {one['id']}`"
+        return Finding(name, "warn", f"{place} is paused: {one['paused']}", fix)
+    since_ms = status.get("failing_since_ms")
+    if since_ms:
+        text = f"{place} has failed since {moment(since_ms)}: {status.get('reason')}"
+        fix = f"see `penstock subscription deliveries {one['id']}`"
+        return Finding(name, "warn", text, fix)
+    return None
 
 
 def _local_config(data: str | None, config_file: str | None) -> tuple[list[Json], Finding]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from penstock.cli.terminal.failure import Misuse
 from penstock.model.units import DURATION, SIZE, Kind, misfit, parsed
 
 Command = Callable[..., None]
@@ -90,3 +91,18 @@ def repeatable(names: str, metavar: str, text: str, kind: Any = None) -> Callabl
     return option(
         names, kind or click.STRING, f"{text}; repeatable", metavar=metavar, multiple=True
     )
+
+
+def attribute_of(kind: str, content: str) -> dict[str, Any]:
+    """Return a message attribute as SQS and SNS requests have it."""
+    field = "BinaryValue" if kind.startswith("Binary") else "StringValue"
+    return {"DataType": kind, field: content}
+
+
+def attribute_from_flag(text: str) -> tuple[str, dict[str, Any]]:
+    label, sign, value = text.partition("=")
+    name, _, kind = label.partition(":")
+    if not name or not sign:
+        fix = "write --attribute NAME=VALUE or NAME:Number=VALUE"
+        raise Misuse(f"'{text}' is not a valid attribute", fix=fix)
+    return name, attribute_of(kind or "String", value)

@@ -1,6 +1,8 @@
-"""Commands of ``penstock topic``, which use only the Kafka protocol. A queue is also a topic, so
-these commands show queues too. A topic can be opened as a queue for SQS clients."""
+"""Commands of ``penstock topic``, which use the Kafka protocol, and for SNS topics the SNS API. A
+queue is also a topic, so these commands show queues too. A topic can be opened as a queue for SQS
+clients. The records of the SNS topic ``orders`` are in the topic ``sns.orders``."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -8,8 +10,14 @@ import click
 
 from penstock.cli.clients.kafka import check, failing
 from penstock.cli.command import Noun, Session, confirm_name
-from penstock.cli.terminal.failure import Conflict
-from penstock.cli.terminal.options import Texts, option, repeatable, yes_option
+from penstock.cli.terminal.failure import Conflict, Misuse
+from penstock.cli.terminal.options import (
+    Texts,
+    attribute_from_flag,
+    option,
+    repeatable,
+    yes_option,
+)
 from penstock.cli.terminal.output import Column, Json, columns, duration, none_of
 from penstock.model.units import size
 from penstock.net.kafka_client.client import Place
@@ -31,7 +39,9 @@ Extents = Mapping[Place, int]
 _LIST_COLUMNS = columns("name, partitions# PARTS, records#, log_bytes# DISK")
 _PARTITION_COLUMNS = columns("partition# PART, leader#, start#, end#, log_bytes# DISK")
 topic = Noun(
-    "topic", help="Create, list, show, set, delete topics; add partitions; open a topic as a queue."
+    "topic",
+    help="Create, list, show, set, delete topics; publish to SNS topics; add partitions; open a"
+    " topic as a queue.",
 )
 
 
@@ -49,6 +59,8 @@ def _configs_of(pairs: Iterable[str]) -> dict[str, str]:
 @option("--partitions", click.IntRange(min=1), "number of partitions [default: server setting]")
 @repeatable("--config configs", "NAME=VALUE", "topic config, such as retention.ms=86400000")
 @click.option("--queue", "is_queue", is_flag=True, help="open the topic as a queue for SQS clients")
+@click.option("--sns", "is_sns", is_flag=True, help="create an SNS topic")
+@click.option("--fifo", is_flag=True, help="with --sns: FIFO topic; adds '.fifo' if missing")
 @click.option("--dry-run", is_flag=True, help="check the request without creating the topic")
 def create(
     session: Session,
@@ -56,14 +68,71 @@ def create(
     partitions: int | None,
     configs: Texts,
     is_queue: bool,
+    is_sns: bool,
+    fifo: bool,
     dry_run: bool,
 ) -> None:
-    """Create a topic."""
+    """Create a topic. If an SNS topic exists with the same attributes, nothing changes."""
+    if is_sns:
+        if configs or is_queue or dry_run:
+            raise click.UsageError("--sns cannot be combined with --config, --queue, --dry-run.")
+        _create_sns(session, name, partitions, is_fifo=fifo)
+        return
+    if fifo:
+        raise click.UsageError("--fifo needs --sns.")
     given = _configs_of(configs)
     if is_queue:
         given[QUEUE_CONFIG] = "true"
     count = create_topic(session, name, partitions or -1, given, is_dry=dry_run)
     session.out.one({"name": name, "partitions": count, "created": not dry_run})
+
+
+def _create_sns(session: Session, name: str, partitions: int | None, *, is_fifo: bool) -> None:
+    if is_fifo and not name.endswith(".fifo"):
+        name += ".fifo"
+    attributes = {}
+    if name.endswith(".fifo"):
+        attributes["FifoTopic"] = "true"
+    if partitions is not None:
+        attributes["PenstockPartitions"] = str(partitions)
+    fields = {"Name": name}
+    for number, (key, value) in enumerate(attributes.items(), 1):
+        fields[f"Attributes.entry.{number}.key"] = key
+        fields[f"Attributes.entry.{number}.value"] = value
+    reply = session.sns.call("CreateTopic", fields, what=f"cannot create SNS topic '{name}'")
+    session.out.one({"name": name, "arn": reply["TopicArn"]})
+
+
+@topic.command()
+@option("--subject", "TEXT", "subject of the message")
+@repeatable("-a --attribute attributes", "NAME[:TYPE]=VALUE", "message attribute")
+@option("--group", "ID", "message group id (FIFO topics)")
+@option("--dedup-id", "ID", "deduplication id of the message (FIFO topics)")
+def publish(
+    session: Session,
+    name: str,
+    message: str,
+    subject: str | None,
+    attributes: Texts,
+    group: str | None,
+    dedup_id: str | None,
+) -> None:
+    """Publish MESSAGE (- for stdin) to the SNS topic NAME, given by its name or ARN."""
+    try:
+        body = sys.stdin.read() if message == "-" else message
+    except UnicodeDecodeError:
+        raise Misuse("stdin is not UTF-8 text", fix="send it as base64 text") from None
+    fields = {"TopicArn": session.sns.arn(name), "Message": body}
+    given = {"Subject": subject, "MessageGroupId": group, "MessageDeduplicationId": dedup_id}
+    fields |= {key: value for key, value in given.items() if value is not None}
+    for number, text in enumerate(attributes, 1):
+        key, value = attribute_from_flag(text)
+        start = f"MessageAttributes.entry.{number}"
+        fields |= {f"{start}.Name": key, **{f"{start}.Value.{k}": v for k, v in value.items()}}
+    reply = session.sns.call("Publish", fields, what=f"cannot publish to '{name}'")
+    shown = {"message_id": reply["MessageId"], "sequence_number": reply.get("SequenceNumber")}
+    item = {key: value for key, value in shown.items() if value is not None}
+    session.out.one(item, name="message_id")
 
 
 def create_topic(

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from penstock.frontend.admin.request import Body, Call, picked, whole
 from penstock.frontend.admin.subscriptions import (
     Shown,
-    ask_all,
+    ask_partitions,
     change_one,
     find,
     find_pushed,
@@ -72,8 +72,7 @@ async def test(call: Call) -> Shown:
 async def _newest_partition(call: Call, topic: Topic) -> int:
     """Return the partition with the newest record, as far as the logs tell: the newest entry of a
     queue's log may be an event such as a lease."""
-    broker, partitions = call.context.broker, range(topic.partition_count)
-    newest = await ask_all(broker, partitions, lambda each: MaxTimestamp(topic, each))
+    newest = await ask_partitions(call, topic, lambda each: MaxTimestamp(topic, each))
     times = {at_ms: number for number, (offset, at_ms) in enumerate(newest) if offset >= 0}
     if times:
         return times[max(times)]
@@ -117,8 +116,7 @@ def _check_partition(topic: Topic, number: int) -> None:
 
 
 async def _ends(call: Call, topic: Topic) -> list[StreamEnds]:
-    partitions = range(topic.partition_count)
-    return await ask_all(call.context.broker, partitions, lambda each: Ends(topic, each))
+    return await ask_partitions(call, topic, lambda each: Ends(topic, each))
 
 
 # ── Replay ───────────────────────────────────────────────────────────────────────────────────
@@ -173,10 +171,7 @@ def _with_replay(one: Subscription, made: Replay) -> Subscription:
 
 async def _at(call: Call, topic: Topic, at_ms: int, lasts: list[int]) -> list[int]:
     """Return the first offset at or after a time in each partition, or its end."""
-    partitions = range(topic.partition_count)
-    found = await ask_all(
-        call.context.broker, partitions, lambda each: FindTime(topic, each, at_ms)
-    )
+    found = await ask_partitions(call, topic, lambda each: FindTime(topic, each, at_ms))
     return [offset if offset >= 0 else last for (offset, _), last in zip(found, lasts, strict=True)]
 
 

@@ -11,7 +11,8 @@ also needs the right to read its source: ``sqs:ReceiveMessage``, ``kafka:Read`` 
 ``sns:Subscribe``."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 import msgspec
@@ -29,14 +30,19 @@ from penstock.frontend.admin.webhook_rules import (
 )
 from penstock.model.calls import (
     BrokerCall,
-    BrokerPort,
     Ends,
     R,
     ReadBookmark,
     ReadPushStatus,
     Stats,
 )
-from penstock.model.errors import Conflict, InvalidRequest, NotFound, PenstockError
+from penstock.model.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    client_text,
+)
 from penstock.model.limits import SUBSCRIPTION_BYTES_MAX
 from penstock.model.ports import PushStatus
 from penstock.model.subscription import (
@@ -145,18 +151,15 @@ def _with(
     return replace(one, webhook=msgspec.json.encode(settings).decode(), secrets=wrapped)
 
 
-# ── Partitions ───────────────────────────────────────────────────────────────────────────────
+# ── Offsets ───────────────────────────────────────────────────────────────────────────────
 
 
-async def ask_all(
-    broker: BrokerPort, items: Collection[Any], make: Callable[[Any], BrokerCall[R]]
-) -> list[R]:
-    """Make a call for each item, such as a partition, and return the replies in the same order."""
+async def ask_partitions(call: Call, topic: Topic, make: Callable[[int], BrokerCall[R]]) -> list[R]:
+    """Make a call for each partition, and return the replies in their order."""
     found: list[R] = []
-    waiting = list(items)
-    for start in range(0, len(waiting), CALLS_AT_ONCE):
-        calls = (broker.call(make(each)) for each in waiting[start : start + CALLS_AT_ONCE])
-        found += await asyncio.gather(*calls)
+    for start in range(0, topic.partition_count, CALLS_AT_ONCE):
+        some = range(start, min(start + CALLS_AT_ONCE, topic.partition_count))
+        found += await asyncio.gather(*(call.context.broker.call(make(each)) for each in some))
     return found
 
 
@@ -164,8 +167,7 @@ async def _confirmed(
     call: Call, topic: Topic, one: Subscription, start: str = "latest"
 ) -> Subscription:
     """Return the subscription as confirmed now. It gets the messages from now on, or all."""
-    partitions = range(topic.partition_count)
-    ends = await ask_all(call.context.broker, partitions, lambda each: Ends(topic, each))
+    ends = await ask_partitions(call, topic, lambda each: Ends(topic, each))
     is_all = start == "earliest"
     return replace(
         one,
@@ -226,15 +228,15 @@ async def change(call: Call) -> Shown:
     """Change the settings that the body has. Others, and secrets given as ``****``, stay."""
     ports, document = ports_of(call), _document(call.body)
     one, topic = await _find_webhook(call)
-    check_readable(call, topic)
+    mode = msgspec.json.decode(one.webhook, type=WebhookSettings).mode
+    check_readable(call, topic, mode)
 
     def changed(current: Subscription) -> Subscription:
         before, secrets = _read(ports, current)
         after, kept = webhooks.change(before, secrets, document)
-        after = checked_settings(call, topic, after)
-        if after.mode != before.mode or (after.ordered == UNORDERED) != (
-            before.ordered == UNORDERED
-        ):
+        after = checked_settings(call, topic, after, dead_letter_before=before.dead_letter)
+        is_order_changed = (after.ordered == UNORDERED) != (before.ordered == UNORDERED)
+        if after.mode != before.mode or is_order_changed:
             raise InvalidSettings(
                 "mode cannot be changed, and ordered cannot be changed to or from none: create"
                 " another webhook."
@@ -282,7 +284,7 @@ async def rotate(call: Call) -> Shown:
 
     await change_one(call, one, rotated)
     until_ms = now_ms + webhooks.ROTATION_MS
-    return {"id": one.id, "secret": secret_text(random), "old_secret_until_ms": until_ms}
+    return {"id": one.id, "secret": secret_text(random), "old_secret_ends_at_ms": until_ms}
 
 
 async def confirm(call: Call) -> Shown:
@@ -345,11 +347,11 @@ async def one(call: Call) -> Shown:
 def _row(call: Call, one: Subscription) -> Shown:
     topic = call.context.everything.find_id(one.topic_id)
     source = None if topic is None else topic.name if topic.sns is None else topic.sns.name
-    names = "id arn account region protocol endpoint state paused created_at_ms confirmed_at_ms"
     return {
+        **picked(one, "id", "arn", "protocol", "endpoint", "state", "paused"),
         "source": source,
-        "source_arn": one.source_arn,
-        **picked(one, *names.split(), "principal"),
+        **picked(one, "source_arn", "account", "region", "principal"),
+        **picked(one, "created_at_ms", "confirmed_at_ms"),
     }
 
 
@@ -367,7 +369,7 @@ async def _status(call: Call, one: Subscription) -> Shown:
         asked = ReadPushStatus(topic, home_partition(one), one.id)
         status: PushStatus = await call.context.broker.call(asked)
     except PenstockError as error:
-        return {"status": None, "unreachable": str(error)}
+        return {"status": None, "unreachable": client_text(error)}
     return {"status": status}
 
 
@@ -383,7 +385,7 @@ async def _lag(call: Call, one: Subscription) -> Shown:
     counted = topic if is_consuming else broker.find_share(topic, share_group(one))
     try:
         if counted is None:
-            return {**nothing, "lag": await _distance(broker, topic, one)}
+            return {**nothing, "lag": await _distance(call, topic, one)}
         stats = await broker.call(Stats(counted))
     except PenstockError:
         return nothing
@@ -392,21 +394,18 @@ async def _lag(call: Call, one: Subscription) -> Shown:
     return {"lag": stats.visible + stats.in_flight + stats.delayed, "oldest_age_ms": age_ms}
 
 
-async def _distance(broker: BrokerPort, topic: Topic, one: Subscription) -> int:
+async def _distance(call: Call, topic: Topic, one: Subscription) -> int:
     """Return the records after the position of a subscription that has no share: its queue gets
     copies at once, or nothing was sent yet."""
-    partitions = range(topic.partition_count)
-    ends = await ask_all(broker, partitions, lambda each: Ends(topic, each))
-    starts: Sequence[int] = one.start_offsets
+    ends = await ask_partitions(call, topic, lambda each: Ends(topic, each))
+    positions = [each.start_offset for each in ends]
+    for at, start in enumerate(one.start_offsets[: len(ends)]):
+        positions[at] = max(positions[at], start)
     if one.protocol not in PUSHED:
-        marks = await ask_all(broker, partitions, lambda at: ReadBookmark(topic, at, _IN_STEP))
-        known = dict(enumerate(starts))
-        starts = [max(mark, known.get(at, 0)) for at, mark in enumerate(marks)]
-    positions = [*starts, *(0 for _ in ends[len(starts) :])]
-    return sum(
-        max(0, each.high_watermark - max(each.start_offset, at))
-        for each, at in zip(ends, positions, strict=False)
-    )
+        marks = await ask_partitions(call, topic, lambda at: ReadBookmark(topic, at, _IN_STEP))
+        positions = [max(pair) for pair in zip(positions, marks, strict=True)]
+    pairs = zip(ends, positions, strict=True)
+    return sum(max(0, each.high_watermark - position) for each, position in pairs)
 
 
 # ── Audit ────────────────────────────────────────────────────────────────────────────────────
@@ -419,9 +418,7 @@ def audited(call: Call, body: Mapping[str, Any]) -> dict[str, object]:
     params: dict[str, object] = {name: body[name] for name in _AUDITED if name in body}
     if isinstance(body.get("settings"), dict):
         params["settings"] = sorted(body["settings"])
-    if "endpoint" in body:
-        try:
-            params["endpoint"] = parse_endpoint_url(str(body["endpoint"])).shown
-        except UrlInvalid:
-            pass  # the request fails
+    if isinstance(body.get("endpoint"), str):
+        with suppress(UrlInvalid):  # then the request fails
+            params["endpoint"] = parse_endpoint_url(body["endpoint"]).shown
     return params

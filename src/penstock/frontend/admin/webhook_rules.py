@@ -118,8 +118,11 @@ def check_source(topic: Topic) -> None:
         )
 
 
-def checked_settings(call: Call, topic: Topic, settings: WebhookSettings) -> WebhookSettings:
-    """Check settings against the source. Messages of a FIFO source are always sent in order."""
+def checked_settings(
+    call: Call, topic: Topic, settings: WebhookSettings, *, dead_letter_before: str = ""
+) -> WebhookSettings:
+    """Check settings against the source. Messages of a FIFO source are always sent in order. The
+    dead-letter queue is checked if it changes: it may have been deleted since."""
     if settings.filter:
         try:
             compile_policy(settings.filter, scope=Scope(settings.filter_scope))
@@ -132,7 +135,7 @@ def checked_settings(call: Call, topic: Topic, settings: WebhookSettings) -> Web
         settings = replace(settings, ordered="group")
     if settings.mode == CONSUME and settings.ordered != UNORDERED and not topic.is_fifo:
         raise InvalidSettings(f"ordered needs mode tap, because {topic.name} is not a FIFO queue.")
-    if settings.dead_letter:
+    if settings.dead_letter not in ("", dead_letter_before):
         _check_dead_letter(call, topic, settings.dead_letter)
     return settings
 

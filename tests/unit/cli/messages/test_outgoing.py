@@ -13,13 +13,13 @@ from penstock.cli.messages.sending import (
     BATCH_COUNT_MAX,
     Defaults,
     Outgoing,
-    attribute_from_flag,
     batches,
     from_json,
     from_text,
     line_chunks,
 )
 from penstock.cli.terminal.failure import ExitCode, Failure
+from penstock.cli.terminal.options import attribute_from_flag
 
 sizes = st.integers(0, 600_000) | st.integers(1_000_000, 1_100_000)
 

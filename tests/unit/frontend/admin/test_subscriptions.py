@@ -359,15 +359,26 @@ async def test_mode_cannot_be_changed(hub: Hub) -> None:
     assert hub.stored(made["id"])[1].mode == "tap"
 
 
+async def test_settings_can_be_changed_after_the_dead_letter_queue_was_deleted(hub: Hub) -> None:
+    await hub.topic("orders", Kind.STREAM)
+    await hub.topic("dead", Kind.STANDARD)
+    made = await hub.webhook("orders", settings={"dead_letter": "dead"})
+    path = f"subscriptions/{made['id']}"
+    await hub.office.catalog.delete(ACCOUNT, REGION, "dead", now_ms=1)
+    changed = await hub.ok("root", "PATCH", path, {"dead_letter": "dead", "timeout_ms": 1_000})
+    assert changed["settings"]["timeout_ms"] == 1_000
+    assert "no queue other" in await hub.no(400, "root", "PATCH", path, {"dead_letter": "other"})
+
+
 async def test_a_rotated_secret_signs_beside_the_old_one(hub: Hub) -> None:
     await hub.topic("orders", Kind.STREAM)
     made = await hub.webhook("orders")
     rotated = await hub.ok("root", "POST", f"subscriptions/{made['id']}/rotate", {})
     now_ms = hub.office.clock.now_ms
-    assert rotated["old_secret_until_ms"] == now_ms + 24 * 3_600_000
+    assert rotated["old_secret_ends_at_ms"] == now_ms + 24 * 3_600_000
     _, _, secrets = hub.stored(made["id"])
     assert secrets.signing_at(now_ms) == (rotated["secret"], made["secret"])
-    assert secrets.signing_at(rotated["old_secret_until_ms"]) == (rotated["secret"],)
+    assert secrets.signing_at(rotated["old_secret_ends_at_ms"]) == (rotated["secret"],)
 
 
 async def test_pause_resume_and_delete(hub: Hub) -> None:
