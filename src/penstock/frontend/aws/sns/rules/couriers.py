@@ -1,0 +1,17 @@
+"""The port to the couriers, which carry messages to phones, mobile apps, mailboxes, functions and
+streams. ``push/couriers.py`` implements it."""
+
+from collections.abc import Collection
+from typing import Protocol
+
+from penstock.flow.verdicts import Failure
+from penstock.model.sent_message import SentMessage
+
+
+class Couriers(Protocol):
+    protocols: Collection[str]  # those for which there is a gateway, a mail server or the outbox
+    confirms_mail: bool  # a mail server is configured, so mailboxes confirm subscriptions
+
+    async def deliver(self, protocol: str, account: str, message: SentMessage) -> int | Failure:
+        """Send a message of a tenant to an endpoint that it names. Returns an HTTP status, or why
+        there is none. Raises Throttled if too many messages of the tenant are under way."""
