@@ -181,6 +181,8 @@ class Listeners:
             sealing=self._security.sealing,
             everything=calls.catalog,
             subscriptions=guard(self._push.subscriptions, calls.callees.metadata),
+            books=guard(self._push.books, calls.callees.metadata),
+            couriers=self._push.couriers,
             token_key=self._security.ring.derive(b"sns confirmations"),
             certificate_of=self._push.keys.certificate,
             level=self._push.level,

@@ -6,16 +6,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from penstock.broker.partition.partition import Partition
+from penstock.metadata.address_books import StoredAddressBooks
 from penstock.metadata.sns_keys import SnsKeys, sign
 from penstock.metadata.subscriptions import StoredSubscriptions
 from penstock.model.calls import Append, BrokerPort, Publish
 from penstock.model.errors import PenstockError
 from penstock.model.message import Appended
 from penstock.model.topic import Topic
+from penstock.node.configuration.config import Mode
 from penstock.node.metadata.metadata_link import MetadataLink
 from penstock.node.process.node_setup import NodeSetup
 from penstock.node.wiring.broker_role import BrokerRole
 from penstock.node.wiring.security import NodeSecurity, check_readable
+from penstock.push.couriers import Couriers, Outbox
 from penstock.push.fan_out import FanOuts, FanOutSetup
 from penstock.wire.aws.sns.notification import CERTIFICATE_PATH, Signer
 
@@ -48,12 +51,20 @@ class PushRole:
         self.keys = SnsKeys(
             metadata.store, security.ring, clock=setup.clock, entropy=setup.entropy, level=level
         )
+        self.books = StoredAddressBooks(
+            metadata.store,
+            security.ring,
+            own_account=setup.config.node.account,
+            level=level,
+        )
+        self.couriers: Couriers | None = None  # None: no gateway, mail server or outbox
         self._fan_outs: FanOuts | None = None
 
     async def start(self) -> None:
         await self.subscriptions.start()
         await self.keys.start()
-        for one in (self.subscriptions, self.keys):
+        await self.books.start()
+        for one in (self.subscriptions, self.keys, self.books):
             resealed = await one.reseal(self._security.ring.rewrap)
             check_readable(resealed, "secrets of subscriptions in the store", "encrypted")
 
@@ -81,6 +92,7 @@ class PushRole:
     def serve(self, role: BrokerRole, anywhere: BrokerPort, *, is_clustered: bool) -> None:
         """Begin to copy messages of the partitions that this node leads."""
         setup, broker = self._setup, role.broker
+        self.couriers = self._make_couriers(anywhere)
         fan_outs = self._fan_outs = FanOuts(
             FanOutSetup(
                 broker=broker,
@@ -113,6 +125,19 @@ class PushRole:
             for topic in self._topics.all_topics():
                 self._changed(None, topic)
 
+    def _make_couriers(self, anywhere: BrokerPort) -> Couriers | None:
+        setup, node = self._setup, self._setup.config.node
+        if node.mode is not Mode.DEV:
+            return None
+        outbox = Outbox(
+            broker=anywhere,
+            catalog=self._topics,
+            namespace=(node.account, node.region),
+            clock=setup.clock,
+            entropy=setup.entropy,
+        )
+        return Couriers(self.books, own_account=node.account, outbox=outbox)
+
     def _led(self, partition: Partition, is_led: bool) -> None:
         assert self._fan_outs is not None
         self._fan_outs.led(partition.topic, partition.index, is_led)
@@ -127,9 +152,10 @@ class PushRole:
     async def stop(self) -> None:
         if self._fan_outs is not None:
             await self._fan_outs.stop()
+        await self.books.stop()
         await self.keys.stop()
         await self.subscriptions.stop()
 
     @property
     def trouble(self) -> str | None:
-        return self.subscriptions.trouble or self.keys.trouble
+        return self.subscriptions.trouble or self.keys.trouble or self.books.trouble
