@@ -7,6 +7,7 @@ message can be taken for a command, and control characters of a subject become s
 cannot add a header."""
 
 import asyncio
+import base64
 import re
 import smtplib
 import socket
@@ -14,8 +15,6 @@ import ssl
 import threading
 from contextlib import suppress
 from datetime import datetime
-from email.message import EmailMessage
-from email.policy import SMTP
 from email.utils import format_datetime
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -38,6 +37,8 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _SUBJECT_DEFAULT: Final = "AWS Notification Message"  # filters of mailboxes look for it
 _PERMANENT: Final = 500  # lowest SMTP code of a failure that a retry does not change
 _TOO_LARGE: Final = 552
+_WORD_BYTES_MAX: Final = 45  # 60 characters of base64, in a line of 78
+_is_plain = re.compile("[ !-<>-~]{1,60}").fullmatch  # without the sign = of encoded texts
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -133,12 +134,16 @@ class MailCourier:
         return DELIVERED
 
     def _connect(self) -> smtplib.SMTP:
-        server, seconds = self._server, self._seconds_max
+        server = self._server
+        # Without a name of its own, the library would look one up in the DNS.
+        own_name, seconds = self._sender.rpartition("@")[2], self._seconds_max
         client: smtplib.SMTP
         if server.is_tls:
-            client = smtplib.SMTP_SSL(server.host, server.port, timeout=seconds, context=self._tls)
+            client = smtplib.SMTP_SSL(
+                server.host, server.port, own_name, timeout=seconds, context=self._tls
+            )
         else:
-            client = smtplib.SMTP(server.host, server.port, timeout=seconds)
+            client = smtplib.SMTP(server.host, server.port, own_name, timeout=seconds)
         try:
             client.ehlo_or_helo_if_needed()
             is_tls = server.is_tls
@@ -163,16 +168,36 @@ def compose(one: Subscription, message: SentMessage, *, sender: str) -> bytes:
     elif one.state is SubscriptionState.CONFIRMED:
         url = unsubscribe_url(one.base_url, one.arn)
         text = f"{text}\n\n--\nTo stop receiving these messages, open this link:\n{url}\n"
-    mail = EmailMessage(policy=SMTP)
-    mail["From"] = sender
-    mail["To"] = message.endpoint
-    subject = _CONTROL.sub(" ", message.subject or "").strip()
-    mail["Subject"] = subject or _SUBJECT_DEFAULT
-    mail["Date"] = format_datetime(datetime.fromisoformat(timestamp(message.sent_at_ms)))
-    mail["Message-ID"] = f"<{message.message_id}@{sender.rpartition('@')[2]}>"
-    mail["Auto-Submitted"] = "auto-generated"  # so that nobody's absence is reported
-    mail.set_content(text, cte="base64")
-    return mail.as_bytes()
+    subject = _CONTROL.sub(" ", message.subject or "").strip() or _SUBJECT_DEFAULT
+    head = (
+        f"From: {sender}",
+        f"To: {message.endpoint}",
+        f"Subject: {_header_text(subject)}",
+        f"Date: {format_datetime(datetime.fromisoformat(timestamp(message.sent_at_ms)))}",
+        f"Message-ID: <{message.message_id}@{sender.rpartition('@')[2]}>",
+        "Auto-Submitted: auto-generated",  # so that nobody's absence is reported
+        "MIME-Version: 1.0",
+        "Content-Type: text/plain; charset=utf-8",
+        "Content-Transfer-Encoding: base64",
+    )
+    body = base64.encodebytes(text.encode(errors="replace")).replace(b"\n", b"\r\n")
+    return "\r\n".join((*head, "", "")).encode("ascii") + body
+
+
+def _header_text(text: str) -> str:
+    """Return a text for a header, as RFC 2047 has it. The library of Python must not do this: it
+    decodes a subject that looks encoded, and writes the line breaks that it finds there."""
+    if _is_plain(text):
+        return text
+    words, word = [], b""
+    for char in text:
+        raw = char.encode(errors="replace")
+        if len(word) + len(raw) > _WORD_BYTES_MAX:
+            words.append(word)
+            word = b""
+        word += raw
+    encoded = [base64.b64encode(one).decode() for one in (*words, word)]
+    return "\r\n ".join(f"=?utf-8?b?{one}?=" for one in encoded)
 
 
 def _failure_of(error: OSError) -> Failure:

@@ -323,7 +323,7 @@ class Race:
         elif kind == "forget app":
             await books.delete_application((ACCOUNT, REGION, "GCM", name))
         elif self.ids:
-            at = self.ids[hash((name, token)) % len(self.ids)]
+            at = self.ids[(ord(token) + len(name)) % len(self.ids)]
             with suppress(NotFound, Conflict):
                 if kind == "delete":
                     await books.delete_endpoint(ACCOUNT, REGION, at)
