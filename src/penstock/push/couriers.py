@@ -21,6 +21,7 @@ import msgspec
 
 from penstock.flow.verdicts import Failure
 from penstock.metadata.topics.catalog import make_internal_topic
+from penstock.model.address_book import PlatformEndpoint
 from penstock.model.calls import AppendBatches, BrokerPort
 from penstock.model.errors import PenstockError, Throttled
 from penstock.model.limits import TENANT_DIRECT_PERCENT
@@ -204,10 +205,10 @@ class Couriers:
         self._books = books
         self._mail = mail
         self._carriers = [one for one in (gateway, outbox) if one is not None]
-        self.confirms_mail = mail is not None
-        self.protocols = frozenset(MAIL_PROTOCOLS if mail is not None else ()).union(
-            *(one.protocols for one in self._carriers)
-        )
+        # Only a mailbox can confirm, and only if mails are really sent.
+        self.relayed = {name: False for one in self._carriers for name in one.protocols}
+        if mail is not None:
+            self.relayed |= dict.fromkeys(MAIL_PROTOCOLS, True)
         self._direct = SharedLimit(DIRECT_MAX, TENANT_DIRECT_PERCENT, own_account=own_account)
 
     async def send(self, one: Subscription, message: SentMessage) -> int | Failure:
@@ -239,18 +240,26 @@ class Couriers:
         document = event_document(protocol, account, message, device)
         return await carrier.carry(Event(account, protocol, message.endpoint, document))
 
-    def _device(self, account: str, arn: str) -> dict[str, str] | None:
-        """Return by what the platform knows a device, or None if nothing may be sent to it."""
+    def has_endpoint(self, arn: str) -> bool:
+        return self._endpoint(arn) is not None
+
+    def _endpoint(self, arn: str) -> PlatformEndpoint | None:
         try:
-            address = arns.parse_endpoint(arn, caller=account)
+            address = arns.parse_endpoint(arn, caller="")
         except Fault:
             return None
-        where, books = address.application, self._books
-        found = books.endpoint(where.account, where.region, address.id)
-        key = (where.account, where.region, where.platform, where.name)
-        application = books.application(key)
-        if found is None or not found.is_enabled or where.account != account:
+        where = address.application
+        found = self._books.endpoint(where.account, where.region, address.id)
+        return found if found is not None and found.arn == arn else None
+
+    def _device(self, account: str, arn: str) -> dict[str, str] | None:
+        """Return by what the platform knows a device, or None if nothing may be sent to it."""
+        found = self._endpoint(arn)
+        if found is None or not found.is_enabled or found.account != account:
             return None
+        application = self._books.application(
+            (found.account, found.region, found.platform, found.application)
+        )
         if application is None or not application.is_enabled:
             return None
         device = {"platform": found.platform, "token": found.token}

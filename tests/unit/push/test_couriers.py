@@ -142,7 +142,7 @@ async def test_statuses_and_failures_of_a_gateway(
     gateway: Gateway, endpoint: Endpoint, books: StoredAddressBooks
 ) -> None:
     courier = Couriers(books, own_account="000000000000", gateway=gateway)
-    assert courier.protocols == {"sms", "lambda"}
+    assert courier.relayed == {"sms": False, "lambda": False}
     for status in (204, 404, 429, 500):
         endpoint.plan("/sms", Step(status=status))
         assert await courier.send(subscription("sms"), message()) == status
@@ -198,7 +198,7 @@ async def test_the_outbox_is_an_internal_topic_with_the_endpoint_as_key(
         entropy=lambda count: b"\1" * count,
     )
     courier = Couriers(books, own_account="000000000000", outbox=outbox)
-    assert courier.protocols == set(PROTOCOLS)
+    assert courier.relayed == dict.fromkeys(PROTOCOLS, False)
     for body in (b"one", b"two"):
         assert await courier.send(subscription("sms"), message(body=body)) == 200
     records = [r for call in log.calls for batch in call.batches for r in iter_records(batch)]
@@ -241,9 +241,11 @@ async def test_a_device_gets_messages_while_it_and_its_app_are_enabled(
     courier = Couriers(books, own_account="000000000000", gateway=kept)
     one, sent = subscription("application", DEVICE.arn), message(DEVICE.arn)
     assert await courier.send(one, sent) is Failure.ENDPOINT_DISABLED, "no such device"
+    assert not courier.has_endpoint(DEVICE.arn)
     await books.create_application(SHOP)
     await books.create_endpoint(DEVICE)
     assert await courier.send(one, sent) == 200
+    assert courier.has_endpoint(DEVICE.arn)
     device = {"platform": "GCM", "token": "device token", "user_data": "data"}
     assert device.items() <= kept.data().items()
     # Neither the device of another tenant, nor a wrong ARN.
@@ -251,6 +253,7 @@ async def test_a_device_gets_messages_while_it_and_its_app_are_enabled(
     assert await courier.send(other, sent) is Failure.ENDPOINT_DISABLED
     for wrong in ("x", DEVICE.arn.replace("shop", "shed"), DEVICE.arn.replace("GCM", "ADM")):
         assert await courier.send(one, message(wrong)) is Failure.ENDPOINT_DISABLED
+        assert not courier.has_endpoint(wrong)
     disable = lambda one: msgspec.structs.replace(one, attributes={"Enabled": "false"})  # noqa: E731
     await books.change_application((ACCOUNT, REGION, "GCM", "shop"), disable)
     assert await courier.send(one, sent) is Failure.ENDPOINT_DISABLED
@@ -277,7 +280,8 @@ async def test_mail_goes_to_the_mail_server_and_a_gateway_comes_before_the_outbo
     courier = Couriers(
         books, own_account="000000000000", gateway=gateway, outbox=outbox, mail=Mail()
     )
-    assert courier.confirms_mail
+    confirming = {name for name, must_confirm in courier.relayed.items() if must_confirm}
+    assert confirming == {"email", "email-json"}
     assert await courier.send(subscription("email", "a@b"), message("a@b")) == 299
     assert await courier.send(subscription("sms"), message()) == 200
     assert await courier.send(subscription("lambda"), message()) == 200

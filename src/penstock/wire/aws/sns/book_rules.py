@@ -1,5 +1,5 @@
 """The checks of address books, with the error texts of SNS: names and attributes of mobile apps and
-devices, settings for text messages, and the endpoints of protocols that need a gateway or mail."""
+devices, settings for text messages, and mail addresses."""
 
 import re
 from collections.abc import Mapping
@@ -61,15 +61,10 @@ _SMS_TYPES: Final = ("Promotional", "Transactional")
 
 _RATE = re.compile(r"(?:100|[0-9]{1,2})\Z")
 _PHONE = re.compile(r"\+?[1-9][0-9]{1,14}\Z")  # E.164
-_PHONE_PARTS = re.compile(r"\+?[0-9]+(?:[/.-][0-9]+)*\Z")
 _SANDBOX_PHONE = re.compile(r"\+[0-9]{8,19}\Z")
 _PASSWORD = re.compile(r"[0-9]{5,8}\Z")
 # Without quotes, brackets and separators, which could add a second recipient.
 _MAIL = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]{1,64}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\Z")
-_FUNCTION = re.compile(r"arn:aws[a-z-]*:lambda:[a-z0-9-]+:[0-9]{12}:function:[A-Za-z0-9_:$-]+\Z")
-_STREAM = re.compile(
-    r"arn:aws[a-z-]*:firehose:[a-z0-9-]+:[0-9]{12}:deliverystream/[A-Za-z0-9_.-]+\Z"
-)
 
 
 # ── Platform applications ────────────────────────────────────────────────────────────────────
@@ -221,28 +216,11 @@ def check_password(text: str | None) -> str:
     return text
 
 
-# ── Endpoints of subscriptions ───────────────────────────────────────────────────────────────
+# ── Messages ────────────────────────────────────────────────────────────────────────────────
 
 
 def is_mail_address(text: str) -> bool:
     return len(text) <= MAIL_CHARS_MAX and _MAIL.match(text) is not None
-
-
-def check_endpoint(protocol: str, endpoint: str) -> None:
-    """Check the form of an endpoint that gets its messages by mail or through a gateway. Whether a
-    platform endpoint exists is not checked here."""
-    if protocol == "sms":
-        number = re.sub("[/.-]", "", endpoint[:TEXT_CHARS_MAX])
-        if _PHONE_PARTS.match(endpoint) is None or _PHONE.match(number) is None:
-            raise fault("InvalidParameter", f"Invalid SMS endpoint: {cut(endpoint)}")
-    elif protocol in ("email", "email-json"):
-        if not is_mail_address(endpoint):
-            raise invalid("Email address")
-    elif protocol == "lambda":
-        if _FUNCTION.match(endpoint) is None:
-            raise invalid("Lambda endpoint ARN")
-    elif protocol == "firehose" and _STREAM.match(endpoint) is None:
-        raise invalid("Firehose endpoint ARN")
 
 
 def text_for(texts: Mapping[str, str], protocol: str, endpoint: str) -> str:

@@ -13,7 +13,6 @@ from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.sns import arns
 from penstock.wire.aws.sns.book_rules import (
     check_application,
-    check_endpoint,
     check_number,
     check_password,
     check_sandbox_number,
@@ -63,10 +62,6 @@ def parsing(arn: str | None) -> Callable[[], Any]:
 
 def parsing_endpoint(arn: str | None) -> Callable[[], Any]:
     return lambda: arns.parse_endpoint(arn, caller=ACCOUNT)
-
-
-def subscribing(protocol: str, endpoint: str) -> Callable[[], Any]:
-    return lambda: check_endpoint(protocol, endpoint)
 
 
 SLASHES = "Reason: Wrong number of slashes in relative portion of the ARN."
@@ -162,10 +157,6 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         lambda: check_password("1234"),
         "Invalid parameter: OneTimePassword Reason: must have 5 to 8 digits",
     ),
-    (subscribing("email", "no address"), "Invalid parameter: Email address"),
-    (subscribing("email-json", "a@b\nBcc: c@d"), "Invalid parameter: Email address"),
-    (subscribing("lambda", "arn:aws:lambda:r:1:f"), "Invalid parameter: Lambda endpoint ARN"),
-    (subscribing("firehose", "arn:aws:s3:::bucket"), "Invalid parameter: Firehose endpoint ARN"),
 ]  # fmt: skip
 
 
@@ -204,29 +195,6 @@ def test_arns_of_applications_and_endpoints() -> None:
     assert arns.is_endpoint(ENDPOINT.arn)
     assert not arns.is_endpoint(f"{BASE}:endpoint")
     assert arns.parse_application("arn:aws:sns:r::app/GCM/a", caller=ACCOUNT).account == ACCOUNT
-
-
-@pytest.mark.parametrize(
-    "number", ["+15550100999", "15550100999", "+1555-0100.999", "1/555/0100999", "12"]
-)
-def test_phone_numbers(number: str) -> None:
-    check_endpoint("sms", number)
-
-
-@pytest.mark.parametrize(
-    "number",
-    ["", "1", "+", "+0555", "abc", "+1 555", "-1555", "1555-", "1--555", "1.-555", "+1555\n",
-     "1234567890123456", "+" + "1-" * 40_000 + "1", "١٢٣٤٥"],
-)  # fmt: skip
-def test_other_texts_are_no_phone_numbers(number: str) -> None:
-    code, text = refused(subscribing("sms", number))
-    assert code == "InvalidParameter"
-    assert text.startswith(f"Invalid SMS endpoint: {number[:1_000]}")
-
-
-def test_functions_and_streams() -> None:
-    check_endpoint("lambda", f"arn:aws:lambda:us-east-1:{ACCOUNT}:function:f:$LATEST")
-    check_endpoint("firehose", f"arn:aws-cn:firehose:cn-north-1:{ACCOUNT}:deliverystream/s.1")
 
 
 @pytest.mark.parametrize("text", ["a@b", "first.last+tag@mail.example.com", "o'neil@x-y.z"])

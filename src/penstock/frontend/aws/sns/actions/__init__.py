@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from penstock.frontend.aws.context import Action, Run
-from penstock.frontend.aws.sns.actions import address_books, publish, sms, subscriptions, topics
+from penstock.frontend.aws.sns.actions import (
+    address_books,
+    direct,
+    publish,
+    sms,
+    subscriptions,
+    topics,
+)
 
 _RUNS: Final[Mapping[str, Run]] = {
     "AddPermission": topics.add_permission,
@@ -35,7 +42,7 @@ _RUNS: Final[Mapping[str, Run]] = {
     "ListTagsForResource": topics.list_tags,
     "ListTopics": topics.list_topics,
     "OptInPhoneNumber": sms.opt_in,
-    "Publish": publish.publish,
+    "Publish": direct.publish,
     "PublishBatch": publish.publish_batch,
     "PutDataProtectionPolicy": topics.put_data_protection,
     "RemovePermission": topics.remove_permission,

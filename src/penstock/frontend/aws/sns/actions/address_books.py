@@ -26,7 +26,7 @@ _TOKEN_CHARS_MAX: Final = 1_024  # of NextToken
 def books_for(call: Call, protocol: str) -> AddressBooks:
     """Return the address books. Raises InvalidAction if this server cannot send such messages."""
     couriers, books = call.context.couriers, call.context.books
-    if couriers is None or books is None or protocol not in couriers.protocols:
+    if couriers is None or books is None or protocol not in couriers.relayed:
         raise no_gateway(call.action.name)
     return books
 

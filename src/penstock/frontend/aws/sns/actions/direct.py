@@ -1,5 +1,4 @@
-"""Messages that are published to a phone number or a platform endpoint instead of a topic, and the
-endpoints of subscriptions that get their messages through a courier.
+"""Publish, to a topic or to a single endpoint: a phone number or a platform endpoint.
 
 No log keeps a message that has no topic. So the reply comes after the courier's: if the gateway
 does not accept the message, the client gets an error and can retry."""
@@ -10,16 +9,16 @@ from typing import Final
 from penstock.flow.verdicts import Action, Failure, Kind, judge
 from penstock.frontend.aws.context import Call
 from penstock.frontend.aws.sns.actions import address_books
+from penstock.frontend.aws.sns.actions.publish import publish as publish_to_topic
 from penstock.model.message import Attribute
 from penstock.model.names import uuid_text
 from penstock.model.sent_message import SentMessage
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.sns import arns, book_rules, shapes
-from penstock.wire.aws.sns.faults import cut, fault, invalid
+from penstock.wire.aws.sns.faults import fault, invalid
 from penstock.wire.aws.sns.publish_checks import check_publish, target_of, texts_of
 
 SMS: Final = "sms"
-_MAIL: Final = ("email", "email-json")
 
 
 def is_direct(request: shapes.PublishRequest) -> bool:
@@ -32,6 +31,8 @@ def is_direct(request: shapes.PublishRequest) -> bool:
 
 
 async def publish(call: Call, request: shapes.PublishRequest) -> shapes.PublishReply:
+    if not is_direct(request):
+        return await publish_to_topic(call, request)
     target = target_of(request)
     protocol = address_books.APPLICATION if request.target_arn else SMS
     books = address_books.books_for(call, protocol)
@@ -83,33 +84,3 @@ async def carry(call: Call, protocol: str, message: SentMessage) -> None:
     if verdict.action is Action.RETRY:
         raise fault("ServiceUnavailable", f"The message was not delivered: {reason}. Retry.")
     raise invalid("Message", f"the message was rejected: {reason}")
-
-
-# ── Subscriptions ────────────────────────────────────────────────────────────────────────────
-
-
-def check_endpoint(call: Call, protocol: str, endpoint: str) -> None:
-    """Check the endpoint of a new subscription whose messages a courier carries. Raises the fault
-    for an unknown protocol if there is no such courier."""
-    couriers = call.context.couriers
-    if couriers is None or protocol not in couriers.protocols:
-        raise invalid(f"Amazon SNS does not support this protocol string: {cut(protocol)}")
-    book_rules.check_endpoint(protocol, endpoint)
-    if protocol != address_books.APPLICATION:
-        return
-    try:
-        found = address_books.find_endpoint(
-            call, arns.parse_endpoint(endpoint, caller=call.account)
-        )
-    except Fault:
-        found = None
-    if found is None:
-        raise invalid("Endpoint", f"Endpoint does not exist for endpoint arn{cut(endpoint)}")
-
-
-def is_confirmed_at_once(call: Call, protocol: str) -> bool:
-    """Return whether a subscription of a courier's protocol needs no confirmation."""
-    couriers = call.context.couriers
-    if couriers is None or protocol not in couriers.protocols:
-        return False
-    return not (protocol in _MAIL and couriers.confirms_mail)

@@ -9,7 +9,6 @@ from hashlib import sha256
 from typing import Final
 
 from penstock.frontend.aws.context import Call, call_partitions, sequence_number
-from penstock.frontend.aws.sns.actions import direct
 from penstock.frontend.aws.sns.actions.topics import topic_of
 from penstock.frontend.aws.sns.rules.topic_attributes import message_bytes_max
 from penstock.model.calls import Publish
@@ -42,8 +41,6 @@ def _rules(topic: Topic) -> TopicRules:
 
 
 async def publish(call: Call, request: shapes.PublishRequest) -> shapes.PublishReply:
-    if direct.is_direct(request):
-        return await direct.publish(call, request)
     topic = topic_of(call, target_of(request))
     checked = check_publish(request, _rules(topic))
     message = await _message(call, topic, checked)

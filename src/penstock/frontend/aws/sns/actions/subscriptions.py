@@ -12,7 +12,6 @@ from typing import Final
 import msgspec
 
 from penstock.frontend.aws.context import Call
-from penstock.frontend.aws.sns.actions import direct
 from penstock.frontend.aws.sns.actions.topics import topic_of
 from penstock.frontend.aws.sns.rules import subscription_attributes
 from penstock.model.calls import Ends
@@ -45,7 +44,7 @@ async def subscribe(call: Call, request: shapes.SubscribeRequest) -> shapes.Subs
         raise no_value("Endpoint")
     if not protocol:
         raise null_value("protocol")
-    _check_endpoint(call, topic, protocol, endpoint)
+    _check_endpoint(topic, protocol, endpoint)
     attributes = subscription_attributes.read_new(
         topic, protocol, endpoint, request.attributes or {}
     )
@@ -63,7 +62,7 @@ async def subscribe(call: Call, request: shapes.SubscribeRequest) -> shapes.Subs
     return shapes.SubscribeReply(subscription_arn=PENDING_ARN if is_hidden else one.arn)
 
 
-def _check_endpoint(call: Call, topic: Topic, protocol: str, endpoint: str) -> None:
+def _check_endpoint(topic: Topic, protocol: str, endpoint: str) -> None:
     if protocol == "sqs":
         if parse_arn(endpoint) is None:
             raise invalid("SQS endpoint ARN")
@@ -71,7 +70,7 @@ def _check_endpoint(call: Call, topic: Topic, protocol: str, endpoint: str) -> N
             text = "FIFO SQS Queues can not be subscribed to standard SNS topics"
             raise invalid("Invalid parameter: Endpoint", text)  # SNS repeats the first words
     else:
-        direct.check_endpoint(call, protocol, endpoint)
+        raise invalid(f"Amazon SNS does not support this protocol string: {protocol}")
 
 
 async def _new_subscription(
@@ -93,8 +92,7 @@ async def _new_subscription(
         base_url=_base_url(call),
     )
     queue = parse_arn(endpoint) if protocol == "sqs" else None
-    is_own = queue is not None and (context.config.is_dev or queue.account == topic.account)
-    if not (is_own or direct.is_confirmed_at_once(call, protocol)):
+    if queue is None or not (context.config.is_dev or queue.account == topic.account):
         return one
     return await _confirmed(call, topic, one, is_authenticated=True)
 
