@@ -88,7 +88,7 @@ class SmtpServer:
             if verb == "." and verb not in self.replies:
                 self.mails.append(mail)
                 self._changed.set()
-            if verb == "QUIT":
+            if verb == "QUIT" and verb not in self.replies:
                 writer.write(b"221 bye\r\n")
                 return
 

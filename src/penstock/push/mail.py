@@ -127,8 +127,12 @@ class MailCourier:
     def _send(self, one: Subscription, message: SentMessage) -> int | Failure:
         mail = compose(one, message, sender=self._sender)
         try:
-            with self._connect() as client:
+            client = self._connect()
+            try:
                 client.sendmail(self._sender, [message.endpoint], mail)
+            finally:
+                with suppress(OSError):  # the server has accepted the mail, however it says goodbye
+                    client.quit()
         except OSError as error:  # also all errors of smtplib
             return _failure_of(error)
         return DELIVERED

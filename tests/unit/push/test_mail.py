@@ -162,6 +162,15 @@ async def test_what_becomes_of_the_replies_of_the_server(
     assert server.mails == []
 
 
+@pytest.mark.parametrize("reply", ["500 no", None])
+async def test_a_mail_that_was_accepted_is_delivered_however_the_dialogue_ends(
+    server: SmtpServer, reply: str | None
+) -> None:
+    server.replies["QUIT"] = reply
+    assert await courier(server).send(subscription(), SENT) == 200
+    assert len(server.mails) == 1
+
+
 async def test_nobody_listens(server: SmtpServer) -> None:
     async with SmtpServer() as other:
         gone = other.port
