@@ -6,62 +6,19 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
 from confluent_kafka import Producer
 from tests.harness.cluster import PenstockCluster
 from tests.harness.etcd import LACKING
 from tests.harness.patience import eventually
 from tests.harness.server import Server
+from tests.harness.sns_site import Site
 
 pytestmark = [pytest.mark.slow, pytest.mark.compat]
 
 MESSAGES = 60
 QUICK_MIN = 57  # of MESSAGES on three nodes, found by the first receive
-
-
-class Site:
-    """Clients of every node, and the address for Kafka."""
-
-    def __init__(self, urls: list[str], kafka: str) -> None:
-        self.sns = [self._client("sns", url) for url in urls]
-        self.sqs = [self._client("sqs", url) for url in urls]
-        self.kafka = kafka
-
-    @staticmethod
-    def _client(service: str, url: str) -> Any:
-        return boto3.client(
-            service,
-            endpoint_url=url,
-            region_name="us-east-1",
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-            config=Config(retries={"max_attempts": 5, "mode": "standard"}),
-        )
-
-    def queue(self, name: str) -> tuple[str, str]:
-        sqs = self.sqs[0]
-        url = sqs.create_queue(QueueName=name)["QueueUrl"]
-        found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
-        return url, found["Attributes"]["QueueArn"]
-
-    def received(self, url: str, *, at: int = 0, wait_s: int = 0) -> list[dict[str, Any]]:
-        """Receive and delete what is in a queue now."""
-        sqs, path = self.sqs[at], url.partition("://")[2].partition("/")[2]
-        url = f"{sqs.meta.endpoint_url}/{path}"
-        reply = sqs.receive_message(
-            QueueUrl=url,
-            MaxNumberOfMessages=10,
-            WaitTimeSeconds=wait_s,
-            MessageAttributeNames=["All"],
-        )
-        messages: list[dict[str, Any]] = reply.get("Messages", [])
-        for message in messages:
-            sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
-        return messages
 
 
 @pytest.fixture(scope="module", params=["one node", "three nodes"])
@@ -92,12 +49,12 @@ def test_a_published_message_is_in_the_queues_when_the_reply_comes(site: Site) -
     policy = {"FilterPolicy": json.dumps({"color": ["red"]})}
     sns.subscribe(TopicArn=arn, Protocol="sqs", Endpoint=reds_arn, Attributes=policy)
 
-    def reach() -> None:  # every node knows the subscriptions
-        for at, client in enumerate(site.sns):
-            client.publish(TopicArn=arn, Message="first")
-            assert site.received(raw, at=at, wait_s=1)
+    def is_known(at: int) -> bool:
+        site.sns[at].publish(TopicArn=arn, Message="first")
+        return bool(site.received(raw, at=at, wait_s=1))
 
-    eventually(reach, AssertionError)
+    for at in range(count):
+        eventually(lambda at=at: is_known(at), seconds=60, what=f"node {at} knows the subscription")
     while site.received(raw, wait_s=1):
         pass
     quick, late = 0, []

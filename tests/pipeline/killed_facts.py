@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from benchmarks.pipeline.facts import make_facts, totals_of, totals_of_rows
@@ -11,7 +12,7 @@ from tests.pipeline.killed_process import Told
 from tests.pipeline.killing import AFTER, WORKER, Case, Tally, before, between
 from tests.pipeline.topics import send
 
-from penstock.wire.facts import telemetry
+from penstock.wire.facts import deliveries, telemetry
 
 BATCH_BYTES = "16k"
 
@@ -125,6 +126,61 @@ class _BilledUsage(UsageCase):
     name = "usage-to-bill"
     job = "usage"
     topic = "facts-to-bill"
+
+
+class DeliveriesCase(Case):
+    name = "deliveries"
+    tables = ("delivery",)
+    lives = (
+        (WORKER, between("delivery")),
+        (WORKER, AFTER),
+        (between("delivery_hourly"),),
+        (before("delivery_hourly"),),
+    )
+    flushes_each = 60
+    rows_each = 40
+    begin_ms = 1_700_000_400_000
+
+    def prepare(self) -> None:
+        self.topics.make("pushed", 1)
+        self._rows: list[deliveries.DeliveryRow] = []
+
+    def feed(self) -> None:
+        self.feeds += 1
+        values = []
+        for _ in range(self.flushes_each):
+            flush, first = len(self._rows) // self.rows_each + 1, len(self._rows)
+            rows = [self._row(number) for number in range(first, first + self.rows_each)]
+            self._rows += rows
+            columns = deliveries.columns_of(rows)
+            head = (1, "n1", "i", flush, rows[-1].at_ms, 0)
+            values.append(deliveries.encode(deliveries.DeliveryFacts(*head, columns)))
+        send(self.topics, "pushed", values)
+
+    def _row(self, number: int) -> deliveries.DeliveryRow:
+        # A feed is about an hour and a half, so that the next one adds to its last hour.
+        at_ms = self.begin_ms + number * 2_300
+        outcome = deliveries.RETRY if number % 7 == 0 else deliveries.DELIVERED
+        place = (f"s-{number % 3}", "orders", 0, number, f"id-{number}", 1)
+        return deliveries.DeliveryRow(at_ms, "111", "eu", *place, outcome, 200, number % 90, 100)
+
+    def arguments(self, *, is_last: bool) -> dict[str, Any]:
+        return {"topic": "pushed", "batch_bytes": "1m" if is_last else BATCH_BYTES}
+
+    def judge(self, tally: Tally, told: Sequence[Told]) -> None:
+        kept = Counter(row["source_offset"] for row in self.rows("delivery"))
+        tally.compare(Counter(row.offset for row in self._rows), kept)
+        sums = Counter[Any]()
+        for row in self.rows("delivery_hourly"):
+            key = (str(row["date"]), row["hour"], row["subscription"])
+            sums += Counter({(*key, name): row[name] for name in ("delivered", "retried", "bytes")})
+        want = Counter[Any]()
+        for each in self._rows:
+            at = datetime.fromtimestamp(each.at_ms / 1_000, UTC)
+            name = "retried" if each.outcome == deliveries.RETRY else "delivered"
+            key = (str(at.date()), at.hour, each.subscription)
+            want.update({(*key, name): 1, (*key, "bytes"): each.bytes})
+        tally.compare(want, sums)
 
 
 class TelemetryCase(Case):

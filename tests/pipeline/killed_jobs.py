@@ -16,7 +16,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from tests.compat.conftest import sqs_client
-from tests.pipeline.killed_facts import BillingCase, TelemetryCase, UsageCase, ms_of
+from tests.pipeline.killed_facts import (
+    BillingCase,
+    DeliveriesCase,
+    TelemetryCase,
+    UsageCase,
+    ms_of,
+)
 from tests.pipeline.killed_process import Kill, Told
 from tests.pipeline.killing import AFTER, WORKER, Case, Tally, before, between
 from tests.pipeline.topics import BASE_MS, send
@@ -355,6 +361,7 @@ CASES: Mapping[str, type[Case]] = {
         QualityCase,
         RetentionCase,
         DeadLettersCase,
+        DeliveriesCase,
         BillingCase,
     )
 }

@@ -178,6 +178,15 @@ def _now(facts: Facts) -> str:
     return now.isoformat(timespec="milliseconds")
 
 
+def _of_user(read: Callable[[Caller], str]) -> Callable[[Facts], str | None]:
+    return lambda facts: None if facts.caller.service else read(facts.caller)
+
+
+def _of_service(read: Callable[[Caller], str]) -> Callable[[Facts], str | None]:
+    # Clients cannot set these keys: no request of a client has a caller that is a service.
+    return lambda facts: read(facts.caller) if facts.caller.service else None
+
+
 # By key in lower case: a function that returns the value or None, and what the value depends on.
 KEYS: Mapping[str, tuple[Callable[[Facts], str | None], Asks]] = {
     "aws:sourceip": (lambda facts: facts.circumstances.source_ip or None, Asks.ADDRESS),
@@ -187,18 +196,22 @@ KEYS: Mapping[str, tuple[Callable[[Facts], str | None], Asks]] = {
     ),
     "aws:currenttime": (_now, Asks.TIME),
     "aws:epochtime": (lambda facts: str(facts.circumstances.now_ms // 1_000), Asks.TIME),
-    "aws:principalarn": (lambda facts: facts.caller.arn, Asks.NOTHING),
-    "aws:principalaccount": (lambda facts: facts.caller.account, Asks.NOTHING),
-    "aws:principaltype": (lambda _: "User", Asks.NOTHING),
-    "aws:username": (lambda facts: facts.caller.user, Asks.NOTHING),
-    "aws:userid": (lambda facts: f"{facts.caller.account}:{facts.caller.user}", Asks.NOTHING),
+    "aws:principalarn": (_of_user(lambda user: user.arn), Asks.NOTHING),
+    "aws:principalaccount": (_of_user(lambda user: user.account), Asks.NOTHING),
+    "aws:principaltype": (_of_user(lambda _: "User"), Asks.NOTHING),
+    "aws:username": (_of_user(lambda user: user.user), Asks.NOTHING),
+    "aws:userid": (_of_user(lambda user: f"{user.account}:{user.user}"), Asks.NOTHING),
     "aws:sourceowner": (lambda facts: facts.caller.account, Asks.NOTHING),
     "aws:resourceaccount": (lambda facts: facts.owner_account, Asks.NOTHING),
-    # AWS sets these when one service calls another for a user, which never happens here.
-    "aws:principalisawsservice": (lambda _: "false", Asks.NOTHING),
+    "aws:principalisawsservice": (
+        lambda facts: "true" if facts.caller.service else "false",
+        Asks.NOTHING,
+    ),
+    "aws:principalservicename": (_of_service(lambda one: one.service), Asks.NOTHING),
+    "aws:sourcearn": (_of_service(lambda one: one.source_arn), Asks.NOTHING),
+    "aws:sourceaccount": (_of_service(lambda one: one.account), Asks.NOTHING),
+    # AWS sets this key when a service calls another with a user's rights. That never happens here.
     "aws:viaawsservice": (lambda _: "false", Asks.NOTHING),
-    "aws:sourcearn": (lambda _: None, Asks.NOTHING),
-    "aws:sourceaccount": (lambda _: None, Asks.NOTHING),
 }
 
 

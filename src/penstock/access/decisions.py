@@ -3,7 +3,7 @@
 Any change of users or tenants clears the cache. A decision that depends on the client's address or
 transport is cached only for requests with the same address and transport, and a decision that
 depends on the time is not cached. An invalid stored policy denies everything, because its meaning
-is unknown; the owner of a queue can still replace the policy of the queue."""
+is unknown; the owner of a queue or topic can still replace its policy."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +45,8 @@ _DELETED: Final = _denial("no such user")
 _SUSPENDED: Final = _denial("suspended account")
 _INVALID_RESOURCE: Final = evaluation.compile_policy(
     '{"Statement":{"Sid":"unreadable policy","Effect":"Deny","Principal":"*","Resource":"*",'
-    '"NotAction":["sqs:GetQueueAttributes","sqs:SetQueueAttributes","sqs:DeleteQueue"]}}',
+    '"NotAction":["sqs:GetQueueAttributes","sqs:SetQueueAttributes","sqs:DeleteQueue",'
+    '"sns:GetTopicAttributes","sns:SetTopicAttributes","sns:DeleteTopic"]}}',
     Kind.RESOURCE,
 )
 
@@ -165,7 +166,7 @@ class Decisions:
         policy: str | None,
         circumstances: CircumstancesOf,
     ) -> bool:
-        resource = _compile_resource((caller.account, caller.user, "", arn, owner, policy))
+        resource = compile_resource(policy, arn=arn)
         return resource is not None and evaluation.grants_anything(
             resource, Facts(caller, circumstances(), owner), arn
         )
@@ -176,7 +177,7 @@ class Decisions:
         if self._postpones and question not in self._compiled:
             self._check_size(caller, question, circumstances)
         identity = self._policies_of(caller)
-        resource = _compile_resource(question)
+        resource = compile_resource(question[5], arn=question[3])
         asks = _asks(identity, resource)
         key: tuple[object, ...] = question
         found = Circumstances()
@@ -213,7 +214,7 @@ class Decisions:
 
         def evaluate() -> tuple[Asks, Decision]:
             identity = [_compile_identity(name, text, caller) for name, text in texts]
-            resource = _compile_resource(question)
+            resource = compile_resource(question[5], arn=question[3])
             decision = evaluation.decide(identity, resource, facts, action, arn)
             return _asks(identity, resource), decision
 
@@ -256,8 +257,8 @@ def _compile_identity(name: str, text: str, caller: Caller) -> Compiled:
         return _INVALID
 
 
-def _compile_resource(question: Question) -> Compiled | None:
-    _, _, _, arn, _, text = question
+def compile_resource(text: str | None, *, arn: str) -> Compiled | None:
+    """Compile the policy of the resource ``arn``. An invalid policy denies nearly everything."""
     if text is None:
         return None
     try:

@@ -2,7 +2,8 @@
 
 A user's policies state what the user may do; the policy of a resource (a queue) states who may do
 what with it. ``decide`` combines them: a Deny in any policy denies; for a resource of the caller's
-own account one Allow is enough; for a resource of another account both kinds must allow. Parsing is
+own account one Allow is enough; for a resource of another account both kinds must allow. A service
+of this server has no policies: the policy of the resource must allow it, in any account. Parsing is
 strict, because ignoring a misspelt element could allow more than the author meant."""
 
 import re
@@ -45,15 +46,18 @@ _ELEMENTS = frozenset(("Sid", "Effect", "Condition")) | {
 }
 _ACTION = re.compile(r"(\*+|[A-Za-z0-9*?-]+:[A-Za-z0-9*?_-]+)\Z")
 # Kinds of principals that are valid but match no caller.
-_OTHER_PRINCIPALS = frozenset(("Service", "Federated", "CanonicalUser"))
+_OTHER_PRINCIPALS = frozenset(("Federated", "CanonicalUser"))
 
 
 class Principals(msgspec.Struct, frozen=True):
     is_everyone: bool = False
     accounts: frozenset[str] = frozenset()
     users: frozenset[tuple[str, str]] = frozenset()  # account and name
+    services: frozenset[str] = frozenset()
 
     def has(self, caller: Caller) -> bool:
+        if caller.service:
+            return self.is_everyone or caller.service in self.services or "*" in self.services
         account = caller.account
         return self.is_everyone or account in self.accounts or (account, caller.user) in self.users
 
@@ -116,9 +120,10 @@ def decide(
         return Decision(False, True, by_resource.label, Kind.RESOURCE)
     if by_identity is not None and (by_resource is not None or is_own):
         return Decision(True, True, by_identity.label, Kind.IDENTITY)
-    if by_resource is not None and is_own:
+    if by_resource is not None and (is_own or caller.service):
         return Decision(True, True, by_resource.label, Kind.RESOURCE)
-    return Decision(False, source=Kind.RESOURCE if by_identity is not None else Kind.IDENTITY)
+    is_resource_silent = by_identity is not None or bool(caller.service)
+    return Decision(False, source=Kind.RESOURCE if is_resource_silent else Kind.IDENTITY)
 
 
 def grants_anything(resource: Compiled, facts: Facts, resource_arn: str) -> bool:
@@ -281,9 +286,13 @@ def _read_principals(given: object, place: str) -> Principals:
     is_everyone = False
     accounts: set[str] = set()
     users: set[tuple[str, str]] = set()
+    services: set[str] = set()
     for family, values in given.items():
         names = _strings(values, f"{place}: {family[:80]}")
         if family in _OTHER_PRINCIPALS:
+            continue
+        if family == "Service":
+            services.update(names)
             continue
         if family != "AWS":
             raise MalformedPolicy(f"{place}: unknown kind of principal {family[:80]}.")
@@ -294,7 +303,7 @@ def _read_principals(given: object, place: str) -> Principals:
                 accounts.add(name)
             else:
                 _read_arn(name, place, accounts, users)
-    return Principals(is_everyone, frozenset(accounts), frozenset(users))
+    return Principals(is_everyone, frozenset(accounts), frozenset(users), frozenset(services))
 
 
 def _read_arn(arn: str, place: str, accounts: set[str], users: set[tuple[str, str]]) -> None:

@@ -16,7 +16,9 @@ from penstock.model.acls import Acl
 from penstock.model.calls import BrokerCall, BrokerPort, R
 from penstock.model.errors import TopicNotFound
 from penstock.model.message import Message
+from penstock.model.names import SHARE_MARK
 from penstock.model.ports import Catalog
+from penstock.model.subscription import SHARE_PREFIX
 from penstock.model.topic import Topic
 
 P = TypeVar("P")
@@ -228,7 +230,9 @@ class CatalogView:
 
 
 def queues_of(everything: Catalog) -> CatalogView:
-    return CatalogView(everything, shows=lambda topic: topic.is_queue)
+    """Return all queues, without the shares of subscriptions, which only the server uses."""
+    hidden = SHARE_MARK + SHARE_PREFIX
+    return CatalogView(everything, shows=lambda topic: topic.is_queue and hidden not in topic.name)
 
 
 def streams_of(everything: Catalog) -> CatalogView:

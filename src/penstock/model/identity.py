@@ -111,6 +111,8 @@ class Caller(msgspec.Struct, frozen=True):
     key_id: str = ""
     is_operator: bool = False
     is_trusted: bool = False  # authentication is off: policies are not checked
+    service: str = ""  # not a user but a part of this server, under its AWS name
+    source_arn: str = ""  # of a service: the resource for which it acts, of ``account``
 
     @property
     def arn(self) -> str:

@@ -46,7 +46,7 @@ JUDGED_BYTES_MAX = 256 * KIB
 # judges at most this many again.
 UNWANTED_MAX = 1_000
 # Readers with a bookmark in one partition. All replicas keep them in memory and in checkpoints.
-BOOKMARKS_PER_PARTITION_MAX = 100
+BOOKMARKS_PER_PARTITION_MAX = 1_024
 READER_CHARS_MAX = 64
 # Shares with events in a log that a replica does not know from the catalog, as their checkpoint
 # lists them: 32 bytes each.

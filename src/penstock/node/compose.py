@@ -127,15 +127,17 @@ class Node:
             ),
         )
         await self._role.start()
-        self._push.serve(self._role, self._calls.unlimited, is_clustered=cluster is not None)
+        unlimited = self._calls.unlimited
         self._facts = Facts(
             setup,
-            self._calls.unlimited,
+            unlimited,
             metadata.topics,
             self._role.producer_ids,
             groups=self._role.groups,
             leads=leads_all if cluster is None else cluster.leads,
         )
+        is_clustered = cluster is not None
+        self._push.serve(self._role, unlimited, self._facts.deliveries, is_clustered=is_clustered)
         self._facts.start()
         self._listeners.note_changes(self._facts)
         if self._frontends is not None:
@@ -146,6 +148,7 @@ class Node:
             await self._cluster.announce(
                 http=reachable(self._listeners.http_url), kafka=self._listeners.kafka_advertised
             )
+        self._protect_own()
         self._start_jobs()
         metadata.started()
         setup.health.ready()
@@ -153,6 +156,23 @@ class Node:
             log_.warning(
                 "authentication is off: requests are accepted with any credentials or none"
             )
+
+    def _protect_own(self) -> None:
+        """Let no subscription call the listeners and stores of this cluster."""
+        setup, cluster = self._setup, self._cluster
+        config = setup.config
+
+        def protect() -> None:
+            own = [*setup.endpoints.values(), self._listeners.admin_url, config.metadata.service]
+            own += config.cluster.etcd.split(",")
+            if cluster is not None:
+                for entry in cluster.view.nodes.values():
+                    own += (entry.internal, entry.http, entry.kafka)
+            self._push.protect(own)
+
+        protect()
+        if cluster is not None:
+            cluster.view.on_nodes(protect)
 
     def _make_backup(self, metadata: MetadataLink, cluster: ClusterRole | None) -> BackupAdmin:
         setup, cutting, topics = self._setup, self._role.cutting, metadata.topics

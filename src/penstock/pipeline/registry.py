@@ -18,6 +18,7 @@ _JOBS: Final[Mapping[str, Mapping[str, str]]] = {
         "audit-search": "jobs.audit:SEARCH",
         "billing": "jobs.billing",
         "dead-letters": "jobs.dead_letters",
+        "deliveries": "jobs.deliveries",
         "quality": "jobs.quality",
         "replay": "jobs.replay",
         "retention": "jobs.retention",
@@ -33,7 +34,11 @@ _JOBS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     # A check reads the lake again, recomputes all derived values, shows the faults row by row, and
     # raises ``Unsound`` if there is any.
-    "verify": {"archive": "jobs.archive:VERIFY", "audit": "jobs.audit:VERIFY"},
+    "verify": {
+        "archive": "jobs.archive:VERIFY",
+        "audit": "jobs.audit:VERIFY",
+        "deliveries": "jobs.deliveries:VERIFY",
+    },
     "cluster": {"up": "jobs.cluster"},
 }
 

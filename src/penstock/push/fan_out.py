@@ -6,45 +6,42 @@ bookmark. So a message to a thousand queues costs a thousand appends and one eve
 gets the messages in the order of the partition. If the leader dies within a round, the next leader
 repeats the round: a queue can get its messages twice, but none is lost.
 
+A queue that can never take a copy (it does not exist, its policy denies the topic, the message is
+too large) does not stop the round: the message goes to the dead-letter queue of the subscription,
+in the form in which it would have been delivered, or it is dropped.
+
 A publisher waits until its message is below the bookmark, at most ``publish_wait_ms``."""
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Final, Protocol
-
-import msgspec
 
 from penstock.model.calls import Append, BrokerPort, Ends, Fetch, MoveBookmark, ReadBookmark
 from penstock.model.errors import InvalidRequest, PenstockError, TopicNotFound
 from penstock.model.limits import MIB
 from penstock.model.message import Message, Record
-from penstock.model.names import STRUCTURE, SUBJECT, uuid_text
 from penstock.model.ports import Catalog, Clock, Subscriptions
 from penstock.model.subscription import Subscription, SubscriptionState
 from penstock.model.topic import Topic, partition_of_group
-from penstock.record.batch import parse_header, split_batches
-from penstock.record.malformed import MalformedBatch
-from penstock.record.message import decode_batch
-from penstock.wire.aws.sns.filter_match import PolicyIndex, PreparedMessage
+from penstock.net.slices import Slices, Turns, in_slices
+from penstock.push.metrics import Outcome, PushMetrics
+from penstock.push.published import Published, records_of
+from penstock.push.queue_copies import Copy, Plan, Refusal, Target, copy_of, dead_letter_arn
+from penstock.wire.aws.sns.filter_match import PolicyIndex
 from penstock.wire.aws.sns.filter_policy import Scope, compile_policy
-from penstock.wire.aws.sns.notification import (
-    Envelope,
-    Notification,
-    Signer,
-    envelope,
-    fits_queue_raw,
-    unsubscribe_url,
-)
-from penstock.wire.aws.sns.publish_checks import texts_of
+from penstock.wire.aws.sns.notification import Signer, unsubscribe_url
 
 READER: Final = "sns"  # name of the bookmark
 ROUND_BYTES: Final = 1 * MIB
 ROUND_MESSAGES: Final = 64
 APPENDS_MAX: Final = 256  # in progress at the same time
 RETRY_SECONDS: Final = 0.5  # after a round that failed
+LOG_INTERVAL_MS: Final = 60_000  # between log lines about messages that cannot be delivered
+SQS: Final = "sqs"
 
 log_ = logging.getLogger(__name__)
 
@@ -72,15 +69,8 @@ class FanOutSetup:
     sealer: Sealer | None
     may_send: Callable[[Topic, Topic], bool]  # whether the topic may send to the queue
     signer_of: Callable[[Topic], Awaitable[Signer | None]]
-
-
-class _Target(msgspec.Struct, frozen=True):
-    """One subscribed queue."""
-
-    subscription: Subscription
-    is_raw: bool
-    start: int  # the first offset to copy
-    unsubscribe_url: str
+    metrics: PushMetrics = field(default_factory=PushMetrics)
+    turns: Turns = field(default_factory=Turns)
 
 
 class FanOut:
@@ -89,11 +79,13 @@ class FanOut:
         self.partition = partition
         self._setup = setup
         self.position = 0  # everything below has been copied
-        self._targets: dict[str, _Target] = {}  # by subscription id
+        self._targets: dict[str, Target] = {}  # by subscription id
         self._policies: PolicyIndex[str] = PolicyIndex()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap, by offset
         self._wake = asyncio.Event()
         self._next_copy = 0  # partition of a standard queue to which the next round goes
+        self._refusals: Counter[Refusal] = Counter()  # since the last log line about them
+        self._logged_at_ms: int | None = None
         for one in setup.subscriptions.of_topic(topic.topic_id):
             self.subscription_changed(None, one)
 
@@ -107,11 +99,12 @@ class FanOut:
         if after.state is not SubscriptionState.CONFIRMED:
             return
         starts, attributes = after.start_offsets, after.attributes
-        self._targets[after.id] = _Target(
+        self._targets[after.id] = Target(
             after,
             attributes.get("RawMessageDelivery") == "true",
             starts[self.partition] if self.partition < len(starts) else 0,
             unsubscribe_url(after.base_url, after.arn),
+            dead_letter_arn(after),
         )
         text = attributes.get("FilterPolicy")
         scope = Scope(attributes.get("FilterPolicyScope", Scope.ATTRIBUTES.value))
@@ -174,7 +167,7 @@ class FanOut:
         targets = tuple(self._targets.values())
         first = min((one.start for one in targets), default=end)
         if begin < first:
-            begin = min(first, end)  # nobody wants the messages before
+            begin = min(first, end)  # no subscription wants the messages before
         if begin >= end or not targets:
             self._advance(max(begin, self.position))
             return True
@@ -184,68 +177,111 @@ class FanOut:
         if setup.sealer is not None:
             fetched = await setup.sealer.opened_fetch(topic, partition, fetched)
         records, position = self._records(fetched.buffers, begin, min(end, fetched.next_offset))
-        await self._copy(records)
+        if records:
+            await self._copy(records)
         self._advance(position)
-        await setup.broker.call(MoveBookmark(topic, partition, READER, position))
+        if records:  # the bookmark is an event in this log too: it must not cause the next one
+            await setup.broker.call(MoveBookmark(topic, partition, READER, position))
         return position >= end
 
     def _records(self, buffers: Sequence[Any], begin: int, end: int) -> tuple[list[Record], int]:
         """Return the next records of a round, and the position after them."""
         records: list[Record] = []
-        origin = f"{self.topic.topic_id}-{self.partition}".encode("ascii")
-        for batch in split_batches(buffers):
-            header = parse_header(batch)
-            if header.is_control:
-                continue
-            try:
-                found = decode_batch(batch, origin=origin, from_offset=begin)
-            except MalformedBatch as error:
-                about = {"topic": self.topic.name, "offset": header.base_offset}
-                log_.error("skipping records", extra={**about, "reason": str(error)})
-                continue
-            room = ROUND_MESSAGES - len(records)
-            records += (one for one in found[:room] if one.offset < end)
-            if len(found) >= room:
-                return records, records[-1].offset + 1
+        for record in records_of(buffers, self.topic, self.partition, begin=begin):
+            if record.offset >= end:
+                break
+            records.append(record)
+            if len(records) == ROUND_MESSAGES:
+                return records, record.offset + 1
         return records, end
 
     async def _copy(self, records: Sequence[Record]) -> None:
-        appends: dict[tuple[str, int], list[Message]] = {}  # by queue id and partition
-        queues: dict[str, Topic] = {}
+        plan, slices = Plan(), Slices(self._setup.turns)
         signer = None
         if not self.topic.is_fifo and not all(one.is_raw for one in self._targets.values()):
             signer = await self._setup.signer_of(self.topic)
         for record in records:
-            source = _Source(record, self.topic, self.partition, signer)
-            for key in self._policies.match(source.prepared):
-                target = self._targets[key]
-                if record.offset < target.start:
+            source = Published(record, self.topic, self.partition, signer)
+            for key in await in_slices(self._policies.match_in_steps(source.prepared)):
+                target = self._targets.get(key)  # the subscription may have ended meanwhile
+                if target is None or record.offset < target.start:
                     continue
-                queue = self._setup.catalog.find_arn(target.subscription.endpoint)
-                if queue is None or not self._setup.may_send(self.topic, queue):
-                    continue
-                message = source.copy(target, queue, message_id=self._setup.entropy(16))
-                if message is None:
-                    continue
-                queues[queue.topic_id] = queue
-                place = (queue.topic_id, self._partition_of(queue, message))
-                appends.setdefault(place, []).append(message)
+                refusal = self._plan_copy(plan, target.subscription.endpoint, source, target)
+                if refusal is not None:
+                    self._give_up(plan, source, target, refusal)
+                if plan.is_full:
+                    await self._append_all(plan)
+                    plan = Plan()
+                if slices.is_over:
+                    await slices.next()
+        await self._append_all(plan)
+        self._log_refusals()
+
+    def _plan_copy(
+        self, plan: Plan, arn: str, source: Published, target: Target, *, is_dead: bool = False
+    ) -> Refusal | None:
+        setup = self._setup
+        queue = setup.catalog.find_arn(arn)
+        if queue is None or not queue.is_queue or queue.is_share:
+            return Refusal.MISSING
+        if not setup.may_send(self.topic, queue):
+            return Refusal.DENIED
+        made = copy_of(source, target, queue, message_id=setup.entropy(16), is_dead=is_dead)
+        if isinstance(made, Refusal):
+            return made
+        plan.add(queue, self._partition_of(queue, made), Copy(made, source, target, is_dead))
+        return None
+
+    def _give_up(self, plan: Plan, source: Published, target: Target, refusal: Refusal) -> None:
+        """Plan a copy for the dead-letter queue, or drop the message if no such queue takes it."""
+        metrics, arn = self._setup.metrics, target.dead_letter_arn
+        metrics.refused[refusal] += 1
+        self._refusals[refusal] += 1
+        if arn is None or self._plan_copy(plan, arn, source, target, is_dead=True) is not None:
+            metrics.attempt(SQS, Outcome.DROPPED)
+
+    def _log_refusals(self) -> None:
+        now_ms = self._setup.clock.mono_ms()
+        is_due = self._logged_at_ms is None or now_ms - self._logged_at_ms >= LOG_INTERVAL_MS
+        if self._refusals and is_due:
+            reasons = ", ".join(f"{name}: {count}" for name, count in self._refusals.items())
+            about = {"topic": self.topic.name, "account": self.topic.account, "reason": reasons}
+            log_.warning("messages not delivered to queues", extra=about)
+            self._refusals.clear()
+            self._logged_at_ms = now_ms
+
+    async def _append_all(self, plan: Plan) -> None:
         slots = asyncio.Semaphore(APPENDS_MAX)
-        while appends:
-            places = list(appends)
+        copies, queues, metrics = plan.copies, plan.queues, self._setup.metrics
+        while copies:
+            places = list(copies)
             results = await asyncio.gather(
-                *(self._append(queues[at[0]], at[1], appends[at], slots) for at in places),
+                *(self._append(queues[at[0]], at[1], copies[at], slots) for at in places),
                 return_exceptions=True,
             )
+            refused: list[tuple[Copy, Refusal]] = []
             for at, error in zip(places, results, strict=True):
-                if error is None or isinstance(error, TopicNotFound | InvalidRequest):
-                    del appends[at]
+                if error is None:
+                    for copy in copies.pop(at):
+                        outcome = Outcome.DEAD if copy.is_dead else Outcome.DELIVERED
+                        metrics.attempt(SQS, outcome)
+                elif isinstance(error, TopicNotFound | InvalidRequest):
+                    is_missing = isinstance(error, TopicNotFound)
+                    reason = Refusal.MISSING if is_missing else Refusal.INVALID
+                    refused += ((copy, reason) for copy in copies.pop(at))
                 elif not isinstance(error, PenstockError):
                     raise error
-                if error is not None:
+                else:
+                    metrics.attempt(SQS, Outcome.RETRY, len(copies[at]))
                     about = {"topic": self.topic.name, "queue": queues[at[0]].name}
                     log_.warning("copy rejected by a queue", extra={**about, "reason": str(error)})
-            if appends:
+            is_retry = bool(copies)
+            for copy, reason in refused:
+                if copy.is_dead:
+                    metrics.attempt(SQS, Outcome.DROPPED)
+                else:
+                    self._give_up(plan, copy.source, copy.target, reason)
+            if is_retry:
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _partition_of(self, queue: Topic, message: Message) -> int:
@@ -255,80 +291,14 @@ class FanOut:
         return self._next_copy % queue.partition_count
 
     async def _append(
-        self, queue: Topic, partition: int, messages: list[Message], slots: asyncio.Semaphore
+        self, queue: Topic, partition: int, copies: list[Copy], slots: asyncio.Semaphore
     ) -> None:
         sealer = self._setup.sealer
+        messages = [copy.message for copy in copies]
         if sealer is not None and sealer.is_on(queue):
             messages = [sealer.sealed(queue, m) or await sealer.seal(queue, m) for m in messages]
         async with slots:
             await self._setup.anywhere.call(Append(queue, partition, tuple(messages)))
-
-
-class _Source:
-    """One message of the topic. The forms in which it is copied are made when they are needed."""
-
-    def __init__(
-        self,
-        record: Record,
-        topic: Topic,
-        partition: int,
-        signer: Signer | None,
-    ) -> None:
-        self._record, self._topic, self._partition = record, topic, partition
-        self._signer = signer
-        attributes = dict(record.message.attributes or {})
-        subject, structure = attributes.pop(SUBJECT, None), attributes.pop(STRUCTURE, None)
-        self._subject = None if subject is None else subject.value.decode("utf-8", "replace")
-        self._attributes = attributes
-        body = record.message.body
-        if structure is not None:
-            texts = texts_of(body)
-            body = (texts.get("sqs") or texts["default"]).encode()
-        self._body = body
-        self._envelope: Envelope | None = None
-        self.prepared = PreparedMessage(attributes, body)
-
-    def copy(self, target: _Target, queue: Topic, *, message_id: bytes) -> Message | None:
-        """Return the message for a queue, or None if it cannot be delivered."""
-        message = self._record.message
-        is_ordered = queue.is_fifo
-        body, attributes = self._body, None
-        if target.is_raw:
-            if not fits_queue_raw(self._attributes):
-                return None
-            attributes = self._attributes or None
-        else:
-            if self._envelope is None:
-                self._envelope = self._make_envelope()
-            body = self._envelope.body(target.unsubscribe_url)
-        if len(body) > queue.settings.message_bytes_max:
-            return None
-        return Message(
-            message_id,
-            body,
-            attributes,
-            message.group,
-            message.dedup_id if is_ordered else None,
-            queue.settings.delay_ms or None,
-            target.subscription.account,
-            message.trace_header,
-        )
-
-    def _make_envelope(self) -> Envelope:
-        topic, record = self._topic, self._record
-        is_fifo = topic.is_fifo
-        return envelope(
-            Notification(
-                uuid_text(record.message.message_id),
-                topic.sns_arn or "",
-                self._body.decode("utf-8", "replace"),
-                record.sent_at_ms,
-                self._subject,
-                self._attributes or None,
-                f"{record.offset:017d}{self._partition:03d}" if is_fifo else None,
-            ),
-            self._signer,
-        )
 
 
 class FanOuts:

@@ -40,10 +40,18 @@ def make_proxy(text: str, *, lookup: Lookup = system_lookup) -> Proxy:
 
 
 class Outbound:
-    def __init__(self, client: HttpClient, resolver: Resolver, contexts: TlsContexts) -> None:
+    def __init__(
+        self,
+        client: HttpClient,
+        resolver: Resolver,
+        contexts: TlsContexts,
+        *,
+        allows_plain: bool = True,  # requests without TLS
+    ) -> None:
         self._client = client
         self._resolver = resolver
         self._contexts = contexts
+        self._allows_plain = allows_plain
         self._loop = asyncio.get_running_loop()
 
     async def send(
@@ -60,6 +68,8 @@ class Outbound:
     ) -> ClientReply:
         """Send a request and return the reply. One timeout covers all, including the lookup of the
         name. Raises RequestFailed, or RequestInvalid for a header that must not be sent."""
+        if not url.is_tls and not self._allows_plain:
+            raise RequestFailed(FailureReason.REFUSED_ADDRESS, "http is not allowed, only https")
         ends_at = self._loop.time() + timeout_s
         addresses = await self._resolver.find(url, tenant=tenant, timeout_s=timeout_s)
         tls = None

@@ -102,6 +102,38 @@ DEDUP_HITS = _counter("dedup_hits_total: Duplicate messages that were not stored
 BYTES_IN = _counter("bytes_in_total: Bytes of message bodies and attributes accepted.")
 BYTES_OUT = _counter("bytes_out_total: Bytes of message bodies and attributes delivered.")
 
+# ── Push ─────────────────────────────────────────────────────────────────────────────────────
+PUSH_ATTEMPTS = _counter(
+    "push_attempts_total{protocol,outcome}: Attempts to push a message to a subscription;"
+    " outcome: delivered, retry (failed, will be repeated), dead (failed, the message is in the"
+    " dead-letter queue) or dropped (failed, no dead-letter queue took the message)."
+)
+PUSH_REFUSED = _counter(
+    "push_refused_total{reason}: Messages that could not be pushed for a reason that a retry does"
+    " not change, such as a missing queue, a denied permission or a forbidden address."
+)
+PUSH_LOST = _counter(
+    "push_lost_total: Messages that retention removed from an SNS topic before they were pushed."
+)
+PUSH_SIGNATURES = _counter("push_signatures_total: Signatures made for SNS notifications.")
+PUSH_DURATION = _histogram(
+    "push_duration_seconds{protocol}: Duration in seconds of a push to an endpoint."
+)
+PUSH_FAN_OUT = _histogram(
+    "push_fan_out_seconds: Time in seconds to copy a group of at most 64 messages of an SNS topic"
+    " to the subscribed queues."
+)
+PUSH_IN_FLIGHT = _gauge("push_in_flight: Requests to endpoints that wait for a reply.")
+PUSH_WAITING_RETRIES = _gauge("push_waiting_retries: Messages that wait for another attempt.")
+PUSH_SLOTS = _gauge(
+    "push_slots{which}: Request slots of this node that are held, and subscriptions that are"
+    " waiting for a slot."
+)
+PUSH_BREAKER_OPEN = _gauge("push_breaker_open: Subscriptions whose circuit breaker is open.")
+PUSH_OUT_OF_STEP = _gauge(
+    "push_out_of_step: Subscribed queues that cannot keep up with their SNS topic."
+)
+
 # ── Queues, summed over this node ────────────────────────────────────────────────────────────
 QUEUES = _gauge("queues: Number of queues that this node knows.")
 QUEUE_MESSAGES = _gauge("queue_messages{state}: Messages in all queues of this node.")

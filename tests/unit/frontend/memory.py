@@ -19,6 +19,7 @@ from penstock.model.calls import (
     CancelMove,
     Ends,
     Extend,
+    FindTime,
     Lease,
     Publish,
     Purge,
@@ -207,6 +208,20 @@ class MemorySubscriptions:
             listener(before, after)
 
 
+class MemoryRing:
+    """Hides nothing, but knows the context of every secret."""
+
+    master_id = "m"
+
+    def wrap(self, secret: bytes, *, context: bytes) -> bytes:
+        return context + b"|" + secret
+
+    def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
+        found, _, secret = wrapped.partition(b"|")
+        assert found == context
+        return secret
+
+
 class MemoryBackend(Served):
     """Every record is leased once and gone when acked. ``broken`` is raised by every call that
     touches a queue."""
@@ -240,6 +255,11 @@ class MemoryBackend(Served):
     async def ends(self, call: Ends) -> StreamEnds:
         count = len(self.records.get((call.topic.topic_id, call.partition), ()))
         return StreamEnds(0, count, count)
+
+    async def find_time(self, call: FindTime) -> tuple[int, int]:
+        log = self.records.get((call.topic.topic_id, call.partition), ())
+        found = ((r.offset, r.sent_at_ms) for r in log if r.sent_at_ms >= call.timestamp_ms)
+        return next(found, (-1, -1))
 
     async def lease(self, call: Lease) -> Sequence[Delivery]:
         self._check()
@@ -412,6 +432,7 @@ class Rig:
             broker=self.backend,
             everything=self.catalog,
             subscriptions=self.subscriptions,
+            ring=MemoryRing(),
             token_key=b"k" * 32,
             clock=self.clock,
             config=config or FrontendConfig(),

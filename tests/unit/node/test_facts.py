@@ -20,8 +20,10 @@ from penstock.node.configuration.config import Config, NodeConfig
 from penstock.node.process import facts as facts_module
 from penstock.node.process.facts import Facts
 from penstock.node.process.node_setup import NodeSetup
+from penstock.wire.facts.deliveries import DeliveryRow
 
-TOPICS = ("__usage", "__telemetry", "__audit")
+TOPICS = ("__usage", "__telemetry", "__audit", "__deliveries")
+ROW = DeliveryRow(1, ACCOUNT, REGION, "s", "sns.orders", 0, 7, "id", 1, "delivered")
 
 
 def facts_on(stage: Stage, broker: object, folder: Path) -> Facts:
@@ -35,14 +37,26 @@ def facts_on(stage: Stage, broker: object, folder: Path) -> Facts:
     return Facts(cast(NodeSetup, setup), cast(BrokerPort, broker), stage.catalog, ids)
 
 
-async def test_a_stop_writes_the_end_of_all_three(tmp_path: Path) -> None:
+async def test_a_stop_writes_the_end_of_all_four(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as stage:
         facts = facts_on(stage, stage.broker, tmp_path)
         facts.start()
         assert facts.usage is not None
         facts.usage.find((ACCOUNT, REGION, "jobs", "sqs:SendMessage")).add(1, 1, 0)
+        facts.deliveries.note(ROW)
         await facts.stop()
-        assert [bool(await records(stage, name)) for name in TOPICS] == [True, True, True]
+        assert [bool(await records(stage, name)) for name in TOPICS] == [True] * 4
+        topic = stage.catalog.find(ACCOUNT, REGION, "__deliveries")
+        assert topic is not None
+        assert topic.configs["retention.ms"] == str(7 * 24 * 3_600_000)
+
+
+async def test_without_deliveries_there_is_no_topic_for_them(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        facts = facts_on(stage, stage.broker, tmp_path)
+        facts.start()
+        await facts.stop()
+        assert stage.catalog.find(ACCOUNT, REGION, "__deliveries") is None
 
 
 async def test_logs_that_take_nothing_are_given_up_together_in_the_time_of_one(

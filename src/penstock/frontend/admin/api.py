@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.frontend.admin import identities, queues
+from penstock.frontend.admin import deliveries, identities, queues
 from penstock.frontend.admin import operations as ops
+from penstock.frontend.admin import subscriptions as subs
 from penstock.frontend.admin.login import Credentials, Gate, Session, Unauthenticated
 from penstock.frontend.admin.messages import RECEIVE, messages
 from penstock.frontend.admin.request import (
@@ -50,8 +51,9 @@ ANY = "*"  # any segment of a path, or any parameters
 OPEN = "open"  # to everyone, without authentication
 KNOWN = "known"  # to every authenticated caller; the handler checks further rights
 OPERATOR = "operator"
-# Any other right is an action that policies allow: METRICS, or an SQS action.
+# Any other right is an action that policies allow: METRICS, an SQS action, or one of PUSH.
 VIEW = "sqs:GetQueueAttributes"
+PUSH = "push:"
 BODY_BYTES_MAX = MIB
 READS = ("GET", "HEAD")
 UNAUTHORIZED = "unauthorized"
@@ -94,6 +96,7 @@ def _log_in(call: Call) -> Session:
     return call.context.gate.log_in(call.json(Credentials), now_ms=call.now_ms)
 
 
+_SUB = "subscription"
 # A right, and below it the routes that need it: the pattern, the handler and, of a change, action
 # and kind of resource for the audit trail. Paths are below ``/api/v1``, except checks and metrics.
 _ROWS: tuple[str | tuple[Any, ...], ...] = (
@@ -138,6 +141,25 @@ _ROWS: tuple[str | tuple[Any, ...], ...] = (
     ("GET /queues/*/explain?account&region&user", queues.explained),
     "sqs:SetQueueAttributes",
     ("POST /queues/*/rotate?account&region", queues.rotate, "RotateDataKey", "queue"),
+    "push:GetSubscription",
+    ("GET /subscriptions?account&region&source&status&limit&after", subs.many),
+    ("GET /subscriptions/*", subs.one),
+    ("GET /subscriptions/*/deliveries?limit", deliveries.deliveries),
+    "push:CreateSubscription",
+    ("POST /subscriptions?account&region", subs.create, "push:CreateSubscription", _SUB),
+    "push:SetSubscription",
+    ("PATCH /subscriptions/*", subs.change, "push:SetSubscription", _SUB),
+    ("POST /subscriptions/*/pause", subs.pause, "push:PauseSubscription", _SUB),
+    ("POST /subscriptions/*/resume", subs.resume, "push:ResumeSubscription", _SUB),
+    ("POST /subscriptions/*/rotate", subs.rotate, "push:RotateSecret", _SUB),
+    ("POST /subscriptions/*/confirm", subs.confirm, "push:ConfirmSubscription", _SUB),
+    "push:DeleteSubscription",
+    ("DELETE /subscriptions/*", subs.delete, "push:DeleteSubscription", _SUB),
+    "push:Test",
+    ("POST /subscriptions/*/test", deliveries.test, "push:Test", _SUB),
+    "push:Replay",
+    ("POST /subscriptions/*/redeliver", deliveries.redeliver, "push:Redeliver", _SUB),
+    ("POST /subscriptions/*/replay", deliveries.replay, "push:Replay", _SUB),
     KNOWN,
     ("GET /tenants?limit&after", identities.tenants),
     ("POST /tenants", identities.create_tenant, "CreateTenant", "tenant"),
@@ -179,8 +201,12 @@ def _routes() -> Iterator[Route]:
         if segments[0] not in ("healthz", "readyz", "startupz", "metrics"):
             segments = ("api", "v1", *segments)
         parameters = tuple(query.split("&")) if query else ()
-        found = Noted(f"admin:{noted[0]}", noted[1]) if noted else None
+        found = Noted(_action(noted[0]), noted[1]) if noted else None
         yield Route(method, segments, resource, right, parameters, found)
+
+
+def _action(name: str) -> str:
+    return name if name.startswith(PUSH) else f"admin:{name}"
 
 
 ADMIN_ROUTES = tuple(_routes())
@@ -201,6 +227,10 @@ def _checked(call: Call, right: str) -> Call:
             if account != call.context.info.account:
                 raise AccessDenied("/metrics shows all tenants; use /metrics/objects for your own.")
             return call
+    elif right.startswith(PUSH):
+        call.may_manage(right, account, _SUB, call.path[3] if len(call.path) > 3 else "*")
+        if len(call.path) > 3:
+            return call  # the subscription has its account
     elif len(call.path) > 3:  # /api/v1/queues/{name}
         call.may_use_queue(right, call.path[3])
     else:
@@ -377,6 +407,10 @@ def subject_of(call: Call, noted: Noted) -> Subject:
         account = call.account_named(text) or ""
     if kind == "queue":
         return subject(account, named, context.everything.find(account, call.region, named))
+    if kind == _SUB:
+        one = None if context.push is None else context.push.subscriptions.find(named)
+        params = {**call.query, **subs.audited(call, body)}
+        return subject(account if one is None else one.account, named, one)
     if kind == "key":  # a new one: its id is in the reply
         return subject(account, "", None)
     known = named if identities and identities.user(account, named) else ""
@@ -409,7 +443,8 @@ def entry_of(call: Call, noted: Noted, subject: Subject, *, code: str) -> AuditE
 
 
 def _completed(subject: Subject, reply: bytes) -> Subject:
-    """Complete ``subject`` with the id of a new tenant or key, which only the reply has."""
+    """Complete ``subject`` with the id of a new tenant, key or subscription, which only the reply
+    has."""
     try:
         shown = msgspec.json.decode(reply)
     except msgspec.DecodeError:
@@ -421,7 +456,8 @@ def _completed(subject: Subject, reply: bytes) -> Subject:
     if key_id and subject.name and key_id != subject.name:
         params = {**params, "new_key": key_id}
     account = subject.account or str(shown.get("account", ""))
-    return subject._replace(account=account, name=subject.name or key_id or account, params=params)
+    name = subject.name or key_id or str(shown.get("id", "")) or account
+    return subject._replace(account=account, name=name, params=params)
 
 
 def _body(call: Call) -> dict[str, Any]:

@@ -1,14 +1,18 @@
-"""The health of this node, and interfaces through which the admin API uses the cluster, backups and
-the logs of coordinators. ``node.cluster``, ``backup`` and ``node`` implement the interfaces."""
+"""The health of this node, and interfaces through which the admin API uses the cluster, backups,
+the logs of coordinators and subscriptions. ``node.cluster``, ``backup`` and ``node`` implement the
+interfaces."""
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
 
+from penstock.model.ports import KeyRing, Subscriptions
+from penstock.model.subscription import Subscription
 from penstock.model.topic import SkippedRow
 from penstock.model.troubles import WARNINGS, Kind, Trouble
 from penstock.telemetry import families
@@ -188,6 +192,20 @@ class CoordinatorPort(Protocol):
 
     async def skip(self, topic: str, partition: int, offset: int) -> CoordinatorLog:
         """Skip the first unreadable row. Raises Conflict if that row is not at ``offset``."""
+
+
+class Deliveries(Protocol):
+    async def __call__(self, one: Subscription, *, count: int) -> Sequence[Any]:
+        """Return the newest attempts of a subscription, the newest first. An attempt is a struct or
+        a dictionary that JSON can represent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushPorts:
+    subscriptions: Subscriptions
+    ring: KeyRing  # encrypts the secrets of webhooks
+    entropy: Callable[[int], bytes]
+    deliveries: Deliveries | None = None  # None: attempts are not recorded
 
 
 # ── Health ───────────────────────────────────────────────────────────────────────────────────

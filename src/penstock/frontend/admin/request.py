@@ -19,7 +19,13 @@ from penstock.access.decisions import Decisions
 from penstock.access.evaluation import Decision
 from penstock.calls.callees import Callees
 from penstock.frontend.admin.login import Gate
-from penstock.frontend.admin.ports import BackupPort, ClusterPort, CoordinatorPort, Health
+from penstock.frontend.admin.ports import (
+    BackupPort,
+    ClusterPort,
+    CoordinatorPort,
+    Health,
+    PushPorts,
+)
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.limits.quotas import TenantQuotas
 from penstock.frontend.limits.throttler import Throttler
@@ -116,6 +122,7 @@ class Context:
     cluster: ClusterPort | None = None
     backup: BackupPort | None = None
     coordinators: CoordinatorPort | None = None
+    push: PushPorts | None = None
     gate: Gate = field(init=False)  # set by ``AdminApi``
 
     def __post_init__(self) -> None:

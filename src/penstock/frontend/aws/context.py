@@ -28,7 +28,15 @@ from penstock.model.limits import (
     QUEUE_PARTITIONS_MAX,
 )
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT, SHARE_MARK, is_account
-from penstock.model.ports import AddressBooks, Catalog, Clock, Identities, Subscriptions
+from penstock.model.ports import (
+    AddressBooks,
+    Catalog,
+    Clock,
+    Identities,
+    KeyRing,
+    Subscriptions,
+)
+from penstock.model.subscription import Subscription
 from penstock.model.topic import Topic
 from penstock.net.http.exchange import HttpRequest
 from penstock.wire.aws import queue_urls, sigv4
@@ -167,6 +175,7 @@ class FrontendConfig:
     is_auth_on: bool = False  # off: any credentials are accepted, or none
     recreate_guard_ms: int = 0  # how long the name of a deleted queue stays reserved; 0: not at all
     partitions_default: int = 1
+    sns_retention_ms: int | None = None  # of new SNS topics; None: as for other streams
     # A callable, because the admin listener may get its port later.
     admin_url: AdminUrl = None
     kafka_url: str | None = None  # such as SASL_SSL://127.0.0.1:9092, for CLI commands
@@ -237,7 +246,15 @@ class Context:
     sealing: Sealing | None = None  # None: no key ring, so no encryption
     throttler: Throttler = field(default_factory=Throttler)  # shared with the other protocols
     quotas: TenantQuotas | None = None
+    ring: KeyRing | None = None  # encrypts the passwords of endpoints
     token_key: bytes = b""  # signs the tokens by which endpoints confirm subscriptions
+    # Called for a pending subscription that its endpoint should confirm, and after the deletion of
+    # one that its endpoint can restore.
+    confirm: Callable[[Subscription], None] = lambda _: None
+    unsubscribed: Callable[[Subscription], None] = lambda _: None
+    # Protocols besides queues and HTTP that are served, and whether their endpoints must confirm.
+    relayed: Mapping[str, bool] = field(default_factory=dict)
+    has_application: Callable[[str], bool] = lambda _: False  # an endpoint of a mobile app, by ARN
     certificate_of: Callable[[str], str | None] = lambda _: None  # in PEM format, by its id
     level: Callable[[], int] = lambda: LEVEL_MAX  # the feature level in force
     reset_at_ms: int = 0  # names of queues deleted before are not reserved

@@ -47,7 +47,7 @@ def identify(call: Call) -> None:
         service = "" if call.scope is None else call.scope.service
         if service == "sts":
             call.codec = STS_QUERY
-        elif service == "sns" or (not service and _has_sns_version(http)):
+        elif service == "sns" or (not service and _is_for_sns(http)):
             call.codec = sns_codec_of(http)
         return
     target = http.headers.get("x-amz-target", "")
@@ -83,11 +83,11 @@ def decode_in_steps(call: Call) -> Generator[None, None, None]:
         _fill_url(call)
 
 
-def _has_sns_version(http: HttpRequest) -> bool:
-    """Return whether an unsigned request has the version of the SNS API. In the value of another
-    field, the equals sign would be escaped."""
+def _is_for_sns(http: HttpRequest) -> bool:
+    """Return whether an unsigned request has the version of the SNS API or is a link in a message
+    to an endpoint. In the value of another field, the equals sign would be escaped."""
     version = sns.VERSION_FIELD
-    if version in http.query:
+    if version in http.query or query.action_in(http.query, b"") in LINKS:
         return True
     raw = version.encode()
     return http.body.startswith(raw) or b"&" + raw in http.body
@@ -119,6 +119,8 @@ def _read_form(call: Call, fields: dict[str, str]) -> None:
         if call.codec not in SNS:
             call.codec = sns_codec_of(call.http)
         operation = sns.operation_of(fields)
+        if call.scope is None and call.context.config.is_auth_on and operation.name not in LINKS:
+            raise fault("MissingAuthenticationToken")  # the body has another action than the link
         call.action = SNS_ACTIONS[operation.name]
         call.request = query.decode(operation, fields)
         return

@@ -1,4 +1,4 @@
-"""Internal topics to which nodes write audit, usage and telemetry records, each exactly once.
+"""Internal topics to which nodes write audit, usage, telemetry and delivery records, exactly once.
 
 Each write is one batch with a producer id and a sequence number, by which the partition recognizes
 a repeated batch. The same bytes are sent again until the write succeeds. A new process uses a new
@@ -8,7 +8,7 @@ cluster write to the same partition, each with its own producer id and record ke
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Final, NamedTuple
@@ -173,19 +173,10 @@ class FactLog:
 
     async def _newest_in(self, topic: Topic, start: int, end: int, key: bytes) -> RawRecord | None:
         newest: RawRecord | None = None
-        offset = start
-        while offset < end:
-            call = Fetch(topic, PARTITION, offset=offset, bytes_max=LOOK_BYTES, is_committed=False)
-            fetched = await self.broker.call(call)
-            if fetched.next_offset <= offset:
-                raise Overloaded(f"{self.name}: the new leader is not ready for reads yet; retry.")
-            offset = fetched.next_offset
-            for batch in split_batches(fetched.buffers):
-                if not parse_header(batch).is_control:
-                    for record in iter_records(batch):
-                        if record.key == key and record.offset < end:
-                            newest = record
-            await asyncio.sleep(0)  # other tasks may run
+        async for _, records in read_records(self.broker, topic, start, end):
+            for record in records:
+                if record.key == key:
+                    newest = record
         return newest
 
     async def find_or_make(self) -> Topic:
@@ -212,6 +203,27 @@ class FactLog:
         return msgspec.structs.replace(topic, configs=configs, modified_at_ms=now_ms)
 
 
+async def read_records(
+    broker: BrokerPort, topic: Topic, start: int, end: int
+) -> AsyncIterator[tuple[int, Sequence[RawRecord]]]:
+    """Yield the records from offset ``start`` to ``end``, some at a time, and their size in the log
+    in bytes. Raises PenstockError if they cannot be read now."""
+    while start < end:
+        call = Fetch(topic, PARTITION, offset=start, bytes_max=LOOK_BYTES, is_committed=False)
+        fetched = await broker.call(call)
+        if fetched.next_offset <= start:
+            raise Overloaded(f"{topic.name}: the new leader is not ready for reads yet; retry.")
+        size = 0
+        records: list[RawRecord] = []
+        for batch in split_batches(fetched.buffers):
+            size += len(batch)
+            if not parse_header(batch).is_control:
+                records += (each for each in iter_records(batch) if start <= each.offset < end)
+        start = fetched.next_offset
+        yield size, records
+        await asyncio.sleep(0)  # other tasks may run
+
+
 # ── Writers ──────────────────────────────────────────────────────────────────────────────────
 
 # Returns True if this node leads a partition, so that it reports the partition.
@@ -227,7 +239,7 @@ class FactWriter(ABC):
     """A task that writes records to an internal topic at intervals and when it stops."""
 
     noun: ClassVar[str]  # what is written, for log lines
-    table: Any  # a ``UsageTable``
+    table: Any  # what is written: a ``UsageTable``, or rows
     log: FactLog
     _: KW_ONLY
     node: str

@@ -35,7 +35,7 @@ _PRIVATE = (".localhost", ".localdomain", ".internal", ".local", ".lan", ".test"
 # Names of AWS and LocalStack that SDK test setups resolve to this machine.
 _REGION: Final = r"[a-z]{2,4}(?:-[a-z]+)+-[0-9]{1,2}"
 _SDK: Final = re.compile(
-    rf"(?:sqs\.{_REGION}|(?:{_REGION}\.)?queue)\.amazonaws\.com|(?:.+\.)?localhost\.localstack\.cloud"
+    rf"(?:(?:sqs|sns)\.{_REGION}|(?:{_REGION}\.)?queue)\.amazonaws\.com|(?:.+\.)?localhost\.localstack\.cloud"
 )
 _FOREIGN_SITES: Final = ("cross-site", "same-site")
 _BROWSER: Final = "mozilla/"  # how the User-Agent of every browser begins

@@ -24,6 +24,7 @@ from penstock.node.configuration.cluster_config import (
     parse_node_addresses,
     parse_roles,
 )
+from penstock.node.configuration.push_config import PushConfig
 from penstock.node.configuration.settings import (
     ConfigInvalid,
     Loaded,
@@ -382,6 +383,7 @@ class Config(Section):
     keys: KeysConfig = KeysConfig()
     log: LogConfig = LogConfig()
     queue: QueueConfig = QueueConfig()
+    push: PushConfig = PushConfig()
     usage: UsageConfig = UsageConfig()
     audit: AuditConfig = AuditConfig()
     internal: InternalConfig = InternalConfig()

@@ -1,4 +1,4 @@
-"""Writes facts, which are usage, audit and telemetry records, to internal topics."""
+"""Writes facts, which are usage, audit, telemetry and delivery records, to internal topics."""
 
 import asyncio
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 from penstock import __version__
 from penstock.cursor.coordinator_calls import Coordinators
 from penstock.frontend.facts.audit import AuditTrail
+from penstock.frontend.facts.deliveries import DeliveryWriter
 from penstock.frontend.facts.fact_log import STOP_SECONDS_MAX, FactLog, Leads, leads_all
 from penstock.frontend.facts.telemetry_writer import ProcessStats, TelemetryWriter
 from penstock.frontend.facts.usage import UsageTable, UsageWriter
@@ -22,6 +23,7 @@ from penstock.node.process.node_setup import NodeSetup
 USAGE_TOPIC = "__usage"
 AUDIT_TOPIC = "__audit"
 TELEMETRY_TOPIC = "__telemetry"
+DELIVERIES_TOPIC = "__deliveries"
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -98,8 +100,16 @@ class Facts:
                 own_account=config.node.account,
             )
 
+        # The topic is created with the first row, so only at a feature level that has push.
+        self.deliveries = DeliveryWriter(
+            log_of(DELIVERIES_TOPIC, config.push.deliveries_retention_ms),
+            node=node,
+            clock=clock,
+            entropy=entropy,
+        )
+
     def start(self) -> None:
-        for writer in (self._writer, self._telemetry):
+        for writer in (self._writer, self._telemetry, self.deliveries):
             if writer is not None:
                 writer.start()
         if self.audit is not None:
@@ -109,6 +119,8 @@ class Facts:
         """Write the last records. Call this after the last request, before the broker stops."""
         async with asyncio.TaskGroup() as stopping:
             stopping.create_task(self._stop_counting(), name="stop counting")
+            ending = self.deliveries.stop(seconds_max=STOP_SECONDS_MAX)
+            stopping.create_task(ending, name="stop recording deliveries")
             if self.audit is not None:
                 ending = self.audit.stop(seconds_max=STOP_SECONDS_MAX)
                 stopping.create_task(ending, name="stop the audit trail")
@@ -122,7 +134,12 @@ class Facts:
             await self._telemetry.stop(seconds_max=max(0.0, until - loop.time()))
 
     def troubles(self) -> Iterable[Trouble]:
-        writers = (("usage", self._writer), ("telemetry", self._telemetry), ("audit", self.audit))
+        writers = (
+            ("usage", self._writer),
+            ("telemetry", self._telemetry),
+            ("audit", self.audit),
+            ("deliveries", self.deliveries),
+        )
         for what, writer in writers:
             if writer is not None and writer.trouble is not None:
                 yield FACTS_NOT_WRITTEN.filled(writer.trouble, what=what)

@@ -10,7 +10,7 @@ from time import perf_counter
 from penstock.calls.callees import Callees, GuardedBroker
 from penstock.cursor.coordinator_calls import Coordinators, GroupCoordinators
 from penstock.frontend.admin.api import AdminApi
-from penstock.frontend.admin.ports import BackupPort, CoordinatorPort
+from penstock.frontend.admin.ports import BackupPort, CoordinatorPort, PushPorts
 from penstock.frontend.admin.request import ConfigRow, Context
 from penstock.frontend.aws.context import FrontendConfig
 from penstock.frontend.aws.pipeline import Frontend
@@ -159,6 +159,11 @@ class Listeners:
                 backup=backup,
                 coordinators=coordinators,
                 everything=calls.catalog,
+                push=PushPorts(
+                    subscriptions=guard(self._push.subscriptions, calls.callees.metadata),
+                    ring=self._security.ring,
+                    entropy=setup.entropy,
+                ),
             ),
             token=setup.config.admin.token,
             is_auth_on=self._is_auth_on,
@@ -183,7 +188,10 @@ class Listeners:
             subscriptions=guard(self._push.subscriptions, calls.callees.metadata),
             books=guard(self._push.books, calls.callees.metadata),
             couriers=self._push.couriers,
-            token_key=self._security.ring.derive(b"sns confirmations"),
+            ring=self._security.ring,
+            token_key=self._push.token_key,
+            confirm=self._push.confirm,
+            unsubscribed=self._push.unsubscribed,
             certificate_of=self._push.keys.certificate,
             level=self._push.level,
             clock=setup.clock,
@@ -195,6 +203,7 @@ class Listeners:
                 is_auth_on=self._is_auth_on,
                 recreate_guard_ms=config.queue.recreate_guard_ms,
                 partitions_default=config.queue.partitions,
+                sns_retention_ms=config.push.retention_ms,
                 admin_url=reachable(self.admin_url),
                 kafka_url=self._kafka_url,
             ),

@@ -2,27 +2,43 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 
+from penstock.access.service_decisions import ServiceDecisions
 from penstock.broker.partition.partition import Partition
+from penstock.flow.slots import Slots
+from penstock.frontend.facts.deliveries import DeliveryWriter
 from penstock.metadata.address_books import StoredAddressBooks
 from penstock.metadata.sns_keys import SnsKeys, sign
 from penstock.metadata.subscriptions import StoredSubscriptions
-from penstock.model.calls import Append, BrokerPort, Publish
+from penstock.model.calls import Append, BrokerPort, Publish, PushOne, ReadPushStatus
 from penstock.model.errors import PenstockError
 from penstock.model.message import Appended
+from penstock.model.subscription import Subscription
 from penstock.model.topic import Topic
+from penstock.net.addresses import machine_addresses, split_address
+from penstock.net.http.client import HttpClient
+from penstock.net.http.client_tls import TlsContexts
 from penstock.node.configuration.config import Mode
 from penstock.node.metadata.metadata_link import MetadataLink
 from penstock.node.process.node_setup import NodeSetup
 from penstock.node.wiring.broker_role import BrokerRole
 from penstock.node.wiring.security import NodeSecurity, check_readable
+from penstock.push.address_guard import AddressGuard
+from penstock.push.confirming import Confirmations, ConfirmSetup
 from penstock.push.couriers import Couriers, Outbox
+from penstock.push.dead_letters import DeadLetters
 from penstock.push.fan_out import FanOuts, FanOutSetup
+from penstock.push.metrics import PushMetrics
+from penstock.push.outbound import Outbound, make_proxy
+from penstock.push.push_setup import PushSetup
+from penstock.push.pushers import Pushers
+from penstock.push.resolver import Resolver
 from penstock.wire.aws.sns.notification import CERTIFICATE_PATH, Signer
 
-PUBLISH_WAIT_MS = 250
 SWEEP_SECONDS = 60.0
 
 log_ = logging.getLogger(__name__)
@@ -38,6 +54,7 @@ class PushRole:
         level: Callable[[], int],  # the feature level in force
     ) -> None:
         self.level = level
+        self.token_key = security.ring.derive(b"sns confirmations")
         self.base_url = ""  # of the SQS and SNS listener, set when it is bound
         self._setup = setup
         self._topics = metadata.topics
@@ -58,7 +75,9 @@ class PushRole:
             level=level,
         )
         self.couriers: Couriers | None = None  # None: no gateway, mail server or outbox
+        self.metrics = PushMetrics()
         self._fan_outs: FanOuts | None = None
+        self._pushers: Pushers | None = None
 
     async def start(self) -> None:
         await self.subscriptions.start()
@@ -78,6 +97,8 @@ class PushRole:
                     is_deleted=lambda topic_id: self._topics.tombstone(topic_id) is not None,
                 )
                 await self.keys.sweep()
+                if self._pushers is not None:
+                    await self._pushers.sweep()
             except PenstockError as error:
                 log_.warning("deleting old subscriptions failed", extra={"reason": str(error)})
 
@@ -85,14 +106,22 @@ class PushRole:
         key = await self.keys.ready()
         assert topic.sns is not None
         version = topic.sns.attributes.get("SignatureVersion", "1")
-        base_url = self._setup.config.http.external_url or self.base_url
+        config = self._setup.config
+        base_url = config.push.cert_url or config.http.external_url or self.base_url
         url = f"{base_url}{CERTIFICATE_PATH}{key.certificate_id}.pem"
         return Signer(version, url, partial(sign, key, version))
 
-    def serve(self, role: BrokerRole, anywhere: BrokerPort, *, is_clustered: bool) -> None:
+    def serve(
+        self, role: BrokerRole, anywhere: BrokerPort, facts: DeliveryWriter, *, is_clustered: bool
+    ) -> None:
         """Begin to copy messages of the partitions that this node leads."""
-        setup, broker = self._setup, role.broker
+        self.facts = facts
+        setup, config, broker = self._setup, self._setup.config.push, role.broker
         self.couriers = self._make_couriers(anywhere)
+        if not config.enabled:
+            broker.handlers[Publish] = partial(_append, broker)
+            return
+        self.metrics.register(setup.meter)
         fan_outs = self._fan_outs = FanOuts(
             FanOutSetup(
                 broker=broker,
@@ -102,19 +131,24 @@ class PushRole:
                 clock=setup.clock,
                 entropy=setup.entropy,
                 sealer=self._security.sealing,
-                may_send=lambda _topic, _queue: True,
+                may_send=self._may_send(),
                 signer_of=self._signer,
+                metrics=self.metrics,
             ),
-            publish_wait_ms=PUBLISH_WAIT_MS,
+            publish_wait_ms=config.publish_wait_ms,
         )
 
         async def publish(call: Publish) -> Sequence[Appended]:
-            found = await broker.call(Append(call.topic, call.partition, call.messages))
+            found = await _append(broker, call)
             last = max(one.offset for one in found)
             await fan_outs.copied(call.topic, call.partition, last)
             return found
 
         broker.handlers[Publish] = publish
+        pushers = self._pushers = self._make_pushers(anywhere, is_clustered=is_clustered)
+        broker.handlers[ReadPushStatus] = pushers.read_status
+        broker.handlers[PushOne] = pushers.push_one
+        broker.filters.find = pushers.wants
         if is_clustered:
             broker.partitions.on_led(self._led)
             for queue in broker.partitions.queues():
@@ -138,18 +172,116 @@ class PushRole:
         )
         return Couriers(self.books, own_account=node.account, outbox=outbox)
 
+    def _make_pushers(self, anywhere: BrokerPort, *, is_clustered: bool) -> Pushers:
+        setup, config, sealing = self._setup, self._setup.config.push, self._security.sealing
+        proxy = make_proxy(config.proxy_url) if config.proxy_url else None
+        self._client = HttpClient(proxy=proxy)
+        self._resolver = Resolver(self._guard(()))
+        ca_file = Path(config.ca_file) if config.ca_file else None
+        may_send = self._may_send()
+        push_setup = PushSetup(
+            broker=anywhere,
+            subscriptions=self.subscriptions,
+            clock=setup.clock,
+            chance=random.random,
+            opener=sealing,
+            outbound=Outbound(
+                self._client,
+                self._resolver,
+                TlsContexts(ca_file=ca_file),
+                allows_plain=config.plain_http,
+            ),
+            slots=Slots(
+                requests_max=config.in_flight_max,
+                bytes_max=config.bytes_in_flight_max,
+                destination_requests_max=config.host_in_flight_max,
+            ),
+            signer_of=self._signer,
+            dead_letters=DeadLetters(anywhere, self._topics, setup.entropy, sealing, may_send),
+            note=self.facts.note,
+        )
+        pushers = Pushers(
+            push_setup,
+            self._topics,
+            secrets_of=self._secrets_of,
+            origin=setup.name,
+            is_clustered=is_clustered,
+        )
+        self._confirmations = Confirmations(
+            ConfirmSetup(
+                broker=anywhere,
+                catalog=self._topics,
+                clock=setup.clock,
+                entropy=setup.entropy,
+                token_key=self.token_key,
+                outbound=push_setup.outbound,
+                slots=push_setup.slots,
+                signer_of=self._signer,
+                secrets_of=self._secrets_of,
+                may_send=may_send,
+            ),
+            lanes=pushers.lanes,
+            kick=pushers.kick,
+        )
+        return pushers
+
+    def _guard(self, own: Iterable[str]) -> AddressGuard:
+        config = self._setup.config
+        return AddressGuard(
+            allow=config.push.allow_rules,
+            deny=config.push.deny_rules,
+            ports=config.push.port_ranges,
+            own=[found for text in own if (found := split_address(text)) is not None],
+            local=machine_addresses(),
+            is_development=config.node.mode is Mode.DEV,
+        )
+
+    def protect(self, own: Iterable[str]) -> None:
+        """Let no subscription call these addresses, host:port or URLs of this cluster."""
+        if self._pushers is not None:
+            self._resolver.guard = self._guard(own)
+
+    def confirm(self, one: Subscription) -> None:
+        if self._pushers is not None:
+            self._confirmations.confirm(one)
+
+    def unsubscribed(self, one: Subscription) -> None:
+        if self._pushers is not None:
+            self._confirmations.unsubscribed(one)
+
+    def _secrets_of(self, one: Subscription) -> bytes:
+        if not one.secrets:
+            return b""
+        return self._security.ring.unwrap(one.secrets, context=one.secrets_context)
+
+    def _may_send(self) -> Callable[[Topic, Topic], bool]:
+        setup, decisions = self._setup, ServiceDecisions()
+        if not setup.config.push.is_policy_required(is_auth_on=setup.is_auth_on):
+            return lambda _topic, _queue: True
+        clock = setup.clock
+        return lambda topic, queue: decisions.may_send(topic, queue, now_ms=clock.wall_ms())
+
     def _led(self, partition: Partition, is_led: bool) -> None:
         assert self._fan_outs is not None
+        assert self._pushers is not None
         self._fan_outs.led(partition.topic, partition.index, is_led)
+        self._pushers.led(partition.topic, partition.index, is_led)
 
     def _changed(self, before: Topic | None, after: Topic | None) -> None:
         assert self._fan_outs is not None
         topic = after or before
         assert topic is not None
+        assert self._pushers is not None
         for partition in range(topic.partition_count):
             self._fan_outs.led(topic, partition, after is not None)
+            self._pushers.led(topic, partition, after is not None)
 
     async def stop(self) -> None:
+        if self._pushers is not None:
+            await self._confirmations.stop()
+            await self._pushers.stop()
+            self._client.close()
+            self._resolver.close()
         if self._fan_outs is not None:
             await self._fan_outs.stop()
         await self.books.stop()
@@ -159,3 +291,7 @@ class PushRole:
     @property
     def trouble(self) -> str | None:
         return self.subscriptions.trouble or self.keys.trouble or self.books.trouble
+
+
+async def _append(broker: BrokerPort, call: Publish) -> Sequence[Appended]:
+    return await broker.call(Append(call.topic, call.partition, call.messages))

@@ -1,12 +1,13 @@
 """Implements the option ``decode``: reads records that contain tables as rows of these tables.
 
-    usage   ``__usage``: MessagePack columns, one row for each row of the record's table
-    audit   ``__audit``: JSON, one row for each record, with the bytes that are hashed
-    arrow   values that are Arrow IPC streams; the read must state their schema
+    usage       ``__usage``: MessagePack columns, one row for each row of the record's table
+    audit       ``__audit``: JSON, one row for each record, with the bytes that are hashed
+    deliveries  ``__deliveries``: MessagePack columns, one row for each delivery
+    arrow       values that are Arrow IPC streams; the read must state their schema
 
-An undecodable usage or audit record becomes one row with its partition, its offset and the reason
-in ``error``. A usage record without rows becomes one row of the kind ``none``, because its time and
-flush number are needed too."""
+An undecodable usage, audit or deliveries record becomes one row with its partition, its offset and
+the reason in ``error``. A usage record without rows becomes one row of the kind ``none``, because
+its time and flush number are needed too."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from penstock.pipeline.client.option_values import OptionInvalid
 from penstock.pipeline.client.options import ReadOptions
 from penstock.pipeline.decoding import decoder as made
 from penstock.pipeline.decoding.packed_columns import Columns, UnusualRecords, listed, read_columns
-from penstock.wire.facts import audit, usage
+from penstock.wire.facts import audit, deliveries, usage
 
 NONE: Final = "none"  # kind of the row that represents a usage record without rows
 _PLACED: Final = ("partition", "offset", "value")
@@ -54,6 +55,29 @@ AUDIT_SCHEMA: Final = pa.schema(
         ("error", pa.string()),
     ]
 )
+# A row of ``__deliveries`` has the place of the pushed message, and also the place of its record.
+_RENAMED: Final = {name: f"source_{name}" for name in ("topic", "partition", "offset")}
+_DELIVERY_TYPES: Final = {
+    **dict.fromkeys(deliveries.DeliveryRow.__struct_fields__, pa.int64()),
+    **dict.fromkeys(deliveries.TEXTS, pa.string()),
+    **dict.fromkeys(deliveries.FLAGS, pa.bool_()),
+    "partition": pa.int32(),
+}
+_DELIVERY_HEAD: Final = ("node", "incarnation", "flush", "written_at_ms")
+DELIVERIES_SCHEMA: Final = pa.schema(
+    [
+        *_WHERE,
+        ("node", pa.string()),
+        ("incarnation", pa.string()),
+        ("flush", pa.int64()),
+        ("written_at_ms", pa.int64()),
+        ("left_out", pa.int64()),  # of the record, in its first row; 0 in the others
+        ("row_index", pa.int32()),  # in the record
+        *((_RENAMED.get(name, name), kind) for name, kind in _DELIVERY_TYPES.items()),
+        ("error", pa.string()),
+    ]
+)
+_MS_MAX: Final = 253_402_300_800_000  # the year 10000; later times are invalid
 
 
 class Expansion(NamedTuple):
@@ -169,6 +193,37 @@ def expand_audit(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch_of(rows, AUDIT_SCHEMA)
 
 
+def expand_deliveries(batch: pa.RecordBatch) -> pa.RecordBatch:
+    parts = []
+    for partition, offset, value in _values(batch):
+        try:
+            parts.append(_delivery_rows(partition, offset, deliveries.decode(value or b"")))
+        except (deliveries.DeliveriesUnreadable, pa.ArrowInvalid, OverflowError) as error:
+            nothing = [None] * (len(DELIVERIES_SCHEMA) - len(_WHERE) - 1)
+            row = (partition, offset, *nothing, " ".join(str(error).split())[:200])
+            parts.append(batch_of([row], DELIVERIES_SCHEMA))
+    return pa.concat_batches(parts) if parts else batch_of([], DELIVERIES_SCHEMA)
+
+
+def _delivery_rows(partition: int, offset: int, facts: deliveries.DeliveryFacts) -> pa.RecordBatch:
+    """Return the rows of one record. Raises an exception if a number is out of range."""
+    count = len(facts.columns)
+    if not all(0 <= at_ms < _MS_MAX for at_ms in facts.columns.at_ms):
+        raise deliveries.DeliveriesUnreadable("a row has an invalid time")
+    made: dict[str, Sequence[object]] = {
+        "partition": [partition] * count,
+        "offset": [offset] * count,
+        **{name: [getattr(facts, name)] * count for name in _DELIVERY_HEAD},
+        "left_out": [facts.left_out, *[0] * (count - 1)][:count],
+        "row_index": range(count),
+        "error": [None] * count,
+    }
+    for name in _DELIVERY_TYPES:
+        made[_RENAMED.get(name, name)] = getattr(facts.columns, name)
+    arrays = [pa.array(made[each.name], each.type) for each in DELIVERIES_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=DELIVERIES_SCHEMA)
+
+
 class NotArrow(ValueError):
     """Raised if a value is not an Arrow stream of the given schema."""
 
@@ -193,4 +248,5 @@ def _expand_arrow(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 KNOWN: Final[Mapping[str, tuple[pa.Schema, Callable[[pa.RecordBatch], pa.RecordBatch]]]] = {
     "usage": (USAGE_SCHEMA, expand_usage),
     "audit": (AUDIT_SCHEMA, expand_audit),
+    "deliveries": (DELIVERIES_SCHEMA, expand_deliveries),
 }

@@ -23,7 +23,7 @@ _NO_ACCOUNT = "queue"  # ElasticMQ's URLs were http://host/queue/<name> for year
 # Any word is a region in a signature or in /queue/<region>/…, but a host must have the form of an
 # AWS host: the second label of sqs.example.com is not a region.
 _HOST_REGION = re.compile(
-    r"(?:sqs\.(?P<modern>[a-z]+(?:-[a-z]+)+-[0-9]+)\.|(?P<legacy>[a-z]+(?:-[a-z]+)+-[0-9]+)\.queue\.)"
+    r"(?:(?:sqs|sns)\.(?P<modern>[a-z]+(?:-[a-z]+)+-[0-9]+)\.|(?P<legacy>[a-z]+(?:-[a-z]+)+-[0-9]+)\.queue\.)"
 )
 
 
@@ -54,7 +54,8 @@ def parse(url: str) -> QueueAddress:
 
 
 def region_in_host(host: str) -> str | None:
-    """Return the region in a host ``sqs.<region>.…`` or ``<region>.queue.…``, or None."""
+    """Return the region in a host ``sqs.<region>.…``, ``sns.<region>.…`` or
+    ``<region>.queue.…``, or None."""
     match = _HOST_REGION.match(host.lower())
     return None if match is None else match["modern"] or match["legacy"]
 

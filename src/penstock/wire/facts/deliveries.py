@@ -2,7 +2,7 @@
 ``columnar``. A row describes one attempt to push one message to the endpoint of a subscription, or
 the decision to make no further attempt."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -68,12 +68,12 @@ class DeliveryColumns(msgspec.Struct, gc=False):
     def __len__(self) -> int:
         return len(self.at_ms)
 
-    def add(self, row: DeliveryRow) -> None:
-        for name in _NAMES:
-            getattr(self, name).append(getattr(row, name))
-
     def rows(self) -> Iterator[DeliveryRow]:
         return map(DeliveryRow, *(getattr(self, name) for name in _NAMES))
+
+
+def columns_of(rows: Sequence[DeliveryRow]) -> DeliveryColumns:
+    return DeliveryColumns(*([getattr(row, name) for row in rows] for name in _NAMES))
 
 
 _NAMES: Final = DeliveryRow.__struct_fields__
@@ -88,6 +88,7 @@ _NOTHING: Final = dict(zip(_NAMES[-len(_DEFAULTS) :], _DEFAULTS, strict=True))
 
 class DeliveryHead(Head, gc=False):
     written_at_ms: int
+    left_out: int  # rows dropped before this record, because the topic could not be written
 
 
 class DeliveryFacts(DeliveryHead, gc=False):

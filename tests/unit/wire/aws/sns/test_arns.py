@@ -92,15 +92,17 @@ FEW = "Invalid parameter: {} Reason: An ARN must have at least 6 elements, not {
 def test_malformed_topic_arns_are_refused(arn: str | None, message: str) -> None:
     refusal = refusal_of(lambda: arns.parse_topic(arn, caller=ME, region=HERE))
     assert (refusal.code, refusal.status, refusal.message) == ("InvalidParameter", 400, message)
-    confirmed = refusal_of(lambda: arns.parse_confirmed_topic(arn, caller=ME, region=HERE))
-    assert (confirmed.code, confirmed.message) == ("InvalidParameter", "Invalid parameter: Topic")
+    if arn is None or ":eu-west-1:" not in arn:  # a token may be from any region
+        confirmed = refusal_of(lambda: arns.parse_confirmed_topic(arn, caller=ME))
+        text = "Invalid parameter: Topic"
+        assert (confirmed.code, confirmed.message) == ("InvalidParameter", text)
     tagged = refusal_of(lambda: arns.parse_tagged(arn, caller=ME, region=HERE))
     assert (tagged.code, tagged.status) == ("ResourceNotFound", 404)
     assert tagged.message == "Resource does not exist"
 
 
 def test_well_formed_topic_arns_are_read_for_confirmations_and_tags() -> None:
-    assert arns.parse_confirmed_topic(str(ORDERS), caller=ME, region=HERE) == ORDERS
+    assert arns.parse_confirmed_topic(str(ORDERS), caller=ME) == ORDERS
     assert arns.parse_tagged(str(ORDERS), caller=ME, region=HERE) == ORDERS
 
 

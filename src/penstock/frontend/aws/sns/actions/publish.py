@@ -18,7 +18,7 @@ from penstock.model.names import STRUCTURE, SUBJECT, uuid_text
 from penstock.model.topic import Topic, partition_of_group
 from penstock.wire.aws.attributes import trace_of_request
 from penstock.wire.aws.sns import shapes
-from penstock.wire.aws.sns.faults import fault_of
+from penstock.wire.aws.sns.faults import fault_of, invalid, no_gateway
 from penstock.wire.aws.sns.publish_checks import (
     Checked,
     TopicRules,
@@ -41,7 +41,7 @@ def _rules(topic: Topic) -> TopicRules:
 
 
 async def publish(call: Call, request: shapes.PublishRequest) -> shapes.PublishReply:
-    topic = topic_of(call, target_of(request))
+    topic = topic_of(call, _topic_arn(request))
     checked = check_publish(request, _rules(topic))
     message = await _message(call, topic, checked)
     partition = _partition(call, topic, message)
@@ -51,6 +51,15 @@ async def publish(call: Call, request: shapes.PublishRequest) -> shapes.PublishR
         message_id=uuid_text(appended.message_id),
         sequence_number=sequence_number(partition, appended.offset) if topic.is_fifo else None,
     )
+
+
+def _topic_arn(request: shapes.PublishRequest) -> str:
+    target = target_of(request)
+    if not (request.topic_arn or request.target_arn):
+        raise no_gateway("Publish to a phone number")
+    if target.rpartition(":")[2].startswith("endpoint/"):
+        raise invalid("TargetArn", "No endpoint found for the target arn specified")
+    return target
 
 
 async def publish_batch(

@@ -15,24 +15,25 @@ from penstock.frontend.aws.context import Call
 from penstock.frontend.aws.sns.rules import topic_attributes
 from penstock.frontend.aws.sns.rules.topic_attributes import OWNER_ACTIONS, json_object, policy_of
 from penstock.model.errors import TopicExists, TopicNotFound
+from penstock.model.identity import Circumstances
 from penstock.model.levels import PUSH
 from penstock.model.limits import TAGS_MAX
-from penstock.model.names import SNS_PREFIX, is_account, sns_arn
+from penstock.model.names import SNS_PREFIX, is_account, is_for_operators, sns_arn
+from penstock.model.stream import settings_of
 from penstock.model.subscription import SubscriptionState
-from penstock.model.topic import Kind, QueueSettings, SnsTopic, Topic
+from penstock.model.topic import DedupScope, Kind, SnsTopic, Topic
+from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.sns import arns, shapes
 from penstock.wire.aws.sns.faults import (
     duplicate_tags,
     fault,
     invalid,
-    no_value,
     null_value,
     topic_not_found,
 )
 
 PAGE: Final = 100  # topics of one reply
 RECEIPT_KEY_BYTES: Final = 32
-DAY_MS: Final = 24 * 3_600_000
 STREAM_CHARS_MAX: Final = 249  # of a Kafka topic name; SNS names can be longer
 TAG_KEY_MAX, TAG_VALUE_MAX = 128, 256  # characters
 RETENTION_MS: Final = "retention.ms"
@@ -54,45 +55,95 @@ async def create_topic(call: Call, request: shapes.CreateTopicRequest) -> shapes
     tags = _tags(request.tags or ())
     if len(tags) > TAGS_MAX:
         raise fault("TagLimitExceeded")
+    protection = _checked_protection(call, request.data_protection_policy)
     everything, account, region = call.context.everything, call.account, call.region
     topic = everything.find_sns(account, region, name)
     if topic is None:
         if call.context.level() < PUSH:
             text = f"SNS topics need feature level {PUSH}: upgrade all nodes, then run"
             raise fault("ServiceUnavailable", f"{text} penstock cluster upgrade.")
-        new = _new_topic(call, name, attributes, tags)
-        try:
-            topic = await everything.create(new)
-        except TopicExists:  # another request was faster, or a stream has this name
-            topic = everything.find_sns(account, region, name)
-            if topic is None:
-                text = f"The stream {new.name} exists already: delete it or choose another name"
-                raise invalid("Topic Name", text) from None
+        if protection:
+            attributes[DATA_PROTECTION] = protection
+        make = _adopt if topic_attributes.STREAM in attributes else _create
+        topic = await make(call, SnsTopic(name, call.context.clock.wall_ms(), attributes, tags))
     _check_same(topic, given, tags)
+    if protection and protection != _protection(topic):
+        raise _different()
     return shapes.CreateTopicReply(topic_arn=sns_arn(account, region, name))
 
 
-def _new_topic(call: Call, name: str, attributes: dict[str, str], tags: Mapping[str, str]) -> Topic:
-    context, now_ms = call.context, call.context.clock.wall_ms()
-    is_fifo = "FifoTopic" in attributes
-    is_one_line = is_fifo and attributes.get("FifoThroughputScope") != "MessageGroup"
-    count = int(attributes.pop(topic_attributes.PARTITIONS, context.config.partitions_default))
-    retention_ms = attributes.pop(topic_attributes.RETENTION, None)
-    configs = {} if retention_ms is None else {RETENTION_MS: retention_ms}
-    return Topic(
+async def _create(call: Call, sns: SnsTopic) -> Topic:
+    context, attributes = call.context, sns.attributes
+    is_one = topic_attributes.is_one_partition(attributes)
+    count = attributes.get(topic_attributes.PARTITIONS, context.config.partitions_default)
+    new = Topic(
         topic_id=context.entropy(16).hex(),
         account=call.account,
         region=call.region,
-        name=stream_name(name),
-        kind=Kind.FIFO_STREAM if is_fifo else Kind.STREAM,
-        partition_count=1 if is_one_line else count,
-        created_at_ms=now_ms,
-        modified_at_ms=now_ms,
+        name=stream_name(sns.name),
+        kind=Kind.FIFO_STREAM if "FifoTopic" in attributes else Kind.STREAM,
+        partition_count=1 if is_one else int(count),
+        created_at_ms=sns.created_at_ms,
+        modified_at_ms=sns.created_at_ms,
         receipt_key=context.entropy(RECEIPT_KEY_BYTES),
-        settings=QueueSettings(kms_key=attributes.get("KmsMasterKeyId") or None),
-        configs=configs | _archive(attributes),
-        sns=SnsTopic(name, now_ms, attributes, dict(tags)),
+        sns=msgspec.structs.replace(sns, attributes={}),
     )
+    new = _with_attributes(call, new, attributes)
+    try:
+        return await context.everything.create(new)
+    except TopicExists:  # another request was faster, or a stream has this name
+        topic = context.everything.find_sns(call.account, call.region, sns.name)
+        if topic is not None:
+            return topic
+        text = f"The stream {new.name} exists already: adopt it with the attribute PenstockStream,"
+        raise invalid("Topic Name", f"{text} or choose another name") from None
+
+
+async def _adopt(call: Call, sns: SnsTopic) -> Topic:
+    """Make an existing stream an SNS topic. DeleteTopic leaves the stream as it was."""
+    everything, stream = call.context.everything, sns.attributes[topic_attributes.STREAM]
+    topic = everything.find(call.account, call.region, stream)
+    if topic is None or topic.kind is not Kind.STREAM or is_for_operators(stream):
+        raise invalid("Attributes", f"PenstockStream: The stream {stream} does not exist")
+    _check_may_adopt(call, topic)
+
+    def adopt(current: Topic) -> Topic:
+        if current.sns is not None and current.sns.name != sns.name:
+            text = f"PenstockStream: The stream {stream} is the SNS topic {current.sns.name}"
+            raise invalid("Attributes", text)
+        if settings_of(current).is_compacted:
+            text = f"PenstockStream: The stream {stream} is compacted"
+            raise invalid("Attributes", f"{text}, so it cannot be an SNS topic")
+        if current.sns is not None:
+            return current  # another request was faster
+        bare = msgspec.structs.replace(current, sns=msgspec.structs.replace(sns, attributes={}))
+        return _with_attributes(call, bare, sns.attributes)
+
+    return await everything.change(topic.account, topic.region, topic.name, adopt)
+
+
+def _check_may_adopt(call: Call, stream: Topic) -> None:
+    """Raise a fault unless the caller may read and write the stream: those who may publish to the
+    topic or subscribe to it will do so."""
+    decisions, http = call.context.decisions, call.http
+    if call.caller.is_trusted:
+        return
+    with decisions.at_once():
+        for permission in ("sqs:ReceiveMessage", "sqs:SendMessage"):
+            decision = decisions.decide_on_queue(
+                call.context.everything,
+                call.caller,
+                permission,
+                arn=stream.arn,
+                owner=stream.account,
+                topic=stream,
+                circumstances=lambda: Circumstances(
+                    http.peer, http.is_tls, call.context.clock.wall_ms()
+                ),
+            )
+            if not decision.is_allowed:
+                text = f"The caller needs {permission} on {stream.arn} to make it an SNS topic."
+                raise fault("AuthorizationError", text)
 
 
 def stream_name(name: str) -> str:
@@ -104,18 +155,25 @@ def stream_name(name: str) -> str:
     return f"{full[: STREAM_CHARS_MAX - len(digest) - 1]}-{digest}"
 
 
-def _archive(attributes: Mapping[str, str]) -> dict[str, str]:
-    policy = json_object(attributes.get("ArchivePolicy") or "{}")
-    days = None if policy is None else policy.get("MessageRetentionPeriod")
-    return {} if days is None else {RETENTION_MS: str(int(days) * DAY_MS)}
+def _retention(attributes: Mapping[str, str]) -> dict[str, str]:
+    """Return the Kafka config that the attributes of a topic set."""
+    archived_ms = topic_attributes.archive_ms(attributes)
+    if archived_ms is not None:
+        return {RETENTION_MS: str(archived_ms)}
+    given = attributes.get(topic_attributes.RETENTION)
+    return {} if given is None else {RETENTION_MS: given}
 
 
 def _check_same(topic: Topic, given: Mapping[str, str], tags: Mapping[str, str]) -> None:
     assert topic.sns is not None
     if topic_attributes.first_difference(given, topic) is not None:
-        raise invalid("Attributes", "Topic already exists with different attributes")
+        raise _different()
     if not tags.items() <= topic.sns.tags.items():
         raise invalid("Tags", "Topic already exists with different tags")
+
+
+def _different() -> Fault:
+    return invalid("Attributes", "Topic already exists with different attributes")
 
 
 async def delete_topic(call: Call, request: shapes.DeleteTopicRequest) -> None:
@@ -127,10 +185,18 @@ async def delete_topic(call: Call, request: shapes.DeleteTopicRequest) -> None:
     assert topic.sns is not None
     if topic.sns.attributes.get("ArchivePolicy"):
         raise fault("InvalidState", "Invalid state: Cannot delete a topic with an ArchivePolicy")
-    now_ms = call.context.clock.wall_ms()
+    now_ms, place = call.context.clock.wall_ms(), (topic.account, topic.region, topic.name)
     with suppress(TopicNotFound):  # deleted by another request
-        await everything.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
+        if topic_attributes.STREAM in topic.sns.attributes:
+            await everything.change(*place, lambda adopted: _released(call, adopted))
+        else:
+            await everything.delete(*place, now_ms=now_ms)
     await call.context.subscriptions.delete_of_topic(topic.topic_id)
+
+
+def _released(call: Call, adopted: Topic) -> Topic:
+    """Return an adopted stream as it was before."""
+    return msgspec.structs.replace(_with_attributes(call, adopted, {}), sns=None)
 
 
 async def list_topics(call: Call, request: shapes.ListTopicsRequest) -> shapes.ListTopicsReply:
@@ -152,7 +218,9 @@ async def get_topic_attributes(
     topic = topic_of(call, request.topic_arn)
     count = call.context.subscriptions.count
     counts = {state.value: count(topic.topic_id, state) for state in SubscriptionState}
-    return shapes.GetTopicAttributesReply(attributes=topic_attributes.show(topic, counts))
+    now_ms = call.context.clock.wall_ms()
+    shown = topic_attributes.show(topic, counts, now_ms=now_ms)
+    return shapes.GetTopicAttributesReply(attributes=shown)
 
 
 async def set_topic_attributes(call: Call, request: shapes.SetTopicAttributesRequest) -> None:
@@ -169,16 +237,23 @@ async def set_topic_attributes(call: Call, request: shapes.SetTopicAttributesReq
 
 
 def _with_attributes(call: Call, topic: Topic, attributes: dict[str, str]) -> Topic:
+    """Return a topic with other SNS attributes. Settings of its stream change with the attributes
+    on which they depend: Kafka clients may have changed them too."""
     assert topic.sns is not None
-    archive, others = _archive(attributes), dict(topic.configs)
-    if not archive and _archive(topic.sns.attributes):
-        del others[RETENTION_MS]  # the archive ends
+    before, configs, settings = topic.sns.attributes, dict(topic.configs), topic.settings
+    retention = _retention(attributes)
+    if retention != _retention(before):
+        configs.pop(RETENTION_MS, None)
+        configs |= retention
+    key = attributes.get("KmsMasterKeyId")
+    if key != before.get("KmsMasterKeyId"):
+        settings = msgspec.structs.replace(settings, kms_key=key)
+    is_per_group = attributes.get(topic_attributes.SCOPE) == topic_attributes.PER_GROUP
     return msgspec.structs.replace(
         topic,
-        settings=msgspec.structs.replace(
-            topic.settings, kms_key=attributes.get("KmsMasterKeyId") or None
-        ),
-        configs=others | archive,
+        settings=settings,
+        configs=configs,
+        dedup_scope=DedupScope.GROUP if is_per_group else DedupScope.QUEUE,
         sns=msgspec.structs.replace(topic.sns, attributes=attributes),
         modified_at_ms=call.context.clock.wall_ms(),
     )
@@ -194,14 +269,15 @@ async def _change(call: Call, topic: Topic, change: Callable[[Topic], Topic]) ->
 
 async def add_permission(call: Call, request: shapes.AddPermissionRequest) -> None:
     topic = topic_of(call, request.topic_arn)
-    label = request.label
-    accounts, actions = request.aws_account_id or (), request.action_name or ()
+    label, accounts, actions = request.label, request.aws_account_id, request.action_name
     if not label:
-        raise no_value("Label")
-    if not accounts or not all(map(is_account, accounts)):
-        raise invalid("AWSAccountId")
+        raise null_value("label")
+    if not accounts:
+        raise null_value("aWSAccountId")
     if not actions:
-        raise no_value("ActionName")
+        raise null_value("actionName")
+    if not all(map(is_account, accounts)):
+        raise invalid("AWSAccountId")
     if not _PERMITTED.issuperset(actions):
         raise invalid("Policy statement action out of service scope!")
     statement = {
@@ -223,6 +299,8 @@ async def add_permission(call: Call, request: shapes.AddPermissionRequest) -> No
 
 async def remove_permission(call: Call, request: shapes.RemovePermissionRequest) -> None:
     topic, label = topic_of(call, request.topic_arn), request.label
+    if not label:
+        raise null_value("label")
 
     def revoke(current: Topic) -> Topic:
         document, statements = _statements(current)
@@ -335,28 +413,37 @@ DATA_PROTECTION: Final = "DataProtectionPolicy"
 
 
 async def put_data_protection(call: Call, request: shapes.PutDataProtectionPolicyRequest) -> None:
-    """Store a policy in development mode, where test suites expect it. Elsewhere it is rejected,
-    because messages are not inspected."""
-    topic, text = topic_of(call, request.resource_arn), request.data_protection_policy or ""
-    if not call.context.config.is_dev:
-        raise invalid(DATA_PROTECTION, "this server does not inspect messages")
-    if text and json_object(text) is None:
-        raise invalid(DATA_PROTECTION, "failed to parse JSON.")
+    topic = topic_of(call, request.resource_arn)
+    text = _checked_protection(call, request.data_protection_policy or "{}")
 
     def change(current: Topic) -> Topic:
         assert current.sns is not None
-        attributes = {k: v for k, v in current.sns.attributes.items() if k != DATA_PROTECTION}
-        return _with_attributes(
-            call, current, attributes | ({DATA_PROTECTION: text} if text else {})
-        )
+        others = {k: v for k, v in current.sns.attributes.items() if k != DATA_PROTECTION}
+        return _with_attributes(call, current, others | ({DATA_PROTECTION: text} if text else {}))
 
     await _change(call, topic, change)
+
+
+def _checked_protection(call: Call, text: str | None) -> str:
+    """Return the policy to store. In development mode, test suites expect that it is stored.
+    Elsewhere it is rejected, because messages are not inspected."""
+    if not text:
+        return ""
+    if not call.context.config.is_dev:
+        raise invalid(DATA_PROTECTION, "this server does not inspect messages")
+    document = json_object(text)
+    if document is None:
+        raise invalid(DATA_PROTECTION, "failed to parse JSON.")
+    return text if document else ""
 
 
 async def get_data_protection(
     call: Call, request: shapes.GetDataProtectionPolicyRequest
 ) -> shapes.GetDataProtectionPolicyReply:
-    topic = topic_of(call, request.resource_arn)
-    assert topic.sns is not None
-    text = topic.sns.attributes.get(DATA_PROTECTION, "")
+    text = _protection(topic_of(call, request.resource_arn))
     return shapes.GetDataProtectionPolicyReply(data_protection_policy=text)
+
+
+def _protection(topic: Topic) -> str:
+    assert topic.sns is not None
+    return topic.sns.attributes.get(DATA_PROTECTION, "")

@@ -6,6 +6,9 @@ words (``ON_CREATE``, ``ON_SET``)."""
 from collections.abc import Mapping
 from typing import Final
 
+from penstock.frontend.aws.sns.rules import replay_policy
+from penstock.frontend.aws.sns.rules.endpoints import HTTP, SQS
+from penstock.frontend.aws.sns.rules.replay_policy import REPLAY
 from penstock.frontend.aws.sns.rules.topic_attributes import json_object
 from penstock.model.names import FIFO_SUFFIX
 from penstock.model.subscription import Subscription, SubscriptionState
@@ -21,23 +24,27 @@ FILTER: Final = "FilterPolicy"
 SCOPE: Final = "FilterPolicyScope"
 REDRIVE: Final = "RedrivePolicy"
 DELIVERY: Final = "DeliveryPolicy"
-SETTABLE: Final = (DELIVERY, FILTER, SCOPE, RAW, REDRIVE, "SubscriptionRoleArn", "ReplayPolicy")
+SETTABLE: Final = (DELIVERY, FILTER, SCOPE, RAW, REDRIVE, "SubscriptionRoleArn", REPLAY)
 _DEFAULTS: Final[Mapping[str, str]] = {RAW: "false", SCOPE: Scope.ATTRIBUTES.value}
-_HTTP: Final = ("http", "https")
 
 Attributes = dict[str, str]
 
 
-def read_new(topic: Topic, protocol: str, endpoint: str, given: Mapping[str, str]) -> Attributes:
+def read_new(
+    topic: Topic, protocol: str, endpoint: str, given: Mapping[str, str], *, now_ms: int
+) -> Attributes:
     """Check the attributes of a Subscribe request, and return those to store."""
     for name in given:
         if name not in SETTABLE:
-            raise _refused(ON_CREATE, f"Unknown attribute {cut(name)}")
+            raise _refused(ON_CREATE, "AttributeName")
+    if given.get(REPLAY):
+        replay_policy.read_policy(given[REPLAY], prefix=ON_CREATE, now_ms=now_ms)
     return _checked(topic, protocol, endpoint, dict(given), tuple(given), ON_CREATE)
 
 
 def changed(topic: Topic, one: Subscription, name: str, text: str) -> Attributes:
-    """Return the attributes of a subscription after SetSubscriptionAttributes."""
+    """Return the attributes of a subscription after SetSubscriptionAttributes. A ReplayPolicy is
+    checked by the action."""
     if name not in SETTABLE:
         raise invalid("AttributeName")
     after = {**one.attributes, name: text}
@@ -85,7 +92,7 @@ def _check_redrive(topic: Topic, protocol: str, endpoint: str, text: str, prefix
     target = document.get("deadLetterTargetArn")
     if not isinstance(target, str) or parse_arn(target) is None:
         raise _refused(prefix, f"{REDRIVE}: deadLetterTargetArn is an invalid arn")
-    is_fifo = topic.is_fifo and protocol == "sqs" and endpoint.endswith(FIFO_SUFFIX)
+    is_fifo = topic.is_fifo and protocol == SQS and endpoint.endswith(FIFO_SUFFIX)
     if is_fifo and not target.endswith(FIFO_SUFFIX):
         text = "must use a FIFO queue as DLQ for a FIFO Subscription to a FIFO Topic."
         raise _refused(prefix, f"{REDRIVE}: {text}")
@@ -103,7 +110,11 @@ def first_difference(given: Attributes, one: Subscription) -> str | None:
     """Return the first given attribute that an existing subscription does not have."""
     for name, text in given.items():
         current = one.attributes.get(name, _DEFAULTS.get(name, ""))
-        if text != current and json_object(text) != (json_object(current) or ()):
+        if name == DELIVERY and current:
+            is_same = _read_delivery(text) == _read_delivery(current)
+        else:
+            is_same = text == current or json_object(text) == (json_object(current) or ())
+        if not is_same:
             return name
     return None
 
@@ -124,8 +135,11 @@ def show(topic: Topic, one: Subscription) -> Attributes:
     }
     if FILTER not in one.attributes:
         del shown[SCOPE]
-    if one.protocol in _HTTP:
-        own = _delivery(one)
+    if REPLAY in one.attributes:
+        shown[replay_policy.STATUS] = replay_policy.status(one)
+    if one.protocol in HTTP:
+        given = one.attributes.get(DELIVERY)
+        own = _read_delivery(given) if given else None
         above = topic.sns.attributes.get(DELIVERY) if topic.sns is not None else None
         defaults = delivery_policy.read_topic_policy(above, prefix=ON_SET) if above else None
         if own is not None:
@@ -135,6 +149,5 @@ def show(topic: Topic, one: Subscription) -> Attributes:
     return shown
 
 
-def _delivery(one: Subscription) -> delivery_policy.DeliveryPolicy | None:
-    text = one.attributes.get(DELIVERY)
-    return delivery_policy.read_subscription_policy(text, prefix=ON_SET) if text else None
+def _read_delivery(text: str) -> delivery_policy.DeliveryPolicy:
+    return delivery_policy.read_subscription_policy(text, prefix=ON_SET)

@@ -21,6 +21,8 @@ from penstock.wire.webhooks.content import timestamp
 MESSAGE_BYTES_DEFAULT: Final = 262_144
 NAME_CHARS_MAX: Final = 100  # of DisplayName
 ARCHIVE_DAYS_MAX: Final = 365
+DAY_MS: Final = 24 * 3_600_000
+SCOPE, PER_GROUP = "FifoThroughputScope", "MessageGroup"  # of deduplication
 STREAM, PARTITIONS, RETENTION = "PenstockStream", "PenstockPartitions", "PenstockRetentionMs"
 # What the default policy allows the owner, in the order of SNS.
 OWNER_ACTIONS: Final = (
@@ -85,11 +87,13 @@ def _archive(text: str) -> str:
     if document == {}:
         return ""  # ends the archive
     days = None if document is None else document.get("MessageRetentionPeriod")
-    is_days = isinstance(days, str | int) and str(days).isdigit() and len(str(days)) <= 3
-    if document is None or len(document) != 1 or not is_days:
+    if document is None or len(document) != 1 or not isinstance(days, str | int):
         raise Bad('must be {"MessageRetentionPeriod": "DAYS"}.')
-    if not 1 <= int(days) <= ARCHIVE_DAYS_MAX:  # type: ignore[arg-type]
-        raise Bad(f"MessageRetentionPeriod must be from 1 to {ARCHIVE_DAYS_MAX}.")
+    try:
+        _whole(1, ARCHIVE_DAYS_MAX)(str(days))
+    except Bad:
+        text = f"MessageRetentionPeriod must be from 1 to {ARCHIVE_DAYS_MAX}."
+        raise Bad(text) from None
     return text
 
 
@@ -114,7 +118,7 @@ _TABLE: Final[Mapping[str, _Row]] = {
     "DeliveryPolicy": _Row(_any),  # checked by ``_checked``, which knows the words before
     "FifoTopic": _Row(_boolean, is_create_only=True),
     "ContentBasedDeduplication": _Row(_boolean, is_fifo_only=True),
-    "FifoThroughputScope": _Row(_one_of("Topic", "MessageGroup"), is_fifo_only=True),
+    SCOPE: _Row(_one_of("Topic", PER_GROUP), is_fifo_only=True),
     "SignatureVersion": _Row(_one_of("1", "2")),
     "KmsMasterKeyId": _Row(_any),
     "TracingConfig": _Row(_one_of("PassThrough", "Active")),
@@ -141,7 +145,23 @@ def read_new(given: Mapping[str, str]) -> dict[str, str]:
         kept[name] = _checked(name, row, text, prefix=ON_CREATE)
     if not is_fifo(given):
         kept.pop("FifoTopic", None)
-    return kept
+    _check_partitions(kept)
+    return {name: text for name, text in kept.items() if text}
+
+
+def _check_partitions(kept: Mapping[str, str]) -> None:
+    if STREAM in kept and not {PARTITIONS, RETENTION, "FifoTopic"}.isdisjoint(kept):
+        text = f"{STREAM}: cannot be given with FifoTopic, {PARTITIONS} or {RETENTION}."
+        raise invalid("Attributes", text)
+    if is_one_partition(kept) and kept.get(PARTITIONS, "1") != "1":
+        text = f"{PARTITIONS}: several partitions need FifoThroughputScope MessageGroup."
+        raise invalid("Attributes", text)
+
+
+def is_one_partition(attributes: Mapping[str, str]) -> bool:
+    """Return whether a topic has a single partition, because its messages are deduplicated over all
+    groups."""
+    return "FifoTopic" in attributes and attributes.get(SCOPE) != PER_GROUP
 
 
 def changed(topic: Topic, name: str, text: str) -> dict[str, str]:
@@ -151,6 +171,9 @@ def changed(topic: Topic, name: str, text: str) -> dict[str, str]:
     if row is None or row.is_create_only or (row.is_fifo_only and not topic.is_fifo):
         raise invalid("AttributeName")
     kept = _checked(name, row, text, prefix=ON_SET)
+    if name == SCOPE and kept != PER_GROUP and topic.partition_count > 1:
+        text = f"{SCOPE}: a topic with {topic.partition_count} partitions needs {PER_GROUP}."
+        raise invalid(text)
     others = {one: value for one, value in topic.sns.attributes.items() if one != name}
     return others | {name: kept} if kept else others
 
@@ -166,12 +189,19 @@ def _checked(name: str, row: _Row, text: str, *, prefix: str) -> str:
 
 def first_difference(given: Mapping[str, str], topic: Topic) -> str | None:
     """Return the first attribute of a CreateTopic request that an existing topic does not have."""
-    shown = show(topic, {})
-    for name, text in read_new(given).items():
-        if name in (STREAM, PARTITIONS, RETENTION):
+    assert topic.sns is not None
+    checked = read_new(given)
+    # Without a value, an attribute is shown in its default.
+    shown = show(topic, {}, now_ms=0) | {STREAM: topic.name, PARTITIONS: str(topic.partition_count)}
+    for name in given:
+        if name == "FifoTopic" and not is_fifo(given):
             continue
-        current = shown.get(name, "")
-        if text != current and json_object(text) != (json_object(current) or ()):
+        text, current = checked.get(name, ""), shown.get(name, "")
+        if name == "DeliveryPolicy":
+            is_same = _delivery(checked) == _delivery(topic.sns.attributes)
+        else:
+            is_same = text == current or json_object(text) == (json_object(current) or ())
+        if not is_same:
             return name
     return None
 
@@ -201,7 +231,14 @@ def default_policy(topic: Topic) -> str:
     return json.dumps(document, separators=(",", ":"))
 
 
-def show(topic: Topic, counts: Mapping[str, int]) -> dict[str, str]:
+def archive_ms(attributes: Mapping[str, str]) -> int | None:
+    """Return the retention period that the ArchivePolicy of a topic sets."""
+    policy = json_object(attributes.get("ArchivePolicy") or "{}") or {}
+    days = policy.get("MessageRetentionPeriod")
+    return None if days is None else int(days) * DAY_MS
+
+
+def show(topic: Topic, counts: Mapping[str, int], *, now_ms: int) -> dict[str, str]:
     """Return all attributes. ``counts`` are the numbers of subscriptions by state."""
     assert topic.sns is not None
     given = topic.sns.attributes
@@ -221,8 +258,12 @@ def show(topic: Topic, counts: Mapping[str, int]) -> dict[str, str]:
         shown["DeliveryPolicy"] = delivery_policy.topic_text(policy)
     if topic.is_fifo:
         shown.setdefault("ContentBasedDeduplication", "false")
-    if "ArchivePolicy" in given:
-        shown["BeginningArchiveTime"] = timestamp(topic.sns.created_at_ms)
+    if PARTITIONS in given:
+        shown[PARTITIONS] = str(topic.partition_count)  # partitions may have been added
+    archived_ms = archive_ms(given)
+    if archived_ms is not None:
+        begin_ms = max(topic.sns.created_at_ms, now_ms - archived_ms)
+        shown["BeginningArchiveTime"] = timestamp(begin_ms)
     return shown
 
 

@@ -1,0 +1,427 @@
+"""Handlers of ``/api/v1/subscriptions``: webhooks on queues and topics, and SNS subscriptions.
+
+A webhook is created here and sends from the moment of its creation. SNS subscriptions are created
+by SNS clients; here they are listed, shown, confirmed, paused and deleted. Settings are shown with
+``****`` for secrets, so that a client can read, edit and send them. The signing secret is only in
+the reply that creates it.
+
+A caller needs a right such as ``push:CreateSubscription`` on
+``arn:penstock:admin:<region>:<account>:subscription/<id>``. To create or change a webhook, a caller
+also needs the right to read its source: ``sqs:ReceiveMessage``, ``kafka:Read`` or
+``sns:Subscribe``."""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.frontend.admin.ports import PushPorts
+from penstock.frontend.admin.request import Body, Call, json_reply, picked
+from penstock.frontend.admin.webhook_rules import (
+    UNORDERED,
+    check_readable,
+    check_source,
+    checked_settings,
+    endpoint_of,
+    find_source,
+)
+from penstock.model.calls import (
+    BrokerCall,
+    BrokerPort,
+    Ends,
+    R,
+    ReadBookmark,
+    ReadPushStatus,
+    Stats,
+)
+from penstock.model.errors import Conflict, InvalidRequest, NotFound, PenstockError
+from penstock.model.limits import SUBSCRIPTION_BYTES_MAX
+from penstock.model.ports import PushStatus
+from penstock.model.subscription import (
+    RANDOM_BYTES,
+    Subscription,
+    SubscriptionState,
+    home_partition,
+    new_id,
+    share_group,
+)
+from penstock.model.topic import Topic
+from penstock.net.http.exchange import HttpReply
+from penstock.wire.webhooks import settings as webhooks
+from penstock.wire.webhooks.endpoint_url import UrlInvalid, parse_endpoint_url
+from penstock.wire.webhooks.settings import CONSUME, InvalidSettings, Secrets, WebhookSettings
+from penstock.wire.webhooks.standard import SECRET_BYTES, secret_text
+
+WEBHOOK: Final = "webhook"  # protocol of subscriptions that are created here
+PUSHED: Final = (WEBHOOK, "http", "https")  # protocols whose requests a home sends
+SUBSCRIPTIONS_MAX: Final = 1_000  # in one reply; the parameter ``after`` requests the next page
+STATUSES_MAX: Final = 100  # in one reply with ``status``, which asks the home of each subscription
+CALLS_AT_ONCE: Final = 32  # to partitions or homes
+PAUSED_BY_REQUEST: Final = "paused by an operator"
+_IN_STEP: Final = "sns"  # name of the bookmark of queues that get copies at once
+# Members of bodies that the audit trail records. Settings are recorded by their names only.
+_AUDITED: Final = (
+    *("source", "start", "paused", "reason", "partition", "offset", "earliest", "start_ms"),
+    *("start_offsets", "until_ms", "until_offsets"),
+)
+
+Shown = dict[str, Any]
+
+
+class NewWebhook(Body, frozen=True):
+    source: str  # name or ARN of a queue, Kafka topic or SNS topic
+    endpoint: str  # URL
+    start: Literal["latest", "earliest"] = "latest"
+    paused: bool = False
+    settings: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class PauseRequest(Body, frozen=True):
+    reason: str = PAUSED_BY_REQUEST
+
+
+# ── Finding ──────────────────────────────────────────────────────────────────────────────────
+
+
+def ports_of(call: Call) -> PushPorts:
+    if call.context.push is None:
+        raise NotFound("This node does not store subscriptions.")
+    return call.context.push
+
+
+async def find(call: Call) -> Subscription:
+    """Return the subscription in the path. Users cannot see those of other tenants."""
+    one = await ports_of(call).subscriptions.learn(call.path[3])
+    caller = call.caller
+    if one is None or not (caller.is_operator or one.account == caller.account):
+        raise NotFound(f"There is no subscription {call.path[3][:80]}.")
+    return one
+
+
+def source_of(call: Call, one: Subscription) -> Topic:
+    topic = call.context.everything.find_id(one.topic_id)
+    if topic is None:
+        raise NotFound(f"The source of the subscription, {one.source_arn}, was deleted.")
+    return topic
+
+
+async def find_pushed(call: Call) -> tuple[Subscription, Topic]:
+    """Return a confirmed subscription whose endpoint gets requests, and its source."""
+    one = await find(call)
+    if one.protocol not in PUSHED:
+        raise InvalidRequest(
+            f"A subscription of the protocol {one.protocol} sends no HTTP requests."
+        )
+    if one.state is not SubscriptionState.CONFIRMED:
+        raise Conflict("The subscription is not confirmed yet.")
+    topic = source_of(call, one)
+    check_readable(call, topic)
+    return one, topic
+
+
+async def _find_webhook(call: Call) -> tuple[Subscription, Topic]:
+    one = await find(call)
+    if one.protocol != WEBHOOK:
+        raise InvalidRequest(
+            "This is an SNS subscription: change it with SetSubscriptionAttributes."
+        )
+    return one, source_of(call, one)
+
+
+# ── Settings and secrets ─────────────────────────────────────────────────────────────────────
+
+
+def _read(ports: PushPorts, one: Subscription) -> tuple[WebhookSettings, Secrets]:
+    settings = msgspec.json.decode(one.webhook, type=WebhookSettings)
+    return settings, Secrets.unpack(ports.ring.unwrap(one.secrets, context=one.secrets_context))
+
+
+def _with(
+    ports: PushPorts, one: Subscription, settings: WebhookSettings, secrets: Secrets
+) -> Subscription:
+    wrapped = ports.ring.wrap(secrets.pack(), context=one.secrets_context)
+    return replace(one, webhook=msgspec.json.encode(settings).decode(), secrets=wrapped)
+
+
+# ── Partitions ───────────────────────────────────────────────────────────────────────────────
+
+
+async def ask_all(
+    broker: BrokerPort, items: Collection[Any], make: Callable[[Any], BrokerCall[R]]
+) -> list[R]:
+    """Make a call for each item, such as a partition, and return the replies in the same order."""
+    found: list[R] = []
+    waiting = list(items)
+    for start in range(0, len(waiting), CALLS_AT_ONCE):
+        calls = (broker.call(make(each)) for each in waiting[start : start + CALLS_AT_ONCE])
+        found += await asyncio.gather(*calls)
+    return found
+
+
+async def _confirmed(
+    call: Call, topic: Topic, one: Subscription, start: str = "latest"
+) -> Subscription:
+    """Return the subscription as confirmed now. It gets the messages from now on, or all."""
+    partitions = range(topic.partition_count)
+    ends = await ask_all(call.context.broker, partitions, lambda each: Ends(topic, each))
+    is_all = start == "earliest"
+    return replace(
+        one,
+        state=SubscriptionState.CONFIRMED,
+        confirmed_at_ms=call.now_ms,
+        was_authenticated=True,
+        start_offsets=tuple(each.start_offset if is_all else each.high_watermark for each in ends),
+    )
+
+
+# ── Create, change, delete ───────────────────────────────────────────────────────────────────
+
+
+async def create(call: Call) -> HttpReply:
+    ports, request = ports_of(call), call.json(NewWebhook)
+    topic, endpoint = find_source(call, request.source), endpoint_of(request.endpoint)
+    random = ports.entropy(SECRET_BYTES)
+    settings, secrets = webhooks.create(_document(request.settings), random=random)
+    check_readable(call, topic, settings.mode)
+    check_source(topic)
+    settings = checked_settings(call, topic, settings)
+    known = ports.subscriptions.find_endpoint(topic.topic_id, WEBHOOK, endpoint)
+    if known is None:
+        one = Subscription(
+            id=new_id(topic.topic_id, WEBHOOK, endpoint, random=ports.entropy(RANDOM_BYTES)),
+            topic_id=topic.topic_id,
+            source_arn=topic.sns_arn or topic.arn,
+            account=topic.account,
+            region=topic.region,
+            protocol=WEBHOOK,
+            endpoint=endpoint,
+            created_at_ms=call.now_ms,
+            principal=call.caller.arn,
+            paused=PAUSED_BY_REQUEST if request.paused else None,
+        )
+        one = await _confirmed(call, topic, one, request.start)
+        known = await ports.subscriptions.create(_with(ports, one, settings, secrets))
+        if known.id == one.id:
+            made = secret_text(random)
+            secret = {"secret": made} if secrets.signing.reveal() == made else {}
+            return json_reply(201, {**_row(call, known), **_settings(ports, known), **secret})
+    raise Conflict(
+        f"{topic.name} has a webhook to this endpoint already: change {known.id}, or delete it."
+    )
+
+
+def _document(given: bytes | msgspec.Raw) -> bytes:
+    document = bytes(given)
+    if len(document) > SUBSCRIPTION_BYTES_MAX:
+        raise InvalidSettings(
+            f"The settings can have at most {SUBSCRIPTION_BYTES_MAX:,} bytes as JSON, not"
+            f" {len(document):,}."
+        )
+    return document
+
+
+async def change(call: Call) -> Shown:
+    """Change the settings that the body has. Others, and secrets given as ``****``, stay."""
+    ports, document = ports_of(call), _document(call.body)
+    one, topic = await _find_webhook(call)
+    check_readable(call, topic)
+
+    def changed(current: Subscription) -> Subscription:
+        before, secrets = _read(ports, current)
+        after, kept = webhooks.change(before, secrets, document)
+        after = checked_settings(call, topic, after)
+        if after.mode != before.mode or (after.ordered == UNORDERED) != (
+            before.ordered == UNORDERED
+        ):
+            raise InvalidSettings(
+                "mode cannot be changed, and ordered cannot be changed to or from none: create"
+                " another webhook."
+            )
+        return _with(ports, current, after, kept)
+
+    changed(one)  # raises errors of the caller before the metadata store is called
+    return {**_row(call, one), **_settings(ports, await change_one(call, one, changed))}
+
+
+async def change_one(
+    call: Call, one: Subscription, change: Callable[[Subscription], Subscription]
+) -> Subscription:
+    try:
+        return await ports_of(call).subscriptions.change(one.id, change)
+    except NotFound:
+        raise NotFound(f"There is no subscription {one.id}.") from None
+
+
+async def delete(call: Call) -> Shown:
+    one = await find(call)
+    await ports_of(call).subscriptions.delete(one.id)
+    return {"id": one.id, "deleted": True}
+
+
+async def pause(call: Call) -> Shown:
+    one, reason = await find(call), call.json(PauseRequest).reason or PAUSED_BY_REQUEST
+    return _row(call, await change_one(call, one, lambda now: replace(now, paused=reason)))
+
+
+async def resume(call: Call) -> Shown:
+    one = await find(call)
+    return _row(call, await change_one(call, one, lambda now: replace(now, paused=None)))
+
+
+async def rotate(call: Call) -> Shown:
+    """Replace the signing secret. Requests are signed with the old one too for a day."""
+    ports = ports_of(call)
+    one, _ = await _find_webhook(call)
+    random, now_ms = ports.entropy(SECRET_BYTES), call.now_ms
+
+    def rotated(current: Subscription) -> Subscription:
+        settings, secrets = _read(ports, current)
+        return _with(ports, current, settings, secrets.rotated(random=random, now_ms=now_ms))
+
+    await change_one(call, one, rotated)
+    until_ms = now_ms + webhooks.ROTATION_MS
+    return {"id": one.id, "secret": secret_text(random), "old_secret_until_ms": until_ms}
+
+
+async def confirm(call: Call) -> Shown:
+    """Confirm a pending SNS subscription, as its endpoint would with the token it was sent."""
+    one = await find(call)
+    if one.state is not SubscriptionState.PENDING:
+        return _row(call, one)
+    ready = await _confirmed(call, source_of(call, one), one)
+    fields = picked(ready, "state", "confirmed_at_ms", "was_authenticated", "start_offsets")
+
+    def confirmed(current: Subscription) -> Subscription:
+        is_pending = current.state is SubscriptionState.PENDING
+        return replace(current, **fields) if is_pending else current
+
+    return _row(call, await change_one(call, one, confirmed))
+
+
+# ── List and show ────────────────────────────────────────────────────────────────────────────
+
+
+async def many(call: Call) -> Shown:
+    """List the subscriptions of a tenant, or of one source. With ``status=true``, ask for what the
+    home of each knows."""
+    subscriptions, info = ports_of(call).subscriptions, call.context.info
+    if call.text("status", "false") not in ("true", "false"):
+        raise InvalidRequest("Parameter status must be true or false.")
+    is_asked = call.text("status") == "true"
+    most = STATUSES_MAX if is_asked else SUBSCRIPTIONS_MAX
+    count = call.number("limit", default=most, least=1, most=most)
+    after, name = call.text("after"), call.text("source")
+    if name:
+        topic_id = find_source(call, name).topic_id
+        found = subscriptions.page_of_topic(topic_id, after=after, count=count + 1)
+    else:
+        account = call.text("account") or info.account
+        found = subscriptions.page(account, call.region, after=after, count=count + 1)
+    page = found[:count]
+    rows = [_row(call, one) for one in page]
+    if is_asked:
+        for start in range(0, len(page), CALLS_AT_ONCE):
+            some = slice(start, start + CALLS_AT_ONCE)
+            statuses = await asyncio.gather(*(_status(call, one) for one in page[some]))
+            for row, status in zip(rows[some], statuses, strict=True):
+                row |= status
+    return {"subscriptions": rows, "next": page[-1].id if len(found) > len(page) else None}
+
+
+async def one(call: Call) -> Shown:
+    found, ports = await find(call), ports_of(call)
+    lag, status = await asyncio.gather(_lag(call, found), _status(call, found))
+    return {
+        **_row(call, found),
+        **(_settings(ports, found) if found.webhook else {"attributes": found.attributes}),
+        "replays": found.replays,
+        **status,
+        **lag,
+    }
+
+
+def _row(call: Call, one: Subscription) -> Shown:
+    topic = call.context.everything.find_id(one.topic_id)
+    source = None if topic is None else topic.name if topic.sns is None else topic.sns.name
+    names = "id arn account region protocol endpoint state paused created_at_ms confirmed_at_ms"
+    return {
+        "source": source,
+        "source_arn": one.source_arn,
+        **picked(one, *names.split(), "principal"),
+    }
+
+
+def _settings(ports: PushPorts, one: Subscription) -> Shown:
+    return {"settings": webhooks.shown(*_read(ports, one))}
+
+
+async def _status(call: Call, one: Subscription) -> Shown:
+    """Return what the home of a subscription knows, or why it cannot be asked."""
+    topic = call.context.everything.find_id(one.topic_id)
+    is_sending = one.protocol in PUSHED and one.state is SubscriptionState.CONFIRMED
+    if topic is None or not is_sending:
+        return {"status": None}
+    try:
+        asked = ReadPushStatus(topic, home_partition(one), one.id)
+        status: PushStatus = await call.context.broker.call(asked)
+    except PenstockError as error:
+        return {"status": None, "unreachable": str(error)}
+    return {"status": status}
+
+
+async def _lag(call: Call, one: Subscription) -> Shown:
+    """Return how many messages are neither delivered nor given up, and the age of the oldest."""
+    nothing: Shown = {"lag": None, "oldest_age_ms": None}
+    topic = call.context.everything.find_id(one.topic_id)
+    if topic is None or one.state is not SubscriptionState.CONFIRMED:
+        return nothing
+    broker = call.context.broker
+    settings = msgspec.json.decode(one.webhook, type=WebhookSettings) if one.webhook else None
+    is_consuming = settings is not None and settings.mode == CONSUME
+    counted = topic if is_consuming else broker.find_share(topic, share_group(one))
+    try:
+        if counted is None:
+            return {**nothing, "lag": await _distance(broker, topic, one)}
+        stats = await broker.call(Stats(counted))
+    except PenstockError:
+        return nothing
+    oldest_at_ms = stats.oldest_sent_at_ms
+    age_ms = None if oldest_at_ms is None else max(0, call.now_ms - oldest_at_ms)
+    return {"lag": stats.visible + stats.in_flight + stats.delayed, "oldest_age_ms": age_ms}
+
+
+async def _distance(broker: BrokerPort, topic: Topic, one: Subscription) -> int:
+    """Return the records after the position of a subscription that has no share: its queue gets
+    copies at once, or nothing was sent yet."""
+    partitions = range(topic.partition_count)
+    ends = await ask_all(broker, partitions, lambda each: Ends(topic, each))
+    starts: Sequence[int] = one.start_offsets
+    if one.protocol not in PUSHED:
+        marks = await ask_all(broker, partitions, lambda at: ReadBookmark(topic, at, _IN_STEP))
+        known = dict(enumerate(starts))
+        starts = [max(mark, known.get(at, 0)) for at, mark in enumerate(marks)]
+    positions = [*starts, *(0 for _ in ends[len(starts) :])]
+    return sum(
+        max(0, each.high_watermark - max(each.start_offset, at))
+        for each, at in zip(ends, positions, strict=False)
+    )
+
+
+# ── Audit ────────────────────────────────────────────────────────────────────────────────────
+
+
+def audited(call: Call, body: Mapping[str, Any]) -> dict[str, object]:
+    """Return the parameters to record. Settings may have secrets, so only their names are."""
+    if call.path[3:] and not call.path[4:]:  # the body is the settings
+        return {"settings": sorted(body)}
+    params: dict[str, object] = {name: body[name] for name in _AUDITED if name in body}
+    if isinstance(body.get("settings"), dict):
+        params["settings"] = sorted(body["settings"])
+    if "endpoint" in body:
+        try:
+            params["endpoint"] = parse_endpoint_url(str(body["endpoint"])).shown
+        except UrlInvalid:
+            pass  # the request fails
+    return params

@@ -1,0 +1,483 @@
+"""Sends the messages of one subscription to its endpoint.
+
+The position of a subscription is a share of its topic: a lease cursor in the log (a webhook that
+consumes a queue uses the queue's own). A message is leased when its request has a slot, and not
+before, so a slow endpoint keeps its messages in the log and not in memory. A delivered message is
+acked. One that has to be sent again keeps its lease until then: time and number of the attempt are
+in the log and outlast this node. A message that cannot be delivered goes to the dead-letter queue.
+
+A replay is a second share, of a range of the log. Its messages are sent when no new ones are
+waiting, in at most half of the slots."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from penstock.flow.slots import Slot
+from penstock.flow.slots import Subscription as Lane
+from penstock.flow.verdicts import Action, Failure, Health
+from penstock.model.calls import CloseShare, ShareLag
+from penstock.model.errors import PenstockError
+from penstock.model.ports import PushReply, PushStatus
+from penstock.model.subscription import Replay, ReplayState, Subscription, share_group
+from penstock.model.topic import Topic
+from penstock.net.http.client_messages import FailureReason, RequestFailed, RequestInvalid
+from penstock.push.delivery_plan import Plan
+from penstock.push.outcomes import Item, Outcomes, Reply, Request
+from penstock.push.published import Published
+from penstock.push.push_setup import PushSetup
+from penstock.push.sources import Source, open_share
+from penstock.wire.aws.sns.filter_match import matches
+from penstock.wire.webhooks.cloudevents import HeadersTooLong
+from penstock.wire.webhooks.delivery_requests import DeliveryRequest
+
+LEASE_MARGIN_MS: Final = 15_000  # a lease outlasts its request by this
+RETRIES_MAX: Final = 10_000  # messages of one subscription that wait for another attempt
+COUNTED_AT_ONCE: Final = 100  # messages whose attempts are counted while the breaker is open
+OPEN_RETRY_SECONDS: Final = 1.0  # between attempts to open a share
+LEASE_RETRY_SECONDS: Final = 0.5  # after a lease that failed
+
+_FAILURES: Final = {
+    FailureReason.DNS: Failure.NOT_RESOLVED,
+    FailureReason.REFUSED_ADDRESS: Failure.NOT_ALLOWED,
+    FailureReason.CONNECT: Failure.NOT_CONNECTED,
+    FailureReason.TLS: Failure.TLS,
+    FailureReason.TIMEOUT: Failure.TIMEOUT,
+    FailureReason.PROTOCOL: Failure.BAD_REPLY,
+    FailureReason.RESET: Failure.CONNECTION_LOST,
+    FailureReason.HEAD_TOO_LARGE: Failure.BAD_REPLY,
+}
+
+log_ = logging.getLogger(__name__)
+
+
+class Pusher:
+    def __init__(
+        self,
+        one: Subscription,
+        topic: Topic,
+        plan: Plan,
+        setup: PushSetup,
+        *,
+        kick: Callable[[], None],  # called when slots may be wanted or free
+        starts_at_ms: int,  # no request before this time of the monotonic clock
+    ) -> None:
+        self.outcomes = Outcomes(one, topic, plan, setup, self._spawn)
+        self.topic = topic
+        self._setup, self._kick = setup, kick
+        self._starts_at_ms = starts_at_ms
+        self.lane: Lane = setup.slots.add(
+            one.account,
+            plan.destination,
+            limit=plan.limit,
+            rate=plan.rate,
+            request_bytes=plan.request_bytes,
+        )
+        self._sources: list[Source] = []  # the live one first
+        self._granted: list[Slot] = []
+        self._leased: deque[list[Item]] = deque()  # requests that have leases but no slot
+        self._singles: deque[Item] = deque()
+        self._appetite = 1  # slots to ask for while there are messages
+        self._is_filling = self._is_counting = self._is_opening = self._is_closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._loop = asyncio.get_running_loop()
+        self._open()
+
+    @property
+    def one(self) -> Subscription:
+        return self.outcomes.one
+
+    @property
+    def plan(self) -> Plan:
+        return self.outcomes.plan
+
+    @property
+    def is_paused(self) -> bool:
+        return self.one.paused is not None or self._is_closed
+
+    @property
+    def status(self) -> PushStatus:
+        lane = self.lane
+        return msgspec.structs.replace(
+            self.outcomes.status,
+            limit=lane.limit,
+            in_flight=lane.held,
+            is_breaker_open=lane.breaker is not None and lane.breaker.admits_at_ms > 0,
+            retries=sum(source.retry_count for source in self._sources),
+        )
+
+    def change(self, one: Subscription, plan: Plan) -> None:
+        """Use new settings from the next request on."""
+        self.outcomes.one, self.outcomes.plan = one, plan
+        self._setup.slots.change(
+            self.lane,
+            plan.destination,
+            limit=plan.limit,
+            rate=plan.rate,
+            request_bytes=plan.request_bytes,
+            now_ms=self._setup.clock.mono_ms(),
+        )
+        self._open()
+        self._want()
+
+    # ── Sources ──────────────────────────────────────────────────────────────────────────────
+
+    def _open(self) -> None:
+        """Open the shares that this subscription needs, and leave those that it does not."""
+        if not self._is_opening and not self._is_closed:
+            self._is_opening = True
+            self._spawn(self._open_sources(), "open the share of")
+
+    async def _open_sources(self) -> None:
+        try:
+            while True:
+                replay = self._wanted_replay()
+                try:
+                    if not self._sources:
+                        await self._add_source(None)
+                    for source in self._sources[1:]:
+                        if source.replay != replay:
+                            self._sources.remove(source)
+                            source.close()
+                    if replay is not None and len(self._sources) == 1:
+                        await self._add_source(replay)
+                except PenstockError as error:
+                    self._log(logging.WARNING, "opening the share of a subscription failed", error)
+                    await asyncio.sleep(OPEN_RETRY_SECONDS)
+                else:
+                    if replay == self._wanted_replay():
+                        break
+        finally:
+            self._is_opening = False
+        self._want()
+
+    def _wanted_replay(self) -> Replay | None:
+        return next((each for each in self.one.replays if each.is_open), None)
+
+    async def _add_source(self, replay: Replay | None) -> None:
+        setup, share = self._setup, self.topic
+        if replay is not None or not self.plan.is_consumed:
+            share = await open_share(
+                self.one, self.topic, replay, setup.broker, is_ordered=self.plan.is_ordered
+            )
+        source = Source(share, replay, setup.broker, setup.clock, self._spawn)
+        try:
+            await source.listen(self._available)
+            delay_ms = self._starts_at_ms - setup.clock.mono_ms()
+            if delay_ms > 0:
+                await asyncio.sleep(delay_ms / 1_000)
+        except BaseException:
+            source.close()
+            raise
+        self._sources.append(source)
+
+    def _available(self) -> None:
+        """Ask for slots, because there are messages. A batch may wait for more of them."""
+        if self.plan.batch_wait_ms and not self._is_filling:
+            self._later(self.plan.batch_wait_ms / 1_000, self._want)
+        else:
+            self._want()
+
+    def _is_ready(self, source: Source) -> bool:
+        if not source.has_news or self.is_paused or source.retry_count >= RETRIES_MAX:
+            return False
+        return source.replay is None or source.in_flight < max(1, self.lane.limit // 2)
+
+    # ── Slots ────────────────────────────────────────────────────────────────────────────────
+
+    def _want(self) -> None:
+        """Ask for as many slots as there may be requests to send."""
+        if self._is_closed:
+            return
+        count = len(self._singles) + len(self._leased)
+        if any(map(self._is_ready, self._sources)):
+            count += self._appetite
+            if self.plan.is_counted and self._is_breaker_open():
+                self._count_attempts()
+        self._setup.slots.want(self.lane, count, now_ms=self._setup.clock.mono_ms())
+        self._kick()
+
+    def granted(self, slot: Slot) -> None:
+        self._granted.append(slot)
+        if not self._is_filling:
+            self._is_filling = True
+            self._spawn(self._fill(), "lease messages of")
+
+    async def _fill(self) -> None:
+        """Lease messages for the slots that were granted, and send them."""
+        try:
+            while self._granted:
+                slots, self._granted = self._granted, []
+                requests: list[list[Item]] = []
+                try:
+                    await self._take(requests, len(slots))
+                except PenstockError as error:
+                    self._lease_failed(error)
+                finally:
+                    self._leased.extend(requests[len(slots) :])
+                    del requests[len(slots) :]
+                    for items in requests:
+                        self._spawn(self._push(slots.pop(), items), "push a message of")
+                    now_ms = self._setup.clock.mono_ms()
+                    for slot in slots:
+                        self._setup.slots.end(slot, Health.UNKNOWN, now_ms=now_ms)
+                self._appetite = 1 if slots else 2 * len(requests)
+                self._want()
+        finally:
+            self._is_filling = False
+
+    def _lease_failed(self, error: PenstockError) -> None:
+        self._log(logging.INFO, "leasing messages of a subscription failed", error)
+        self._later(LEASE_RETRY_SECONDS, self._lease_again)
+
+    def _lease_again(self) -> None:
+        for source in self._sources:
+            source.has_news = True
+        self._want()
+
+    async def _take(self, requests: list[list[Item]], count: int) -> None:
+        """Add up to ``count`` requests to the list; more if a lease returned more groups."""
+        while self._singles and len(requests) < count:
+            requests.append([self._singles.popleft()])
+        while self._leased and len(requests) < count:
+            requests.append(self._leased.popleft())
+        for source in tuple(self._sources):
+            room = count - len(requests)
+            if source.replay is not None:
+                room = min(room, max(1, self.lane.limit // 2) - source.in_flight)
+            if room > 0 and self._is_ready(source):
+                requests += self._split(source, await self._lease(source, room))
+
+    async def _lease(self, source: Source, requests: int) -> Sequence[Item]:
+        """Lease messages, and return those that the subscription wants in the form it wants."""
+        plan, setup, topic = self.plan, self._setup, self.topic
+        group_max = 1 if plan.is_ordered and plan.batch_max == 1 else 0
+        lease_ms = plan.timeout_ms + LEASE_MARGIN_MS
+        found = await source.lease(requests * plan.batch_max, lease_ms, group_max=group_max)
+        if not found:
+            if source.replay is not None:
+                self._spawn(self._end_replay(source, source.replay), "end a replay of")
+            return ()
+        if setup.opener is not None:
+            found = await setup.opener.opened(topic, found)
+        signer = await setup.signer_of(topic) if plan.is_signed else None
+        # The cursor has applied the filter, except to encrypted records and to those of a queue.
+        policy = plan.policy
+        if not plan.is_consumed and not (setup.opener is not None and setup.opener.is_on(topic)):
+            policy = None
+        items = []
+        for delivery in found:
+            message = Published(
+                delivery.record,
+                topic,
+                delivery.partition,
+                signer,
+                protocol=self.one.protocol,
+                is_replayed=source.replay is not None,
+            )
+            if policy is None or matches(policy, message.prepared):
+                items.append(Item(message, delivery, source))
+            else:
+                source.ack(delivery)
+        return items
+
+    def _split(self, source: Source, items: Sequence[Item]) -> list[list[Item]]:
+        """Divide messages into requests. A batch of an ordered subscription has one group only."""
+        plan, requests = self.plan, list[list[Item]]()
+        last: object = None
+        for item in items:
+            message = item.message
+            group = (message.partition, message.record.message.group) if plan.is_ordered else None
+            if requests and len(requests[-1]) < plan.batch_max and group == last:
+                requests[-1].append(item)
+            else:
+                requests.append([item])
+            last = group
+        source.in_flight += len(requests)
+        return requests
+
+    # ── Requests ─────────────────────────────────────────────────────────────────────────────
+
+    async def _push(self, slot: Slot, items: list[Item]) -> None:
+        setup, plan, source = self._setup, self.plan, items[0].source
+        health = Health.UNKNOWN
+        began_ms = setup.clock.mono_ms()
+        try:
+            if plan.is_at_most_once and source is not None:
+                await source.ack_now([each.delivery for each in items if each.delivery is not None])
+            made: DeliveryRequest | None = None
+            count = 1
+            try:
+                made = plan.make(
+                    [each.message for each in items],
+                    now_ms=setup.clock.wall_ms(),
+                    is_test=items[0].is_test,
+                )
+                count = made.count
+            except HeadersTooLong as error:
+                reply = Reply(400, str(error))
+            if count < len(items):  # the rest does not fit in a request
+                self._leased.appendleft(items[count:])
+                del items[count:]
+                if source is not None:
+                    source.in_flight += 1
+            if made is not None:
+                setup.slots.send(slot, len(made.body), now_ms=began_ms)
+                reply = await self._send(made)
+            size = 0 if made is None else len(made.body) // count
+            took_ms = setup.clock.mono_ms() - began_ms
+            health = self.outcomes.judge(
+                items, Request(made, setup.clock.wall_ms(), took_ms, size), reply
+            )
+        except PenstockError as error:  # the ack before an at-most-once request failed
+            self._log(logging.WARNING, "a message was not pushed", error)
+        finally:
+            if source is not None:
+                source.in_flight -= 1
+            setup.slots.end(slot, health, now_ms=setup.clock.mono_ms())
+            self._want()
+
+    async def _send(self, request: DeliveryRequest) -> Reply:
+        plan = self.plan
+        try:
+            reply = await self._setup.outbound.send(
+                plan.url,
+                tenant=self.one.account,
+                timeout_s=plan.timeout_ms / 1_000,
+                method=request.method,
+                headers=request.headers,
+                body=request.body,
+                identity=plan.identity,
+                may_resend=not plan.is_at_most_once,
+            )
+        except RequestFailed as error:
+            if error.reason is FailureReason.REFUSED_ADDRESS:
+                self._log(logging.WARNING, "the address of an endpoint is not allowed", error)
+            failure = _FAILURES[error.reason]
+            return Reply(failure, failure.value)
+        except RequestInvalid as error:
+            return Reply(400, str(error))
+        reason = "" if 200 <= reply.status < 300 else f"HTTP status {reply.status}"
+        return Reply(reply.status, reason, reply.body, reply.headers.get("retry-after"))
+
+    # ── While the circuit breaker is open ────────────────────────────────────────────────────
+
+    def _is_breaker_open(self) -> bool:
+        breaker = self.lane.breaker
+        return breaker is not None and breaker.admits_at_ms > self._setup.clock.mono_ms()
+
+    def _count_attempts(self) -> None:
+        if not self._is_counting:
+            self._is_counting = True
+            self._spawn(self._count_due(), "count attempts of")
+
+    async def _count_due(self) -> None:
+        """Count an attempt for each message that is due, although the breaker prevents it."""
+        try:
+            while self._is_breaker_open():
+                ready = [source for source in self._sources if self._is_ready(source)]
+                items = await self._lease(ready[0], COUNTED_AT_ONCE) if ready else ()
+                if not items:
+                    return
+                reply = Reply(Failure.BREAKER_OPEN, Failure.BREAKER_OPEN.value)
+                now_ms = self._setup.clock.wall_ms()
+                for item in items:
+                    verdict = self.outcomes.verdict(item, reply.result, now_ms=now_ms)
+                    made = None
+                    if verdict.action is not Action.RETRY and not self.one.webhook:
+                        made = self.plan.make((item.message,), now_ms=now_ms)
+                    self.outcomes.settle(item, verdict, reply, Request(made, now_ms))
+        except PenstockError as error:
+            self._lease_failed(error)
+        finally:
+            self._is_counting = False
+
+    # ── Replays and single requests ──────────────────────────────────────────────────────────
+
+    async def _end_replay(self, source: Source, replay: Replay) -> None:
+        """End a replay if all messages of its range are finished."""
+        broker, subscriptions = self._setup.broker, self._setup.subscriptions
+        try:
+            for partition in range(len(replay.until)):
+                if await broker.call(ShareLag(source.topic, partition)):
+                    return
+            done = msgspec.structs.replace(replay, state=ReplayState.COMPLETED)
+
+            def completed(current: Subscription) -> Subscription:
+                replays = tuple(done if each == replay else each for each in current.replays)
+                return msgspec.structs.replace(current, replays=replays)
+
+            await subscriptions.change(self.one.id, completed)
+            await broker.call(CloseShare(self.topic, share_group(self.one, replay.number)))
+        except PenstockError as error:
+            self._lease_failed(error)
+
+    async def push_one(self, message: Published, *, is_test: bool, seconds_max: float) -> PushReply:
+        """Send one message when there is a slot, and return the reply. It is not tried again."""
+        reply: asyncio.Future[PushReply] = self._loop.create_future()
+        item = Item(message, reply=reply, is_test=is_test)
+        self._singles.append(item)
+        self._want()
+        try:
+            async with asyncio.timeout(seconds_max):
+                return await reply
+        except TimeoutError:
+            why = Failure.BREAKER_OPEN if self._is_breaker_open() else Failure.TIMEOUT
+            return PushReply(reason=why.value)
+        finally:
+            if item in self._singles:
+                self._singles.remove(item)
+
+    # ── Tasks ────────────────────────────────────────────────────────────────────────────────
+
+    def _log(self, level: int, event: str, error: Exception) -> None:
+        log_.log(level, event, extra={"subscription": self.one.id, "reason": str(error)})
+
+    def _later(self, seconds: float, work: Callable[[], None]) -> None:
+        def run() -> None:
+            self._timers.discard(timer)
+            work()
+
+        timer = self._loop.call_later(seconds, run)
+        self._timers.add(timer)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        task = self._loop.create_task(work, name=f"{what} {self.one.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log_.error("a task of a subscription failed", exc_info=error)
+
+    async def close(self, *, seconds_max: float) -> None:
+        """Stop. Requests in progress may go on for ``seconds_max``; then they are cancelled."""
+        self._is_closed = True
+        slots, clock = self._setup.slots, self._setup.clock
+        slots.remove(self.lane, now_ms=clock.mono_ms())
+        for timer in self._timers:
+            timer.cancel()
+        for source in self._sources:
+            source.close()
+        if seconds_max:
+            for items in self._leased:
+                for item in items:
+                    if item.source is not None and item.delivery is not None:
+                        item.source.extend(item.delivery, 0)
+            if self._tasks:
+                await asyncio.wait(set(self._tasks), timeout=seconds_max)
+        self._leased.clear()
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+        for slot in self._granted:
+            slots.end(slot, Health.UNKNOWN, now_ms=clock.mono_ms())
+        self._granted.clear()
+        self._kick()

@@ -1,0 +1,138 @@
+"""Where the messages of a subscription come from: a share of its topic, or a queue.
+
+Results of deliveries are collected while the last ones are written to the log, so that many of them
+cost one event. If the write fails, the leases end by themselves and the messages are sent again."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from heapq import heappop, heappush
+from typing import Any, Final
+
+from penstock.model.calls import Ack, BrokerCall, BrokerPort, Extend, Lease, OpenShare, ShareStart
+from penstock.model.errors import PenstockError
+from penstock.model.message import Claim, Delivery
+from penstock.model.ports import EARLIEST, Clock, LeaseRequest
+from penstock.model.subscription import Replay, Subscription, share_group
+from penstock.model.topic import Topic
+
+ATTEMPTS_MAX: Final = 1_100  # of a share, above all policies: for a message that ends every node
+
+log_ = logging.getLogger(__name__)
+
+Spawn = Callable[[Coroutine[Any, Any, None], str], object]
+
+
+class Source:
+    def __init__(
+        self, topic: Topic, replay: Replay | None, broker: BrokerPort, clock: Clock, spawn: Spawn
+    ) -> None:
+        self.topic = topic  # the share or queue
+        self.replay = replay
+        self.has_news = True  # a lease may return messages
+        self.in_flight = 0  # requests; counted by the owner
+        self._broker, self._clock, self._spawn = broker, clock, spawn
+        self._acks: dict[int, list[Claim]] = {}  # by partition
+        self._extensions: dict[int, list[tuple[Claim, int]]] = {}
+        self._retries: list[int] = []  # heap of the ends of extended leases
+        self._is_writing = False
+        self._removes: list[Callable[[], None]] = []
+
+    async def listen(self, on_news: Callable[[], None]) -> None:
+        """Call ``on_news`` when there are messages again after a lease that returned none."""
+
+        def available() -> None:
+            if not self.has_news:
+                self.has_news = True
+                on_news()
+
+        for partition in range(self.topic.partition_count):
+            await self._broker.call(ShareStart(self.topic, partition))  # opens the share there
+            self._removes.append(self._broker.on_available(self.topic, partition, available))
+
+    def close(self) -> None:
+        for remove in self._removes:
+            remove()
+        self._removes.clear()
+
+    async def lease(self, count: int, lease_ms: int, *, group_max: int) -> Sequence[Delivery]:
+        self.has_news = False
+        request = LeaseRequest(count, lease_ms, group_max=group_max)
+        found = await self._broker.call(Lease(self.topic, request))
+        if found:
+            self.has_news = True
+        return found
+
+    # ── Results ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def retry_count(self) -> int:
+        """Return how many messages wait for another attempt."""
+        retries, now_ms = self._retries, self._clock.mono_ms()
+        while retries and retries[0] <= now_ms:
+            heappop(retries)
+        return len(retries)
+
+    def ack(self, delivery: Delivery) -> None:
+        self._acks.setdefault(delivery.partition, []).append(delivery.claim)
+        self._write()
+
+    def extend(self, delivery: Delivery, lease_ms: int) -> None:
+        """Let a message be delivered again after ``lease_ms``."""
+        claims = self._extensions.setdefault(delivery.partition, [])
+        claims.append((delivery.claim, lease_ms))
+        heappush(self._retries, self._clock.mono_ms() + lease_ms)
+        self._write()
+
+    async def ack_now(self, deliveries: Sequence[Delivery]) -> None:
+        claims: dict[int, list[Claim]] = {}
+        for delivery in deliveries:
+            claims.setdefault(delivery.partition, []).append(delivery.claim)
+        for partition, some in claims.items():
+            await self._broker.call(Ack(self.topic, partition, some))
+
+    def _write(self) -> None:
+        if not self._is_writing:
+            self._is_writing = True
+            self._spawn(self._write_results(), "write results of")
+
+    async def _write_results(self) -> None:
+        try:
+            while self._acks or self._extensions:
+                acks, self._acks = self._acks, {}
+                extensions, self._extensions = self._extensions, {}
+                calls: list[BrokerCall[Any]] = [
+                    *(Ack(self.topic, at, claims) for at, claims in acks.items()),
+                    *(
+                        Extend(self.topic, at, claims, is_strict=True)
+                        for at, claims in extensions.items()
+                    ),
+                ]
+                await asyncio.gather(*map(self._call, calls))
+        finally:
+            self._is_writing = False
+
+    async def _call(self, call: BrokerCall[Any]) -> None:
+        try:
+            await self._broker.call(call)
+        except PenstockError as error:
+            about = {"share": self.topic.name, "reason": str(error)}
+            log_.warning("writing the results of deliveries failed", extra=about)
+
+
+async def open_share(
+    one: Subscription, topic: Topic, replay: Replay | None, broker: BrokerPort, *, is_ordered: bool
+) -> Topic:
+    """Return the share of a subscription, or of one of its replays."""
+    return await broker.call(
+        OpenShare(
+            topic,
+            0,
+            share_group(one, 0 if replay is None else replay.number),
+            EARLIEST,
+            attempts_max=ATTEMPTS_MAX,
+            is_ordered=is_ordered,
+            until=() if replay is None else replay.until,
+            starts=one.start_offsets if replay is None else replay.starts,
+        )
+    )

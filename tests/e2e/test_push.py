@@ -1,0 +1,175 @@
+"""Messages that are pushed to HTTP endpoints, on one node and on three, and when nodes die."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.harness.cluster import PenstockCluster
+from tests.harness.endpoint import Endpoint, Step
+from tests.harness.etcd import LACKING
+from tests.harness.patience import eventually
+from tests.harness.server import Server
+from tests.harness.sns_site import Site
+
+pytestmark = [pytest.mark.slow, pytest.mark.compat]
+
+MESSAGES = 120
+FAST = {"min_ms": 100, "max_ms": 500}
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint() as made:
+        yield made
+
+
+class PushSite(Site):
+    def __init__(self, servers: list[Server]) -> None:
+        super().__init__([each.url for each in servers], servers[0].kafka)
+        self.servers = servers
+
+    def topic(self, name: str, partitions: int = 1) -> str:
+        attributes = {"PenstockPartitions": str(partitions)}
+        return str(self.sns[0].create_topic(Name=name, Attributes=attributes)["TopicArn"])
+
+    def ask(self, method: str, path: str, body: object = None, *, at: int = 0) -> Any:
+        request = urllib.request.Request(
+            f"{self.servers[at].admin_url}/api/v1{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=90) as reply:
+            return json.loads(reply.read())
+
+    def webhook(self, source: str, url: str, **settings: object) -> str:
+        body = {"source": source, "endpoint": url, "settings": settings}
+        return str(self.ask("POST", "/subscriptions", body)["id"])
+
+    def publish(self, arn: str, count: int, *, start: int = 0) -> None:
+        for first in range(start, start + count, 10):
+            entries = [{"Id": str(n), "Message": str(n)} for n in range(first, first + 10)]
+            client = self.sns[first // 10 % len(self.sns)]
+            reply = client.publish_batch(TopicArn=arn, PublishBatchRequestEntries=entries)
+            assert len(reply["Successful"]) == 10
+
+
+@pytest.fixture(scope="module", params=["one node", "three nodes"])
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PushSite]:
+    folder = tmp_path_factory.mktemp("push")
+    if request.param == "one node":
+        with Server(folder, kafka_port=0) as server:
+            yield PushSite([server])
+        return
+    if LACKING is not None:
+        pytest.skip(LACKING)
+    with PenstockCluster(folder) as cluster:
+        yield PushSite(list(cluster.nodes.values()))
+
+
+def bodies(endpoint: Endpoint, path: str) -> list[str]:
+    return [each.body for each in endpoint.ledger() if each.target == path]
+
+
+def has_all(endpoint: Endpoint, path: str, count: int) -> bool:
+    return {*bodies(endpoint, path)} >= set(map(str, range(count)))
+
+
+def test_an_endpoint_confirms_and_gets_every_message_once(
+    site: PushSite, endpoint: Endpoint
+) -> None:
+    arn, path = site.topic("confirmed", 3), f"/sns-{len(site.servers)}"
+    attributes = {"RawMessageDelivery": "true"}
+    site.sns[0].subscribe(
+        TopicArn=arn, Protocol="http", Endpoint=endpoint.url(path), Attributes=attributes
+    )
+    eventually(lambda: bodies(endpoint, path), seconds=60, what="a confirmation")
+    document = json.loads(bodies(endpoint, path)[0])
+    urllib.request.urlopen(document["SubscribeURL"], timeout=60).read()
+    site.publish(arn, MESSAGES)
+    eventually(lambda: has_all(endpoint, path, MESSAGES), seconds=60, what="all messages")
+    assert Counter(bodies(endpoint, path)[1:]) == Counter(map(str, range(MESSAGES)))
+
+
+def test_a_webhook_keeps_its_limit_over_all_partitions(site: PushSite, endpoint: Endpoint) -> None:
+    arn, path = site.topic("limited", 6), f"/limit-{len(site.servers)}"
+    endpoint.plan(path, Step(delay_ms=10))
+    site.webhook(arn, endpoint.url(path), concurrency=3, timeout_ms=1_000)
+    site.publish(arn, MESSAGES)
+    eventually(lambda: has_all(endpoint, path, MESSAGES), seconds=90, what="all messages")
+    seen = [each for each in endpoint.ledger() if each.target == path]
+    assert max(each.path_at_once for each in seen) == 3
+
+
+def test_a_test_request_and_a_redelivery_are_sent_at_any_node(
+    site: PushSite, endpoint: Endpoint
+) -> None:
+    arn, path = site.topic("tried"), f"/test-{len(site.servers)}"
+    site.publish(arn, 10)
+    made = site.webhook(arn, endpoint.url(path))
+    site.publish(arn, 10)
+    eventually(lambda: has_all(endpoint, path, 10), seconds=60, what="all messages")
+    for at in range(len(site.servers)):
+        reply = site.ask("POST", f"/subscriptions/{made}/test", {"body": "ping"}, at=at)
+        assert reply["status"] == 200
+        body = {"partition": 0, "offset": 0}
+        assert site.ask("POST", f"/subscriptions/{made}/redeliver", body, at=at)["status"] == 200
+    seen = [each for each in endpoint.ledger() if each.target == path]
+    tests = [each for each in seen if "x-penstock-test" in each.headers]
+    assert [each.body for each in tests] == ["ping"] * len(site.servers)
+    assert len(seen) == 10 + 2 * len(site.servers)
+
+
+def test_a_paused_webhook_waits_and_a_deleted_one_ends(site: PushSite, endpoint: Endpoint) -> None:
+    arn, path = site.topic("paused"), f"/pause-{len(site.servers)}"
+    made = site.webhook(arn, endpoint.url(path))
+    last = len(site.servers) - 1
+    site.ask("POST", f"/subscriptions/{made}/pause", {}, at=last)
+
+    def is_paused() -> bool:
+        return all(
+            site.ask("GET", f"/subscriptions/{made}", at=at)["paused"] is not None
+            for at in range(last + 1)
+        )
+
+    eventually(is_paused, seconds=60, what="a pause at all nodes")
+    site.publish(arn, 10)
+    assert bodies(endpoint, path) == []
+    site.ask("POST", f"/subscriptions/{made}/resume", {}, at=last)
+    eventually(lambda: has_all(endpoint, path, 10), seconds=60, what="all messages")
+    site.ask("DELETE", f"/subscriptions/{made}", at=last)
+
+
+def test_a_replay_sends_everything_again(site: PushSite, endpoint: Endpoint) -> None:
+    arn, path = site.topic("replayed", 3), f"/replay-{len(site.servers)}"
+    site.publish(arn, 30)
+    made = site.webhook(arn, endpoint.url(path))
+    site.ask("POST", f"/subscriptions/{made}/replay", {"earliest": True})
+    eventually(lambda: has_all(endpoint, path, 30), seconds=60, what="all messages")
+    assert Counter(bodies(endpoint, path)) == Counter(map(str, range(30)))
+
+
+def test_nothing_is_lost_when_a_home_is_killed(tmp_path: Path, endpoint: Endpoint) -> None:
+    if LACKING is not None:
+        pytest.skip(LACKING)
+    with PenstockCluster(tmp_path) as cluster:
+        nodes = list(cluster.nodes.values())
+        site = PushSite(list(nodes))
+        arn = site.topic("killed", 3)
+        paths = [f"/kill-{n}" for n in range(6)]  # their homes are on all nodes
+        for path in paths:
+            site.webhook(arn, endpoint.url(path), retry=FAST, timeout_ms=2_000)
+        site.publish(arn, 60)
+        nodes[2].kill()
+        site.sns = site.sns[:2]
+        site.publish(arn, 60, start=60)
+        for path in paths:
+            eventually(lambda path=path: has_all(endpoint, path, 120), seconds=90, what=path)

@@ -1,0 +1,49 @@
+"""SNS and SQS clients of all nodes of a server or cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import boto3
+from botocore.config import Config
+
+
+class Site:
+    """Clients of every node, and the address for Kafka."""
+
+    def __init__(self, urls: list[str], kafka: str) -> None:
+        self.sns = [self._client("sns", url) for url in urls]
+        self.sqs = [self._client("sqs", url) for url in urls]
+        self.kafka = kafka
+
+    @staticmethod
+    def _client(service: str, url: str) -> Any:
+        return boto3.client(
+            service,
+            endpoint_url=url,
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+            config=Config(retries={"max_attempts": 5, "mode": "standard"}),
+        )
+
+    def queue(self, name: str) -> tuple[str, str]:
+        sqs = self.sqs[0]
+        url = sqs.create_queue(QueueName=name)["QueueUrl"]
+        found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+        return url, found["Attributes"]["QueueArn"]
+
+    def received(self, url: str, *, at: int = 0, wait_s: int = 0) -> list[dict[str, Any]]:
+        """Receive and delete what is in a queue now."""
+        sqs, path = self.sqs[at], url.partition("://")[2].partition("/")[2]
+        url = f"{sqs.meta.endpoint_url}/{path}"
+        reply = sqs.receive_message(
+            QueueUrl=url,
+            MaxNumberOfMessages=10,
+            WaitTimeSeconds=wait_s,
+            MessageAttributeNames=["All"],
+        )
+        messages: list[dict[str, Any]] = reply.get("Messages", [])
+        for message in messages:
+            sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+        return messages
