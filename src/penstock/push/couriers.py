@@ -13,7 +13,6 @@ protocols go, as structured CloudEvents, to an HTTP gateway of the operator:
 Without a gateway, the same document goes to the outbox: the internal topic ``__outbox``, with the
 endpoint as key. It is for development, where tests read what would have been sent."""
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
@@ -41,12 +40,11 @@ from penstock.wire.aws.sns.book_rules import with_sms_defaults
 from penstock.wire.aws.sns.notification import shown_attributes
 from penstock.wire.webhooks.cloudevents import STRUCTURED_TYPE, structured
 from penstock.wire.webhooks.content import text_of, timestamp
-from penstock.wire.webhooks.endpoint_url import EndpointUrl, UrlInvalid, parse_endpoint_url
+from penstock.wire.webhooks.courier_urls import MAIL_PROTOCOLS, PROTOCOLS
+from penstock.wire.webhooks.endpoint_url import EndpointUrl
 
-__all__ = ["Courier", "Couriers", "Gateway", "Outbox", "SentMessage", "parse_gateways"]
+__all__ = ["Courier", "Couriers", "Gateway", "Outbox", "SentMessage"]
 
-MAIL_PROTOCOLS: Final = ("email", "email-json")
-PROTOCOLS: Final = ("application", "firehose", "lambda", "sms", *MAIL_PROTOCOLS)
 GATEWAY_SECONDS_MAX: Final = 15.0  # for a request, as for webhooks
 DIRECT_MAX: Final = 256  # messages without a topic that wait for a gateway, on this node
 OUTBOX_RETENTION_MS: Final = 7 * 24 * 3_600_000
@@ -55,7 +53,6 @@ DELIVERED: Final = 200  # the result of a courier that does not speak HTTP
 _NOTIFIED: Final = ("firehose", "lambda", "email-json")  # AWS sends them the notification
 _PARTITION: Final = 0
 _ACKS_ALL: Final = -1
-_GATEWAY = re.compile(rf"(?:^|,)\s*({'|'.join(PROTOCOLS)})=")
 _FAILURES: Final[Mapping[FailureReason, Failure]] = {
     FailureReason.DNS: Failure.NOT_RESOLVED,
     FailureReason.REFUSED_ADDRESS: Failure.NOT_ALLOWED,
@@ -91,19 +88,6 @@ class Carrier(Protocol):
 
 
 # ── Where events go ──────────────────────────────────────────────────────────────────────────
-
-
-def parse_gateways(text: str) -> dict[str, EndpointUrl]:
-    """Return the gateways of ``push.gateways`` (``sms=URL,application=URL``) by protocol. Raises
-    UrlInvalid."""
-    parts = _GATEWAY.split(text.strip())  # the text before the first name, then names and URLs
-    names, urls = parts[1::2], parts[2::2]
-    if parts[0] or len(set(names)) < len(names):
-        raise UrlInvalid(
-            "push.gateways must have the form protocol=URL,protocol=URL, with each protocol once."
-            f" Protocols: {', '.join(PROTOCOLS)}."
-        )
-    return {name: parse_endpoint_url(url.strip()) for name, url in zip(names, urls, strict=True)}
 
 
 class Gateway:

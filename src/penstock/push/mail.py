@@ -17,9 +17,6 @@ from contextlib import suppress
 from datetime import datetime
 from email.utils import format_datetime
 from typing import Final
-from urllib.parse import unquote, urlsplit
-
-import msgspec
 
 from penstock.flow.verdicts import Failure
 from penstock.model.sent_message import SentMessage
@@ -28,12 +25,10 @@ from penstock.push.couriers import DELIVERED
 from penstock.wire.aws.sns.book_rules import is_mail_address
 from penstock.wire.aws.sns.notification import unsubscribe_url
 from penstock.wire.webhooks.content import timestamp
-from penstock.wire.webhooks.endpoint_url import UrlInvalid
+from penstock.wire.webhooks.courier_urls import MailServer
 
 THREADS_MAX: Final = 2
 STEP_SECONDS_MAX: Final = 15.0  # for the connection and for each reply of the server
-_PORTS: Final = {"smtp": 25, "smtps": 465}
-_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _SUBJECT_DEFAULT: Final = "AWS Notification Message"  # filters of mailboxes look for it
 _PERMANENT: Final = 500  # lowest SMTP code of a failure that a retry does not change
 _TOO_LARGE: Final = 552
@@ -42,52 +37,18 @@ _is_plain = re.compile("[ !-<>-~]{1,60}").fullmatch  # without the sign = of enc
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
-class MailServer(msgspec.Struct, frozen=True):
-    host: str
-    port: int
-    is_tls: bool  # from the first byte; otherwise TLS begins after STARTTLS, if it is offered
-    user: str = ""
-    password: str = ""
-
-    def __repr__(self) -> str:
-        return f"MailServer({self.host}:{self.port})"
-
-    @property
-    def is_local(self) -> bool:
-        return self.host in _LOOPBACK
-
-
-def parse_smtp_url(text: str) -> MailServer:
-    """Return the mail server of ``push.smtp_url``. Raises UrlInvalid."""
-    form = "push.smtp_url must have the form smtp://user:password@host:port or smtps://…"
-    try:
-        url = urlsplit(text)
-        port = url.port
-    except ValueError:
-        raise UrlInvalid(form) from None
-    if url.scheme not in _PORTS or not url.hostname or url.path not in ("", "/") or url.query:
-        raise UrlInvalid(form)
-    user, password = unquote(url.username or ""), unquote(url.password or "")
-    if _CONTROL.search(url.hostname + user + password) or bool(user) != bool(password):
-        raise UrlInvalid(f"{form}, with both a user and a password, or neither.")
-    is_tls = url.scheme == "smtps"
-    return MailServer(url.hostname, port or _PORTS[url.scheme], is_tls, user, password)
-
-
 class MailCourier:
     def __init__(
         self,
         server: MailServer,
         *,
         sender: str,  # ``push.mail_from``, an address
-        ca_file: str | None = None,
+        tls: ssl.SSLContext,
         seconds_max: float = STEP_SECONDS_MAX,
     ) -> None:
-        if not is_mail_address(sender):
-            raise UrlInvalid("push.mail_from must be a mail address, such as sns@example.com.")
         self._server = server
         self._sender = sender
-        self._tls = ssl.create_default_context(cafile=ca_file)
+        self._tls = tls
         self._seconds_max = seconds_max
         self._free = asyncio.Semaphore(THREADS_MAX)
 

@@ -25,18 +25,16 @@ from penstock.net.http.client_tls import TlsContexts
 from penstock.node.keys.keyring import MasterKeyRing
 from penstock.push import couriers as couriers_
 from penstock.push.couriers import (
-    PROTOCOLS,
     Courier,
     Couriers,
     Event,
     Gateway,
     Outbox,
     event_document,
-    parse_gateways,
 )
 from penstock.push.outbound import Outbound, operator_resolver
 from penstock.record.record import iter_records
-from penstock.wire.webhooks.endpoint_url import UrlInvalid
+from penstock.wire.webhooks.courier_urls import PROTOCOLS, parse_gateways
 
 ACCOUNT, REGION = "111111111111", "us-east-1"
 TOPIC = f"arn:aws:sns:{REGION}:{ACCOUNT}:orders"
@@ -149,25 +147,6 @@ async def test_statuses_and_failures_of_a_gateway(
     assert await courier.send(subscription("lambda"), message()) is Failure.NOT_CONNECTED
     assert await courier.send(subscription("firehose"), message()) is Failure.NO_COURIER
     assert await courier.send(subscription("email"), message()) is Failure.NO_COURIER
-
-
-def test_settings_of_gateways() -> None:
-    assert parse_gateways("") == {}
-    found = parse_gateways(" sms=http://a/?x=1,2&y=sms , application=https://b:8443/p")
-    assert {name: url.shown for name, url in found.items()} == {
-        "sms": "http://a/?x=1,2&y=sms",
-        "application": "https://b:8443/p",
-    }
-    every = ",".join(f"{name}=http://h/{name}" for name in PROTOCOLS)
-    assert parse_gateways(every).keys() == set(PROTOCOLS)
-
-
-@pytest.mark.parametrize(
-    "text", ["http://a", "fax=http://a", "sms", "sms=", "sms=ftp://a", "sms=http://a,sms=http://b"]
-)
-def test_bad_settings_of_gateways(text: str) -> None:
-    with pytest.raises(UrlInvalid):
-        parse_gateways(text)
 
 
 # ── The outbox ───────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,7 @@
 """Mails through a real SMTP dialogue with a server of the tests."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -13,9 +14,10 @@ from penstock.flow.verdicts import Failure
 from penstock.model.sent_message import SentMessage
 from penstock.model.subscription import Subscription, SubscriptionState, new_id
 from penstock.push.couriers import Courier
-from penstock.push.mail import MailCourier, MailServer, compose, parse_smtp_url
-from penstock.wire.webhooks.endpoint_url import UrlInvalid
+from penstock.push.mail import MailCourier, compose
+from penstock.wire.webhooks.courier_urls import MailServer
 
+TLS = ssl.create_default_context()
 ACCOUNT = "000000000000"
 TOPIC = f"arn:aws:sns:us-east-1:{ACCOUNT}:orders"
 FROM, TO = "sns@example.com", "ann@example.com"
@@ -53,7 +55,7 @@ async def server() -> AsyncIterator[SmtpServer]:
 
 def courier(server: SmtpServer, **changes: object) -> Courier:
     at = msgspec.structs.replace(MailServer("127.0.0.1", server.port, is_tls=False), **changes)
-    return MailCourier(at, sender=FROM)
+    return MailCourier(at, sender=FROM, tls=TLS)
 
 
 async def test_a_mail_has_the_text_and_a_link_to_unsubscribe(server: SmtpServer) -> None:
@@ -205,28 +207,3 @@ async def test_at_most_two_mails_are_under_way_and_the_others_wait(server: SmtpS
     assert results[1:] == [200] * 5
     assert server.waiting_max == 2
     await server.until(lambda one: len(one.mails) == 6)
-
-
-# ── Settings ─────────────────────────────────────────────────────────────────────────────────
-
-
-def test_urls_of_mail_servers() -> None:
-    assert parse_smtp_url("smtp://mail.example") == MailServer("mail.example", 25, is_tls=False)
-    found = parse_smtp_url("smtps://u%40x:p%2F@mail.example:4650/")
-    assert found == MailServer("mail.example", 4_650, is_tls=True, user="u@x", password="p/")
-    assert "p/" not in repr(found)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "mail.example", "http://mail.example", "smtp://", "smtp://h:x", "smtp://h:70000",
-     "smtp://h/path", "smtp://h?a=b", "smtp://user@h", "smtp://:p@h", "smtp://u:p%0A@h"],
-)  # fmt: skip
-def test_other_urls_are_rejected(text: str) -> None:
-    with pytest.raises(UrlInvalid, match=r"push\.smtp_url must have the form"):
-        parse_smtp_url(text)
-
-
-def test_the_sender_must_be_an_address() -> None:
-    with pytest.raises(UrlInvalid, match=r"push\.mail_from"):
-        MailCourier(MailServer("h", 25, is_tls=False), sender="Ann <a@b>")

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import ssl
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,15 +30,17 @@ from penstock.node.wiring.broker_role import BrokerRole
 from penstock.node.wiring.security import NodeSecurity, check_readable
 from penstock.push.address_guard import AddressGuard
 from penstock.push.confirming import Confirmations, ConfirmSetup
-from penstock.push.couriers import Couriers, Outbox
+from penstock.push.couriers import Couriers, Gateway, Outbox
 from penstock.push.dead_letters import DeadLetters
 from penstock.push.fan_out import FanOuts, FanOutSetup
+from penstock.push.mail import MailCourier
 from penstock.push.metrics import PushMetrics
-from penstock.push.outbound import Outbound, make_proxy
+from penstock.push.outbound import Outbound, make_proxy, operator_resolver
 from penstock.push.push_setup import PushSetup
 from penstock.push.pushers import Pushers
 from penstock.push.resolver import Resolver
 from penstock.wire.aws.sns.notification import CERTIFICATE_PATH, Signer
+from penstock.wire.webhooks.courier_urls import parse_gateways, parse_smtp_url
 
 SWEEP_SECONDS = 60.0
 
@@ -75,6 +78,7 @@ class PushRole:
             level=level,
         )
         self.couriers: Couriers | None = None  # None: no gateway, mail server or outbox
+        self._gateway_ends: Sequence[Callable[[], None]] = ()
         self.metrics = PushMetrics()
         self._fan_outs: FanOuts | None = None
         self._pushers: Pushers | None = None
@@ -160,17 +164,34 @@ class PushRole:
                 self._changed(None, topic)
 
     def _make_couriers(self, anywhere: BrokerPort) -> Couriers | None:
-        setup, node = self._setup, self._setup.config.node
-        if node.mode is not Mode.DEV:
+        setup, node, config = self._setup, self._setup.config.node, self._setup.config.push
+        gateway = outbox = mail = None
+        ca_file = Path(config.ca_file) if config.ca_file else None
+        if config.gateways:
+            client, resolver = HttpClient(), operator_resolver()
+            self._gateway_ends = (client.close, resolver.close)
+            outbound = Outbound(client, resolver, TlsContexts(ca_file=ca_file))
+            urls, seconds = parse_gateways(config.gateways), config.timeout_ms / 1_000
+            gateway = Gateway(urls, outbound, seconds_max=seconds)
+        if config.has_outbox(is_dev=node.mode is Mode.DEV):
+            outbox = Outbox(
+                broker=anywhere,
+                catalog=self._topics,
+                namespace=(node.account, node.region),
+                clock=setup.clock,
+                entropy=setup.entropy,
+            )
+        if config.smtp_url:
+            tls = ssl.create_default_context()
+            if ca_file is not None:
+                tls.load_verify_locations(ca_file)
+            server = parse_smtp_url(config.smtp_url)
+            mail = MailCourier(server, sender=config.mail_from, tls=tls)
+        if not (gateway or outbox or mail):
             return None
-        outbox = Outbox(
-            broker=anywhere,
-            catalog=self._topics,
-            namespace=(node.account, node.region),
-            clock=setup.clock,
-            entropy=setup.entropy,
+        return Couriers(
+            self.books, own_account=node.account, gateway=gateway, outbox=outbox, mail=mail
         )
-        return Couriers(self.books, own_account=node.account, outbox=outbox)
 
     def _make_pushers(self, anywhere: BrokerPort, *, is_clustered: bool) -> Pushers:
         setup, config, sealing = self._setup, self._setup.config.push, self._security.sealing
@@ -284,6 +305,8 @@ class PushRole:
             self._resolver.close()
         if self._fan_outs is not None:
             await self._fan_outs.stop()
+        for close in self._gateway_ends:
+            close()
         await self.books.stop()
         await self.keys.stop()
         await self.subscriptions.stop()

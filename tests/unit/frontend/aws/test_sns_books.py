@@ -16,8 +16,9 @@ from penstock.flow.verdicts import Failure
 from penstock.metadata.address_books import StoredAddressBooks
 from penstock.metadata.sqlite import SqliteStore
 from penstock.node.keys.keyring import MasterKeyRing
-from penstock.push.couriers import PROTOCOLS, Couriers
+from penstock.push.couriers import Couriers
 from penstock.wire.aws.sns.book_shapes import OPERATIONS
+from penstock.wire.webhooks.courier_urls import PROTOCOLS
 
 BASE = f"arn:aws:sns:us-east-1:{ACCOUNT}"
 SHOP = f"{BASE}:app/GCM/shop"
