@@ -21,6 +21,7 @@ from penstock import __version__
 from penstock.broker.backup_positions import STAGES, BackupPositions
 from penstock.calls.routing.leaders import Routes
 from penstock.frontend.admin.ports import Definition, Health, PartitionCut, Piece, StartedBackup
+from penstock.metadata.address_books import BOOKS_PREFIX
 from penstock.metadata.cluster_entries import (
     PARTITIONS_PREFIX,
     PartitionKey,
@@ -88,6 +89,7 @@ PREFIXES: Final = (
     TOKENS_PREFIX,
     SUBSCRIPTIONS_PREFIX,
     SNS_KEYS_PREFIX,
+    BOOKS_PREFIX,
 )
 
 log_ = logging.getLogger(__name__)

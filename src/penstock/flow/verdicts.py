@@ -29,6 +29,12 @@ class Failure(StrEnum):
     QUEUE_DENIED = "the queue's policy denies the message"
     QUEUE_MESSAGE_TOO_LARGE = "the message is larger than the queue allows"
     QUEUE_FAILED = "the queue did not accept the message"
+    NO_COURIER = "no gateway, mail server or outbox is configured for the protocol"
+    ENDPOINT_DISABLED = "the platform endpoint is disabled or deleted"
+    ADDRESS_INVALID = "the mail address is not valid"
+    MAIL_REJECTED = "the mail server rejected the message"
+    MAIL_FAILED = "the mail server did not accept the message"
+    OUTBOX_FAILED = "the outbox did not accept the message"
 
 
 class Health(Enum):
@@ -96,6 +102,12 @@ _RULES: Final[dict[int | Failure, _Rule]] = {
     Failure.QUEUE_DENIED: _PERMANENT,
     Failure.QUEUE_MESSAGE_TOO_LARGE: _PERMANENT,
     Failure.QUEUE_FAILED: _LESS,
+    Failure.NO_COURIER: _RETRY,  # settings are repaired
+    Failure.ENDPOINT_DISABLED: _PERMANENT,
+    Failure.ADDRESS_INVALID: _PERMANENT,
+    Failure.MAIL_REJECTED: _PERMANENT,
+    Failure.MAIL_FAILED: _LESS,
+    Failure.OUTBOX_FAILED: _LESS,
 }
 _CLASSES: Final = {2: _DELIVERED, 4: _OTHER_4XX, 5: _LESS}  # by the first digit of the status
 _HAVE_RETRY_AFTER: Final = frozenset((429, 503))

@@ -114,6 +114,12 @@ SUBSCRIPTION_ATTRIBUTES_MAX = 32  # SNS knows less than ten
 # by its endpoint can be restored by its endpoint for as long.
 CONFIRMATION_MS = 48 * 3_600 * SECOND_MS
 
+# ── SNS address books, in the metadata store ─────────────────────────────────────────────────
+BOOK_ENTRY_BYTES_MAX = 64 * KIB  # as JSON; credentials of a mobile app have some 5 KB
+BOOKS_BYTES_MAX = 64 * MIB  # of all entries together, in the memory of every node
+BOOK_ENTRIES_MAX = 131_072  # an entry counts as 512 bytes and its texts
+SANDBOX_NUMBERS_MAX = 10  # phone numbers of a tenant and region, as in SNS
+
 # ── Kafka requests ───────────────────────────────────────────────────────────────────────────
 # Elements of one array of a request, nested ones counted over the whole request. At these sizes
 # a request is decoded in less than 10 ms; the action then works in slices (net/slices.py).
@@ -190,6 +196,8 @@ TENANT_HELD_PERCENT = 10  # of delayed error replies
 TENANT_SESSIONS_PERCENT = 10  # of fetch sessions and share sessions
 TENANT_FACTS_PERCENT = 10  # of denials in the audit log, and of usage and telemetry rows
 TENANT_SUBSCRIPTIONS_PERCENT = 10  # of the bytes of subscriptions
+TENANT_BOOKS_PERCENT = 10  # of the bytes of address books: some 10,000 devices
+TENANT_DIRECT_PERCENT = 25  # of messages to single endpoints that wait for a gateway
 TENANT_TAILS_PERCENT = 12.5  # of waiting tail commands: eight of 64
 TENANT_REQUESTS_PER_SECOND = 2_000.0  # divided among the frontends
 TENANT_REQUESTS_BURST = 4_000.0

@@ -33,7 +33,9 @@ STRUCTURE = RESERVED_PREFIX + "structure"
 SHARE_MARK = ":"  # not allowed in names of topics and queues
 OFFSETS_TOPIC = "__consumer_offsets"  # a view of the offsets that groups have committed
 # The server's own topics and Kafka's own topics. Other tools also use names with two underscores.
-_OWN_NAMES = ("__groups", "__transactions", "__usage", "__audit", "__telemetry", "__deliveries")
+OUTBOX_TOPIC = "__outbox"  # messages to phones and others, of a server without a gateway
+_FACTS = ("__usage", "__audit", "__telemetry", "__deliveries")
+_OWN_NAMES = ("__groups", "__transactions", OUTBOX_TOPIC, *_FACTS)
 INTERNAL_NAMES = frozenset((*_OWN_NAMES, OFFSETS_TOPIC, "__transaction_state"))
 # Only operators may write these: their records move partitions.
 OPERATOR_NAMES = frozenset({"__plans"})

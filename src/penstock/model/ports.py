@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.model.acls import AclIndex
+from penstock.model.address_book import PlatformApplication, PlatformEndpoint, SmsBook
 from penstock.model.file_slice import Piece
 from penstock.model.identity import AccessKey, ScramCredential, Tenant, User
 from penstock.model.message import Record
@@ -219,6 +220,70 @@ class Subscriptions(Protocol):
         self, listener: Callable[[Subscription | None, Subscription | None], None]
     ) -> None:
         """Call ``listener`` with the subscription before and after each change by any node."""
+
+
+class AddressBooks(Protocol):
+    """SNS address books of all tenants, kept in memory. A change is stored and visible when the
+    call returns. An application is identified by account, region, platform and name."""
+
+    def application(self, key: tuple[str, str, str, str]) -> PlatformApplication | None: ...
+
+    def applications(
+        self, account: str, region: str, *, after: tuple[str, str], count: int
+    ) -> Sequence[PlatformApplication]:
+        """Return up to ``count`` applications after a platform and name, in their order."""
+
+    def secrets(self, application: PlatformApplication) -> dict[str, str]:
+        """Return the credentials of an application."""
+
+    def with_secrets(
+        self, application: PlatformApplication, secrets: dict[str, str]
+    ) -> PlatformApplication: ...
+
+    async def create_application(self, new: PlatformApplication) -> PlatformApplication:
+        """Store an application. If there is one with its name, return that one unchanged. Raises
+        QuotaExceeded, as all other changes do."""
+
+    async def change_application(
+        self,
+        key: tuple[str, str, str, str],
+        change: Callable[[PlatformApplication], PlatformApplication],
+    ) -> None:
+        """Replace an application by ``change(application)``, which may be called again. Raises
+        NotFound."""
+
+    async def delete_application(self, key: tuple[str, str, str, str]) -> None:
+        """Delete an application and its endpoints. Does nothing if there is none."""
+
+    def endpoint(self, account: str, region: str, endpoint_id: str) -> PlatformEndpoint | None: ...
+
+    def endpoints(
+        self, key: tuple[str, str, str, str], *, after: str, count: int
+    ) -> Sequence[PlatformEndpoint]:
+        """Return up to ``count`` endpoints of an application after the id ``after``."""
+
+    async def create_endpoint(self, new: PlatformEndpoint) -> PlatformEndpoint:
+        """Store an endpoint. If its application has one with the same token, return that one."""
+
+    async def change_endpoint(
+        self,
+        account: str,
+        region: str,
+        endpoint_id: str,
+        change: Callable[[PlatformEndpoint], PlatformEndpoint],
+    ) -> None:
+        """Replace an endpoint by ``change(endpoint)``, which may be called again. Raises NotFound,
+        or Conflict if another endpoint has the new token."""
+
+    async def delete_endpoint(self, account: str, region: str, endpoint_id: str) -> None: ...
+
+    def sms(self, account: str, region: str) -> SmsBook: ...
+
+    async def change_sms(
+        self, account: str, region: str, change: Callable[[SmsBook], SmsBook]
+    ) -> None: ...
+
+    async def delete_all(self) -> None: ...
 
 
 Sleep = Callable[[float], Awaitable[None]]

@@ -20,8 +20,13 @@ from penstock.push.resolver import LOOKUP_SECONDS_MAX, Lookup, Resolver, system_
 from penstock.wire.webhooks.endpoint_url import EndpointUrl, UrlInvalid, parse_endpoint_url
 
 _NO_IDENTITY: Final = TlsIdentity()
-# The operator chooses the proxy, so it may be anywhere.
+# The operator chooses the proxy and the gateways, so they may be anywhere.
 _ANYWHERE: Final = AddressGuard(allow=parse_rules(("0.0.0.0/0", "::/0")), ports=((1, 65_535),))
+
+
+def operator_resolver(*, lookup: Lookup = system_lookup) -> Resolver:
+    """Return a resolver for URLs in the configuration. It must never get the URL of a tenant."""
+    return Resolver(_ANYWHERE, lookup=lookup)
 
 
 def make_proxy(text: str, *, lookup: Lookup = system_lookup) -> Proxy:
@@ -29,7 +34,7 @@ def make_proxy(text: str, *, lookup: Lookup = system_lookup) -> Proxy:
     url = parse_endpoint_url(text)
     if url.is_tls or url.target != "/":
         raise UrlInvalid("The URL of the proxy must have the form http://user:password@host:port.")
-    resolver = Resolver(_ANYWHERE, lookup=lookup)
+    resolver = operator_resolver(lookup=lookup)
     find = partial(resolver.find, url, tenant="", timeout_s=LOOKUP_SECONDS_MAX)
     return Proxy(find, url.port, url.authorization)
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 from penstock.access.decisions import Decisions
 from penstock.flow.leaky_bucket import LeakyBucket
 from penstock.frontend.aws.protocols import Codec
+from penstock.frontend.aws.sns.rules.couriers import Couriers
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.facts.usage import Counts, Meter
 from penstock.frontend.limited_calls import queues_of
@@ -27,7 +28,14 @@ from penstock.model.limits import (
     QUEUE_PARTITIONS_MAX,
 )
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT, SHARE_MARK, is_account
-from penstock.model.ports import Catalog, Clock, Identities, KeyRing, Subscriptions
+from penstock.model.ports import (
+    AddressBooks,
+    Catalog,
+    Clock,
+    Identities,
+    KeyRing,
+    Subscriptions,
+)
 from penstock.model.subscription import Subscription
 from penstock.model.topic import Topic
 from penstock.net.http.exchange import HttpRequest
@@ -228,6 +236,8 @@ class Context:
     broker: BrokerPort  # the brokers of all nodes
     everything: Catalog  # all topics
     subscriptions: Subscriptions
+    books: AddressBooks | None = None  # of mobile apps and phone numbers
+    couriers: Couriers | None = None  # to phones, mobile apps and mailboxes
     clock: Clock
     config: FrontendConfig
     meter: Meter

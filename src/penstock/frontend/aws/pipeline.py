@@ -287,6 +287,8 @@ async def _reset(context: Context, http: HttpRequest) -> HttpReply:
             await context.everything.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
             count += 1
     await context.subscriptions.delete_all()
+    if context.books is not None:
+        await context.books.delete_all()
     context.reset_at_ms = context.clock.wall_ms()  # deleted names may be used again
     context.purges.clear()
     return _json(200, status="ok", deleted_queues=count)

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from penstock.metadata import cluster_entries as cluster
+from penstock.metadata.address_books import BOOKS_PREFIX, book_key, decode_book_entry
 from penstock.metadata.security import acl_rules as acls
 from penstock.metadata.security import identity_entries as identities
 from penstock.metadata.security.data_keys import DATA_KEYS_PREFIX, decode_data_key
@@ -52,7 +53,13 @@ from penstock.metadata.topics.resource_configs import (
 )
 from penstock.model.errors import Damaged, InvalidRequest
 from penstock.model.levels import LEVEL_FIRST
-from penstock.model.limits import ACLS_MAX, RESOURCE_CONFIGS_MAX, SUBSCRIPTIONS_MAX, TOKENS_MAX
+from penstock.model.limits import (
+    ACLS_MAX,
+    BOOK_ENTRIES_MAX,
+    RESOURCE_CONFIGS_MAX,
+    SUBSCRIPTIONS_MAX,
+    TOKENS_MAX,
+)
 from penstock.model.names import is_account, is_region, is_sns_name
 from penstock.model.ports import MoveTask
 from penstock.model.topic import Topic
@@ -284,6 +291,9 @@ RULES: Final[Mapping[str, Rule]] = {
         SUBSCRIPTIONS_MAX,
     ),
     SNS_KEYS_PREFIX: _lasting("signing keys", _sns_key_key, SNS_KEYS_MAX),
+    BOOKS_PREFIX: _lasting(
+        "address books", lambda _key, value: book_key(decode_book_entry(value)), BOOK_ENTRIES_MAX
+    ),
     cluster.NODES_PREFIX: Rule(
         CLUSTER, _node_entry_key, cluster.NODES_MAX, is_deleted_blindly=True, is_leased=True
     ),
@@ -304,8 +314,8 @@ def prefix_of(key: str) -> str:
     if prefix not in RULES:
         raise InvalidRequest(
             "Only topics, identities, data keys, producer ids, frontends, moves of dead letters,"
-            " configs of resources, access rules, delegation tokens, subscriptions, signing keys"
-            " and cluster entries are served."
+            " configs of resources, access rules, delegation tokens, subscriptions, signing keys,"
+            " address books and cluster entries are served."
         )
     return prefix
 

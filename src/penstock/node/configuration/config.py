@@ -456,6 +456,10 @@ def _check_together(config: Config) -> None:
             "internal.certificate and internal.ca must be set together",
         ),
         (
+            bool(config.push.smtp_url) and not config.push.mail_from,
+            "push.smtp_url needs the address of the sender: push.mail_from",
+        ),
+        (
             roles == SERVICE and members and config.node.name not in members,
             f"node.name must be one of metadata.members: {', '.join(members)}",
         ),

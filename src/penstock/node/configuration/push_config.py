@@ -7,6 +7,8 @@ from typing import Final
 from penstock.model import limits
 from penstock.node.configuration.settings import Section, option, path_option
 from penstock.push.address_guard import PORTS, Rules, parse_rules
+from penstock.wire.aws.sns.book_rules import is_mail_address
+from penstock.wire.webhooks.courier_urls import parse_gateways, parse_smtp_url
 from penstock.wire.webhooks.endpoint_url import UrlInvalid, parse_endpoint_url
 
 TEXT_CHARS_MAX: Final = 65_536
@@ -17,6 +19,12 @@ class QueuePolicy(StrEnum):
     AUTO = "auto"
     REQUIRE = "require"
     IGNORE = "ignore"
+
+
+class OutboxUse(StrEnum):
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
 
 
 def _split(text: str) -> list[str]:
@@ -74,6 +82,14 @@ def _check_cert_url(text: str) -> str | None:
     if text.endswith("/"):
         return "expected a URL without a slash at its end"
     return _check_url(text, schemes=("http", "https"), expected="https://host")
+
+
+def _check_mail_from(text: str) -> str | None:
+    is_valid = not text or is_mail_address(text)
+    return None if is_valid else "expected a mail address, such as sns@example.com"
+
+
+_check_smtp_url = _checked_by(parse_smtp_url)
 
 
 class PushConfig(Section):
@@ -163,6 +179,34 @@ class PushConfig(Section):
         "File with certificates of CAs, PEM, that endpoints may use besides those of the system."
     )
 
+    gateways: str = option(
+        "",
+        "HTTP gateways that deliver messages to phones, mobile apps, functions and streams, such as"
+        " sms=http://10.1.0.7/sms,application=https://push.internal/. Each message is the POST of a"
+        " CloudEvent. Use gateways_file to keep a password out of this file.",
+        is_secret=True,
+        check=_checked_by(parse_gateways),
+        max_length=TEXT_CHARS_MAX,
+    )
+    outbox: OutboxUse = option(
+        OutboxUse.AUTO,
+        "Write messages to phones, mobile apps, mailboxes, functions and streams that have neither"
+        " gateway nor mail server to the topic __outbox: on, off, or auto = on in mode dev.",
+    )
+    smtp_url: str = option(
+        "",
+        "Mail server for subscriptions with the protocols email and email-json,"
+        " smtp://user:password@host:port or smtps://...; empty: none. Use smtp_url_file to keep a"
+        " password out of this file.",
+        is_secret=True,
+        check=lambda text: _check_smtp_url(text) if text else None,
+    )
+    mail_from: str = option(
+        "",
+        "Mail address of the sender, required with smtp_url.",
+        check=_check_mail_from,
+    )
+
     @property
     def allow_rules(self) -> Rules:
         return _parse_rules(self.allow)
@@ -174,6 +218,9 @@ class PushConfig(Section):
     @property
     def port_ranges(self) -> Sequence[tuple[int, int]]:
         return _parse_ports(self.ports)
+
+    def has_outbox(self, *, is_dev: bool) -> bool:
+        return is_dev if self.outbox is OutboxUse.AUTO else self.outbox is OutboxUse.ON
 
     def is_policy_required(self, *, is_auth_on: bool) -> bool:
         """Return whether the policy of a queue must allow an SNS topic to send."""

@@ -186,6 +186,8 @@ class Listeners:
             sealing=self._security.sealing,
             everything=calls.catalog,
             subscriptions=guard(self._push.subscriptions, calls.callees.metadata),
+            books=guard(self._push.books, calls.callees.metadata),
+            couriers=self._push.couriers,
             ring=self._security.ring,
             token_key=self._push.token_key,
             confirm=self._push.confirm,

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import ssl
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from penstock.access.service_decisions import ServiceDecisions
 from penstock.broker.partition.partition import Partition
 from penstock.flow.slots import Slots
 from penstock.frontend.facts.deliveries import DeliveryWriter
+from penstock.metadata.address_books import StoredAddressBooks
 from penstock.metadata.sns_keys import SnsKeys, sign
 from penstock.metadata.subscriptions import StoredSubscriptions
 from penstock.model.calls import Append, BrokerPort, Publish, PushOne, ReadPushStatus
@@ -29,14 +31,17 @@ from penstock.node.wiring.security import NodeSecurity, check_readable
 from penstock.push.address_guard import AddressGuard
 from penstock.push.confirming import Confirmations, ConfirmSetup
 from penstock.push.copying import FanOutSetup
+from penstock.push.couriers import Couriers, Gateway, Outbox
 from penstock.push.dead_letters import DeadLetters
 from penstock.push.fan_out import FanOuts
+from penstock.push.mail import MailCourier
 from penstock.push.metrics import PushMetrics
-from penstock.push.outbound import Outbound, make_proxy
+from penstock.push.outbound import Outbound, make_proxy, operator_resolver
 from penstock.push.push_setup import PushSetup
 from penstock.push.pushers import Pushers
 from penstock.push.resolver import Resolver
 from penstock.wire.aws.sns.notification import CERTIFICATE_PATH, Signer
+from penstock.wire.webhooks.courier_urls import parse_gateways, parse_smtp_url
 
 SWEEP_SECONDS = 60.0
 
@@ -67,6 +72,14 @@ class PushRole:
         self.keys = SnsKeys(
             metadata.store, security.ring, clock=setup.clock, entropy=setup.entropy, level=level
         )
+        self.books = StoredAddressBooks(
+            metadata.store,
+            security.ring,
+            own_account=setup.config.node.account,
+            level=level,
+        )
+        self.couriers: Couriers | None = None  # None: no gateway, mail server or outbox
+        self._gateway_ends: Sequence[Callable[[], None]] = ()
         self.metrics = PushMetrics()
         self._fan_outs: FanOuts | None = None
         self._pushers: Pushers | None = None
@@ -74,7 +87,8 @@ class PushRole:
     async def start(self) -> None:
         await self.subscriptions.start()
         await self.keys.start()
-        for one in (self.subscriptions, self.keys):
+        await self.books.start()
+        for one in (self.subscriptions, self.keys, self.books):
             resealed = await one.reseal(self._security.ring.rewrap)
             check_readable(resealed, "secrets of subscriptions in the store", "encrypted")
 
@@ -108,6 +122,7 @@ class PushRole:
         """Begin to copy messages of the partitions that this node leads."""
         self.facts = facts
         setup, config, broker = self._setup, self._setup.config.push, role.broker
+        self.couriers = self._make_couriers(anywhere)
         if not config.enabled:
             broker.handlers[Publish] = partial(_append, broker)
             return
@@ -149,6 +164,36 @@ class PushRole:
             self._topics.on_change(self._changed)
             for topic in self._topics.all_topics():
                 self._changed(None, topic)
+
+    def _make_couriers(self, anywhere: BrokerPort) -> Couriers | None:
+        setup, node, config = self._setup, self._setup.config.node, self._setup.config.push
+        gateway = outbox = mail = None
+        ca_file = Path(config.ca_file) if config.ca_file else None
+        if config.gateways:
+            client, resolver = HttpClient(), operator_resolver()
+            self._gateway_ends = (client.close, resolver.close)
+            outbound = Outbound(client, resolver, TlsContexts(ca_file=ca_file))
+            urls, seconds = parse_gateways(config.gateways), config.timeout_ms / 1_000
+            gateway = Gateway(urls, outbound, seconds_max=seconds)
+        if config.has_outbox(is_dev=node.mode is Mode.DEV):
+            outbox = Outbox(
+                broker=anywhere,
+                catalog=self._topics,
+                namespace=(node.account, node.region),
+                clock=setup.clock,
+                entropy=setup.entropy,
+            )
+        if config.smtp_url:
+            tls = ssl.create_default_context()
+            if ca_file is not None:
+                tls.load_verify_locations(ca_file)
+            server = parse_smtp_url(config.smtp_url)
+            mail = MailCourier(server, sender=config.mail_from, tls=tls)
+        if not (gateway or outbox or mail):
+            return None
+        return Couriers(
+            self.books, own_account=node.account, gateway=gateway, outbox=outbox, mail=mail
+        )
 
     def _make_pushers(self, anywhere: BrokerPort, *, is_clustered: bool) -> Pushers:
         setup, config, sealing = self._setup, self._setup.config.push, self._security.sealing
@@ -262,12 +307,15 @@ class PushRole:
             self._resolver.close()
         if self._fan_outs is not None:
             await self._fan_outs.stop()
+        for close in self._gateway_ends:
+            close()
+        await self.books.stop()
         await self.keys.stop()
         await self.subscriptions.stop()
 
     @property
     def trouble(self) -> str | None:
-        return self.subscriptions.trouble or self.keys.trouble
+        return self.subscriptions.trouble or self.keys.trouble or self.books.trouble
 
 
 async def _append(broker: BrokerPort, call: Publish) -> Sequence[Appended]:

@@ -11,7 +11,7 @@ from tests.unit.frontend.memory import Rig
 
 from penstock.frontend.aws.context import FrontendConfig
 from penstock.frontend.aws.sns.actions import ACTIONS
-from penstock.wire.aws.sns.shapes import OPERATIONS
+from penstock.wire.aws.sns.protocol import OPERATIONS
 
 ACCOUNT = "000000000000"
 TOPIC = f"arn:aws:sns:us-east-1:{ACCOUNT}:orders"

@@ -1,7 +1,10 @@
-"""ARNs of topics and subscriptions, topic names, and the errors for those that are malformed.
+"""ARNs of topics, subscriptions, mobile apps and devices, names of topics, and the errors for those
+that are malformed.
 
-A topic is ``arn:<partition>:sns:<region>:<account>:<name>``; a subscription adds ``:<uuid>``. A
-well-formed ARN with an impossible name is not an error here: no topic with that name exists."""
+A topic is ``arn:<partition>:sns:<region>:<account>:<name>``; a subscription adds ``:<uuid>``. In
+place of the name, a platform application has ``app/<platform>/<name>`` and a platform endpoint
+``endpoint/<platform>/<application>/<uuid>``. A well-formed ARN with an impossible name is not an
+error here: nothing with that name exists."""
 
 import re
 
@@ -14,6 +17,8 @@ from penstock.wire.aws.sns.faults import fault, invalid, no_value
 NAME_CHARS_MAX = 256  # with .fifo
 _ARN_CHARS_MAX = 1_024  # of a valid ARN; audit rows repeat it
 _ELEMENTS = 6
+_UUID_CHARS = 36
+_SLASHES = "Wrong number of slashes in relative portion of the ARN."
 _NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.fifo)?\Z")
 
 
@@ -32,6 +37,18 @@ class SubscriptionArn(msgspec.Struct, frozen=True, gc=False):
 
     def __str__(self) -> str:
         return f"{self.topic}:{self.id}"
+
+
+class ApplicationArn(msgspec.Struct, frozen=True, gc=False):
+    region: str
+    account: str
+    platform: str
+    name: str
+
+
+class EndpointArn(msgspec.Struct, frozen=True, gc=False):
+    application: ApplicationArn
+    id: str  # a UUID
 
 
 def is_topic_name(name: str) -> bool:
@@ -83,6 +100,41 @@ def parse_tagged(arn: str | None, *, caller: str, region: str) -> TopicArn:
         return parse_topic(arn, caller=caller, region=region)
     except Fault:
         raise fault("ResourceNotFound") from None
+
+
+def parse_application(arn: str | None, *, caller: str) -> ApplicationArn:
+    parameter = "PlatformApplicationArn"
+    address = _parse(arn, parameter, caller)
+    if address is None:
+        raise invalid(parameter)
+    parts = address.name.split("/", 3)
+    if len(parts) != 3 or parts[0] != "app":
+        raise invalid(parameter, _SLASHES)
+    return ApplicationArn(address.region, address.account, parts[1], parts[2])
+
+
+def is_endpoint(arn: str) -> bool:
+    """Return whether an ARN names a platform endpoint, which may not exist, and not a topic."""
+    return ":endpoint/" in arn
+
+
+def parse_endpoint(arn: str | None, *, caller: str) -> EndpointArn:
+    parameter = "EndpointArn"
+    address = _parse(arn, parameter, caller)
+    if address is None:
+        raise invalid(parameter)
+    parts = address.name.split("/", 4)
+    if len(parts) != 4 or parts[0] != "endpoint":
+        raise invalid(parameter, _SLASHES)
+    _, platform, name, endpoint_id = parts
+    if len(endpoint_id) != _UUID_CHARS:
+        raise invalid(
+            parameter,
+            "ARN specifies an invalid endpointId: UUID must be encoded in exactly"
+            f" {_UUID_CHARS} characters.",
+        )
+    application = ApplicationArn(address.region, address.account, platform, name)
+    return EndpointArn(application, endpoint_id)
 
 
 def _parse(arn: str | None, parameter: str, caller: str) -> TopicArn | None:

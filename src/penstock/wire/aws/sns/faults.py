@@ -63,6 +63,7 @@ _TEXTS: Mapping[str, str] = {
     "UserError": "A parameter of the request is invalid.",
     "ValidationError": "A parameter of the request is invalid.",
     "ValidationException": "A parameter of the request is invalid.",
+    "VerificationException": "The one-time password is wrong or has expired.",
 }
 # HTTP statuses other than 400.
 _STATUSES: Mapping[str, int] = {

@@ -100,7 +100,7 @@ def envelope(notification: Notification, signer: Signer | None) -> Envelope:
     _add_signature(members, signer, _SIGNED_NOTIFICATION)
     last: dict[str, Any] = {}
     if notification.attributes:
-        last["MessageAttributes"] = _shown(notification.attributes)
+        last["MessageAttributes"] = shown_attributes(notification.attributes)
     if notification.is_replayed:
         last["Replayed"] = True
     after = b"," + _encode(last)[1:] if last else b"}"
@@ -179,7 +179,7 @@ def _add_signature(members: dict[str, Any], signer: Signer | None, names: tuple[
     members["SigningCertURL"] = signer.cert_url
 
 
-def _shown(attributes: Mapping[str, Attribute]) -> dict[str, dict[str, str]]:
+def shown_attributes(attributes: Mapping[str, Attribute]) -> dict[str, dict[str, str]]:
     return {
         name: {"Type": attribute.data_type, "Value": _value(attribute)}
         for name, attribute in attributes.items()

@@ -12,8 +12,7 @@ from penstock.wire.aws.faults import Fault, Headers
 from penstock.wire.aws.query import decode
 from penstock.wire.aws.query_replies import encode_json_fault, encode_json_reply
 from penstock.wire.aws.shapes import Operation, Shape
-from penstock.wire.aws.sns.faults import no_gateway
-from penstock.wire.aws.sns.shapes import OPERATIONS
+from penstock.wire.aws.sns import book_shapes, shapes
 
 __all__ = [
     "decode",
@@ -31,32 +30,7 @@ _VERSION: Final = "2010-03-31"
 VERSION_FIELD: Final = f"Version={_VERSION}"
 _OTHER_SERVICES: Final = ("sqs", "sts")
 
-# Operations on phone numbers and mobile apps.
-GATEWAY_ACTIONS: Final = frozenset(
-    (
-        "CheckIfPhoneNumberIsOptedOut",
-        "CreatePlatformApplication",
-        "CreatePlatformEndpoint",
-        "CreateSMSSandboxPhoneNumber",
-        "DeleteEndpoint",
-        "DeletePlatformApplication",
-        "DeleteSMSSandboxPhoneNumber",
-        "GetEndpointAttributes",
-        "GetPlatformApplicationAttributes",
-        "GetSMSAttributes",
-        "GetSMSSandboxAccountStatus",
-        "ListEndpointsByPlatformApplication",
-        "ListOriginationNumbers",
-        "ListPhoneNumbersOptedOut",
-        "ListPlatformApplications",
-        "ListSMSSandboxPhoneNumbers",
-        "OptInPhoneNumber",
-        "SetEndpointAttributes",
-        "SetPlatformApplicationAttributes",
-        "SetSMSAttributes",
-        "VerifySMSSandboxPhoneNumber",
-    )
-)
+OPERATIONS: Final[Mapping[str, Operation]] = {**shapes.OPERATIONS, **book_shapes.OPERATIONS}
 
 query.prepare(OPERATIONS)
 query_replies.prepare(OPERATIONS)
@@ -74,12 +48,10 @@ def is_for_sns(fields: Mapping[str, str], *, service: str = "") -> bool:
     action = fields.get("Action", "")
     if action in sqs_shapes.OPERATIONS:  # AddPermission and RemovePermission belong to both
         return action in OPERATIONS and "TopicArn" in fields
-    return action in OPERATIONS or action in GATEWAY_ACTIONS
+    return action in OPERATIONS
 
 
 def operation_of(fields: Mapping[str, str]) -> Operation:
-    if fields.get("Action") in GATEWAY_ACTIONS:
-        raise no_gateway(fields["Action"])
     return query.operation_of(fields, OPERATIONS)
 
 

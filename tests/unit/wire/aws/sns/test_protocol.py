@@ -208,16 +208,6 @@ def test_the_service_is_chosen_by_signature_version_and_action(
     assert protocol.is_for_sns(fields, service=service) is is_sns
 
 
-@pytest.mark.parametrize("name", sorted(protocol.GATEWAY_ACTIONS))
-def test_actions_on_phones_need_a_gateway(name: str) -> None:
-    with pytest.raises(Fault) as caught:
-        protocol.operation_of({"Action": name})
-    assert (caught.value.code, caught.value.status) == ("InvalidAction", 400)
-    assert caught.value.message == (
-        f"{name} is not served here: phones and mobile push need a gateway (push.gateways)."
-    )
-
-
 @pytest.mark.parametrize(
     ("fields", "code"),
     [({}, "MissingAction"), ({"Action": "SendMessage"}, "InvalidAction"),
