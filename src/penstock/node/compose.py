@@ -109,8 +109,10 @@ class Node:
                 quotas.CONNECTIONS: setup.config.http.connections_max,
                 quotas.WAITS: limits.WAITS_PER_PARTITION_MAX,
                 quotas.GROUPS: GroupSettings().groups_max,
+                quotas.SUBSCRIPTIONS: limits.SUBSCRIPTIONS_MAX,
                 quotas.TRANSACTIONAL_IDS: IDS_MAX,
             },
+            self._push.subscriptions.used,
             cluster,
         )
         self._frontends: LiveFrontends | None = None
@@ -137,6 +139,7 @@ class Node:
             leads=leads_all if cluster is None else cluster.leads,
         )
         self._facts.start()
+        self._push.usage = self._facts.usage
         self._listeners.note_changes(self._facts)
         if self._frontends is not None:
             await self._frontends.start()

@@ -33,6 +33,7 @@ from penstock.push.queue_copies import Copy, Plan, Refusal, Source, Target, dead
 from penstock.record.batch import parse_header, split_batches
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_batch
+from penstock.wire.aws.attributes import message_bytes
 from penstock.wire.aws.sns.filter_match import PolicyIndex
 from penstock.wire.aws.sns.filter_policy import Scope, compile_policy
 from penstock.wire.aws.sns.notification import Signer, unsubscribe_url
@@ -71,6 +72,8 @@ class FanOutSetup:
     sealer: Sealer | None
     may_send: Callable[[Topic, Topic], bool]  # whether the topic may send to the queue
     signer_of: Callable[[Topic], Awaitable[Signer | None]]
+    # Adds to the usage of the topic's owner: attempts, delivered messages, and their bytes.
+    count: Callable[[Topic, int, int, int], None]
     metrics: PushMetrics = field(default_factory=PushMetrics)
     turns: Turns = field(default_factory=Turns)
 
@@ -85,6 +88,7 @@ class FanOut:
         self._policies: PolicyIndex[str] = PolicyIndex()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap, by offset
         self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._next_copy = 0  # partition of a standard queue to which the next round goes
         self._refusals: Counter[Refusal] = Counter()  # since the last log line about them
         self._logged_at_ms: int | None = None
@@ -168,6 +172,12 @@ class FanOut:
         begin = max(self.position, ends.start_offset)
         targets = tuple(self._targets.values())
         first = min((one.start for one in targets), default=end)
+        lost = ends.start_offset - max(self.position, first)
+        if lost > 0 and targets:
+            setup.metrics.lost += lost
+            about = {"topic": topic.name, "partition": partition, "count": lost}
+            log_.error("retention removed messages before they were copied", extra=about)
+            self._advance(ends.start_offset)
         if begin < first:
             begin = min(first, end)  # no subscription wants the messages before
         if begin >= end or not targets:
@@ -180,7 +190,9 @@ class FanOut:
             fetched = await setup.sealer.opened_fetch(topic, partition, fetched)
         records, position = self._records(fetched.buffers, begin, min(end, fetched.next_offset))
         if records:
+            began_s = self._loop.time()
             await self._copy(records)
+            setup.metrics.fan_outs.observe(self._loop.time() - began_s)
         self._advance(position)
         if records:  # the bookmark is an event in this log too: it must not cause the next one
             await setup.broker.call(MoveBookmark(topic, partition, READER, position))
@@ -245,11 +257,17 @@ class FanOut:
 
     def _give_up(self, plan: Plan, source: Source, target: Target, refusal: Refusal) -> None:
         """Plan a copy for the dead-letter queue, or drop the message if no such queue takes it."""
-        metrics, arn = self._setup.metrics, target.dead_letter_arn
-        metrics.refused[refusal] += 1
+        arn = target.dead_letter_arn
+        self._setup.metrics.refused[refusal] += 1
         self._refusals[refusal] += 1
         if arn is None or self._plan_copy(plan, arn, source, target, is_dead=True) is not None:
-            metrics.attempt(SQS, Outcome.DROPPED)
+            self._count(Outcome.DROPPED)
+
+    def _count(self, outcome: Outcome, count: int = 1, bytes_out: int = 0) -> None:
+        if count:
+            self._setup.metrics.attempt(SQS, outcome, count)
+            delivered = count if outcome is Outcome.DELIVERED else 0
+            self._setup.count(self.topic, count, delivered, bytes_out)
 
     def _log_refusals(self) -> None:
         now_ms = self._setup.clock.mono_ms()
@@ -263,9 +281,9 @@ class FanOut:
 
     async def _append_all(self, plan: Plan) -> None:
         slots = asyncio.Semaphore(APPENDS_MAX)
-        copies, queues, metrics = plan.copies, plan.queues, self._setup.metrics
+        copies, queues = plan.copies, plan.queues
         while copies:
-            places = list(copies)
+            places, delivered, dead, bytes_out = list(copies), 0, 0, 0
             results = await asyncio.gather(
                 *(self._append(queues[at[0]], at[1], copies[at], slots) for at in places),
                 return_exceptions=True,
@@ -274,8 +292,11 @@ class FanOut:
             for at, error in zip(places, results, strict=True):
                 if error is None:
                     for copy in copies.pop(at):
-                        outcome = Outcome.DEAD if copy.is_dead else Outcome.DELIVERED
-                        metrics.attempt(SQS, outcome)
+                        if copy.is_dead:
+                            dead += 1
+                        else:
+                            delivered += 1
+                            bytes_out += message_bytes(copy.message.body, copy.message.attributes)
                 elif isinstance(error, TopicNotFound | InvalidRequest):
                     is_missing = isinstance(error, TopicNotFound)
                     reason = Refusal.MISSING if is_missing else Refusal.INVALID
@@ -283,13 +304,15 @@ class FanOut:
                 elif not isinstance(error, PenstockError):
                     raise error
                 else:
-                    metrics.attempt(SQS, Outcome.RETRY, len(copies[at]))
+                    self._count(Outcome.RETRY, len(copies[at]))
                     about = {"topic": self.topic.name, "queue": queues[at[0]].name}
                     log_.warning("copy rejected by a queue", extra={**about, "reason": str(error)})
+            self._count(Outcome.DELIVERED, delivered, bytes_out)
+            self._count(Outcome.DEAD, dead)
             is_retry = bool(copies)
             for copy, reason in refused:
                 if copy.is_dead:
-                    metrics.attempt(SQS, Outcome.DROPPED)
+                    self._count(Outcome.DROPPED)
                 else:
                     self._give_up(plan, copy.source, copy.target, reason)
             if is_retry:

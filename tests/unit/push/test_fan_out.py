@@ -51,6 +51,7 @@ class Fan:
     queues: Troubled
     denied: set[str]  # names of queues
     fan_outs: FanOuts
+    used: list[tuple[Any, ...]]  # topic, attempts, delivered, bytes
 
     async def sns(self, name: str = "orders", *, kind: Kind = Kind.STREAM) -> Topic:
         made = await self.stage.topic(f"sns.{name}", kind=kind)
@@ -114,7 +115,7 @@ async def _unsigned(_: Topic) -> None:
 async def fanning(folder: Path) -> AsyncIterator[Fan]:
     async with on_stage(folder) as stage:
         subscriptions, metrics, denied = MemorySubscriptions(), PushMetrics(), set[str]()
-        queues = Troubled(stage.broker)
+        queues, used = Troubled(stage.broker), list[tuple[Any, ...]]()
         fan_outs = FanOuts(
             FanOutSetup(
                 broker=stage.broker,
@@ -127,11 +128,12 @@ async def fanning(folder: Path) -> AsyncIterator[Fan]:
                 may_send=lambda _, queue: queue.name not in denied,
                 signer_of=_unsigned,
                 metrics=metrics,
+                count=lambda topic, *counts: used.append((topic.name, *counts)),
             ),
             publish_wait_ms=int(SECONDS_MAX * 1_000),
         )
         try:
-            yield Fan(stage, subscriptions, metrics, queues, denied, fan_outs)
+            yield Fan(stage, subscriptions, metrics, queues, denied, fan_outs, used)
         finally:
             await fan_outs.stop()
 
@@ -152,6 +154,9 @@ async def test_each_queue_gets_a_copy(fan: Fan) -> None:
         assert sorted(await fan.bodies(queue)) == ["one", "two"]
     assert fan.outcomes() == {"delivered": 4}
     assert not fan.metrics.refused
+    assert [sum(numbers) for numbers in zip(*(one[1:] for one in fan.used), strict=True)] == [
+        4, 4, 12
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("is_raw", [True, False])
@@ -313,6 +318,7 @@ async def test_a_queue_that_is_busy_is_asked_again(
     await fan.publish(topic, "one")
     assert await fan.bodies(queue) == ["one"]
     assert fan.outcomes() == {"retry": 3, "delivered": 1}
+    assert fan.used == [("sns.orders", 1, 0, 0)] * 3 + [("sns.orders", 1, 1, 3)]
 
 
 async def test_a_forged_structure_does_not_stop_the_topic(fan: Fan) -> None:

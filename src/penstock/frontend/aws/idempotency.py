@@ -3,8 +3,8 @@ twice: a client whose connection breaks does not know whether its message was se
 
 AWS SDKs send the header ``amz-sdk-invocation-id``, which is the same for all attempts of a call;
 other clients may set ``x-penstock-request-token``. Only actions that must not be done twice are
-covered (``REPEATABLE``). FIFO queues have their own deduplication. The first attempt is completed
-even if its client has disconnected (``outlives``).
+covered (``REPEATABLE``). FIFO queues and topics have their own deduplication. The first attempt is
+completed even if its client has disconnected (``outlives``).
 
 Replies are kept with a checksum of the request, because the same token with other content or from
 another caller is a different request. They are stored in pages that expire as a whole. The memory
@@ -33,8 +33,8 @@ PAGES: Final = 250
 PAGE_SECONDS: Final = 10.0  # longest time for which a page takes replies
 EXPIRED_AT_ONCE: Final = 2  # expired pages to remove for each new page
 
-_BATCH: Final = "SendMessageBatch"
-_SENDS: Final = frozenset(("SendMessage", _BATCH))
+_BATCHES: Final = ("PublishBatch", "SendMessageBatch")
+_SENDS: Final = frozenset(("Publish", "SendMessage", *_BATCHES))
 REPEATABLE: Final = _SENDS | {
     "AddPermission",
     "CancelMessageMoveTask",
@@ -74,9 +74,10 @@ def token_of(call: Call, action: str) -> Token | None:
     own = headers.get(HEADER_OWN)
     if token is None and own is None:
         return None
-    url = getattr(call.request, "queue_url", None)
-    if url is not None and url.endswith(".fifo") and action in _SENDS:
-        return None
+    if action in _SENDS:
+        names = ("queue_url", "topic_arn", "target_arn")
+        if any((getattr(call.request, name, None) or "").endswith(".fifo") for name in names):
+            return None
     if own is not None:
         if not 1 <= len(own) <= TOKEN_CHARS_MAX:
             text = f"Must be 1 to {TOKEN_CHARS_MAX} characters long."
@@ -138,7 +139,7 @@ class Replies:
         page.replies[key] = _Stored(reply, now_s, call.caller, name, call.region, content)
         self._end(key)
         page.messages += 1
-        if name == _BATCH:
+        if name in _BATCHES:
             page.messages += len(reply.successful or ()) + len(reply.failed or ())
         if page.messages >= self._page_max or now_s >= page.full_s:
             self._turn_page(now_s)

@@ -7,6 +7,7 @@ from functools import partial
 
 from penstock.access.service_decisions import ServiceDecisions
 from penstock.broker.partition.partition import Partition
+from penstock.frontend.facts.usage import UsageTable
 from penstock.metadata.sns_keys import SnsKeys, sign
 from penstock.metadata.subscriptions import StoredSubscriptions
 from penstock.model.calls import Append, BrokerPort, Publish
@@ -22,6 +23,7 @@ from penstock.push.metrics import PushMetrics
 from penstock.wire.aws.sns.notification import CERTIFICATE_PATH, Signer
 
 SWEEP_SECONDS = 60.0
+PUSH_SQS = "push:sqs"  # operation in usage rows
 
 log_ = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class PushRole:
             metadata.store, security.ring, clock=setup.clock, entropy=setup.entropy, level=level
         )
         self.metrics = PushMetrics()
+        self.usage: UsageTable | None = None  # set when the node can write usage
         self._fan_outs: FanOuts | None = None
 
     async def start(self) -> None:
@@ -79,7 +82,12 @@ class PushRole:
         config = self._setup.config
         base_url = config.push.cert_url or config.http.external_url or self.base_url
         url = f"{base_url}{CERTIFICATE_PATH}{key.certificate_id}.pem"
-        return Signer(version, url, partial(sign, key, version))
+
+        def counted(data: bytes) -> bytes:
+            self.metrics.signatures += 1
+            return sign(key, version, data)
+
+        return Signer(version, url, counted)
 
     def serve(self, role: BrokerRole, anywhere: BrokerPort, *, is_clustered: bool) -> None:
         """Begin to copy messages of the partitions that this node leads."""
@@ -100,6 +108,7 @@ class PushRole:
                 may_send=self._may_send(),
                 signer_of=self._signer,
                 metrics=self.metrics,
+                count=self._count,
             ),
             publish_wait_ms=config.publish_wait_ms,
         )
@@ -120,6 +129,11 @@ class PushRole:
             self._topics.on_change(self._changed)
             for topic in self._topics.all_topics():
                 self._changed(None, topic)
+
+    def _count(self, topic: Topic, attempts: int, delivered: int, bytes_out: int) -> None:
+        if self.usage is not None:
+            key = (topic.account, topic.region, topic.name, PUSH_SQS)
+            self.usage.push(key, attempts, delivered, bytes_out)
 
     def _may_send(self) -> Callable[[Topic, Topic], bool]:
         setup, decisions = self._setup, ServiceDecisions()
