@@ -109,8 +109,10 @@ class Node:
                 quotas.CONNECTIONS: setup.config.http.connections_max,
                 quotas.WAITS: limits.WAITS_PER_PARTITION_MAX,
                 quotas.GROUPS: GroupSettings().groups_max,
+                quotas.SUBSCRIPTIONS: limits.SUBSCRIPTIONS_MAX,
                 quotas.TRANSACTIONAL_IDS: IDS_MAX,
             },
+            self._push.subscriptions.used,
             cluster,
         )
         self._frontends: LiveFrontends | None = None
@@ -139,6 +141,7 @@ class Node:
         is_clustered = cluster is not None
         self._push.serve(self._role, unlimited, self._facts.deliveries, is_clustered=is_clustered)
         self._facts.start()
+        self._push.usage = self._facts.usage
         self._listeners.note_changes(self._facts)
         if self._frontends is not None:
             await self._frontends.start()

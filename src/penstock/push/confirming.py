@@ -12,16 +12,17 @@ from typing import Final
 
 from penstock.flow.slots import Slot, Slots
 from penstock.flow.slots import Subscription as Lane
-from penstock.flow.verdicts import Health
+from penstock.flow.verdicts import Failure, Health
 from penstock.model.calls import Append, BrokerPort
 from penstock.model.errors import PenstockError
 from penstock.model.message import Message
 from penstock.model.names import uuid_text
 from penstock.model.ports import Catalog, Clock
+from penstock.model.sent_message import SentMessage
 from penstock.model.subscription import Subscription
 from penstock.model.topic import Topic
 from penstock.net.http.client_messages import RequestFailed, RequestInvalid
-from penstock.push.delivery_plan import SNS_TIMEOUT_MS, with_password
+from penstock.push.delivery_plan import HTTP, SNS_TIMEOUT_MS, SQS, Courier, with_password
 from penstock.push.outbound import Outbound
 from penstock.push.pushers import Granted
 from penstock.wire.aws.sns.notification import (
@@ -29,6 +30,7 @@ from penstock.wire.aws.sns.notification import (
     Signer,
     confirmation_body,
     headers,
+    subscribe_url,
 )
 from penstock.wire.aws.sns.tokens import Token, make_token
 from penstock.wire.webhooks.endpoint_url import UrlInvalid, parse_endpoint_url
@@ -53,6 +55,7 @@ class ConfirmSetup:
     signer_of: Callable[[Topic], Awaitable[Signer | None]]
     secrets_of: Callable[[Subscription], bytes]
     may_send: Callable[[Topic, Topic], bool]
+    courier: Courier | None  # of mails
 
 
 class _Turn:
@@ -125,10 +128,12 @@ class Confirmations:
                     one.arn if is_deleted else None,
                 )
                 body = confirmation_body(confirmation, signer)
-                if one.protocol == "sqs":
+                if one.protocol == SQS:
                     await self._append(one, topic, body)
-                else:
+                elif one.protocol in HTTP:
                     await self._post(one, confirmation, body)
+                else:
+                    await self._mail(one, confirmation, body)
                 return
             except (PenstockError, RequestFailed, RequestInvalid, UrlInvalid) as error:
                 reason = str(error)
@@ -144,6 +149,26 @@ class Confirmations:
         dedup_id = uuid_text(message_id) if queue.is_fifo else None
         message = Message(message_id, body, None, group, dedup_id, sender=one.account)
         await self._setup.broker.call(Append(queue, 0, (message,)))
+
+    async def _mail(self, one: Subscription, confirmation: Confirmation, body: bytes) -> None:
+        if self._setup.courier is None:
+            return
+        link = subscribe_url(
+            confirmation.base_url, topic_arn=confirmation.topic_arn, token=confirmation.token
+        )
+        text = f"You have chosen to subscribe to the topic {confirmation.topic_arn}.\n{link}"
+        message = SentMessage(
+            confirmation.message_id,
+            one.endpoint,
+            text.encode(),
+            confirmation.created_at_ms,
+            "Subscription confirmation",
+            confirmation.topic_arn,
+            notification=body,
+        )
+        result = await self._setup.courier.send(one, message)
+        if isinstance(result, Failure) or not 200 <= result < 300:
+            raise RequestInvalid(str(result))
 
     async def _post(self, one: Subscription, confirmation: Confirmation, body: bytes) -> None:
         setup = self._setup

@@ -88,6 +88,7 @@ class Copier:
         self._next_copy = 0  # partition of a standard queue to which the next round goes
         self._refusals: Counter[Refusal] = Counter()  # since the last log line about them
         self._logged_at_ms: int | None = None
+        self._loop = asyncio.get_running_loop()
 
     def put(self, target: Target) -> None:
         one = target.subscription
@@ -113,6 +114,12 @@ class Copier:
         begin = max(self.position, ends.start_offset)
         targets = tuple(self.targets.values())
         first = min((one.start for one in targets), default=end)
+        lost = ends.start_offset - max(self.position, first)
+        if lost > 0 and targets:
+            setup.metrics.lost += lost
+            about = {"topic": topic.name, "partition": partition, "count": lost}
+            log_.error("retention removed messages before they were copied", extra=about)
+            self.position = self.reading_to = ends.start_offset
         if begin < first:
             begin = min(first, end)  # no subscription wants the messages before
         if begin >= end or not targets:
@@ -124,7 +131,11 @@ class Copier:
             fetched = await setup.sealer.opened_fetch(topic, partition, fetched)
         records, position = self._records(fetched.buffers, begin, min(end, fetched.next_offset))
         self.reading_to = position
-        slow = await self._copy(records) if records else set[str]()
+        slow = set[str]()
+        if records:
+            began_s = self._loop.time()
+            slow = await self._copy(records)
+            setup.metrics.fan_outs.observe(self._loop.time() - began_s)
         return Round(begin, position, bool(records), frozenset(slow), position >= end)
 
     def advance(self, done: Round) -> None:

@@ -1,17 +1,20 @@
 """How the messages of one subscription are sent: its settings, read once and ready for use."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
 
 from penstock.flow.backoff import WebhookRetry
-from penstock.flow.verdicts import Kind
+from penstock.flow.verdicts import Failure, Kind
+from penstock.model.errors import InvalidRequest
 from penstock.model.identity import Rate
 from penstock.model.limits import MESSAGE_BYTES_MAX
 from penstock.model.message import Record
 from penstock.model.names import uuid_text
+from penstock.model.sent_message import SentMessage
 from penstock.model.subscription import Subscription
 from penstock.model.topic import Topic
 from penstock.net.http.client_tls import TlsIdentity
@@ -26,7 +29,8 @@ from penstock.wire.webhooks.settings import AUTO, Secrets, WebhookSettings
 from penstock.wire.webhooks.settings import SNS as SNS_FORMAT
 
 WEBHOOK: Final = "webhook"  # protocol of subscriptions that the admin API creates
-PUSHED: Final = frozenset(("http", "https", WEBHOOK))  # protocols of HTTP requests
+HTTP: Final = ("http", "https")
+SQS: Final = "sqs"  # queues get copies; everything else is pushed
 SNS_TIMEOUT_MS: Final = 15_000
 ENVELOPE_BYTES: Final = 4_096  # of an SNS notification, beside the message and its escapes
 
@@ -38,6 +42,14 @@ NO_IDENTITY: Final = TlsIdentity()
 Delay = Callable[[int, int, float], int | None]
 
 
+Carry = Callable[[Published], Awaitable[int | Failure]]
+
+
+class Courier(Protocol):
+    async def send(self, one: Subscription, message: SentMessage) -> int | Failure:
+        """Send a message. Returns an HTTP status, or why there is none."""
+
+
 class Make(Protocol):
     def __call__(
         self, messages: Sequence[Published], *, now_ms: int, is_test: bool = False
@@ -47,10 +59,12 @@ class Make(Protocol):
 @dataclass(frozen=True)
 class Plan:
     kind: Kind
-    url: EndpointUrl
     make: Make
     delay_ms: Delay
     request_bytes: int  # size of the largest request
+    destination: tuple[str, str, int]  # scheme, host and port; of a courier only its protocol
+    url: EndpointUrl | None = None  # None: a courier sends the messages
+    carry: Carry | None = None
     timeout_ms: int = SNS_TIMEOUT_MS
     limit: int | None = None  # requests in progress; None: adaptive
     rate: Rate | None = None
@@ -66,19 +80,40 @@ class Plan:
     identity: TlsIdentity = NO_IDENTITY
     auto_pause_ms: int = 0
 
-    @property
-    def destination(self) -> tuple[str, str, int]:
-        return self.url.scheme, self.url.host, self.url.port
 
-
-def make_plan(one: Subscription, topic: Topic, secrets: bytes, *, origin: str) -> Plan:
+def make_plan(
+    one: Subscription, topic: Topic, secrets: bytes, *, origin: str, courier: Courier | None
+) -> Plan:
     """Return the plan of a subscription. ``secrets`` are decrypted; ``origin`` is the DNS name of
     this cluster. Raises InvalidRequest or UrlInvalid if the stored settings cannot be used."""
-    return (
-        _webhook_plan(one, topic, secrets, origin)
-        if one.protocol == WEBHOOK
-        else _sns_plan(one, topic, secrets)
-    )
+    if one.protocol == WEBHOOK:
+        return _webhook_plan(one, topic, secrets, origin)
+    if one.protocol in HTTP:
+        url = parse_endpoint_url(with_password(one.endpoint, secrets))
+        plan = _sns_plan(one, topic, (url.scheme, url.host, url.port))
+        return dataclasses.replace(plan, url=url)
+    if courier is None:
+        raise InvalidRequest(f"There is no gateway, mail server or outbox for {one.protocol}.")
+    plan = _sns_plan(one, topic, (one.protocol, "", 0))
+    unsubscribe_url = notification.unsubscribe_url(one.base_url, one.arn)
+
+    async def carry(message: Published) -> int | Failure:
+        record = message.record
+        return await courier.send(
+            one,
+            SentMessage(
+                message_id=uuid_text(record.message.message_id),
+                endpoint=one.endpoint,
+                body=message.body,
+                sent_at_ms=record.sent_at_ms,
+                subject=message.subject,
+                topic_arn=topic.sns_arn or "",
+                attributes=message.attributes,
+                notification=message.envelope.body(unsubscribe_url),
+            ),
+        )
+
+    return dataclasses.replace(plan, carry=carry, is_signed=not topic.is_fifo)
 
 
 def filter_of(one: Subscription) -> Policy | None:
@@ -117,8 +152,7 @@ def webhook_settings(one: Subscription) -> WebhookSettings:
 # ── Subscriptions of SNS topics ──────────────────────────────────────────────────────────────
 
 
-def _sns_plan(one: Subscription, topic: Topic, secrets: bytes) -> Plan:
-    url = parse_endpoint_url(with_password(one.endpoint, secrets))
+def _sns_plan(one: Subscription, topic: Topic, destination: tuple[str, str, int]) -> Plan:
     attributes = one.attributes
     above = topic.sns.attributes.get("DeliveryPolicy") if topic.sns is not None else None
     own = attributes.get("DeliveryPolicy")
@@ -158,7 +192,7 @@ def _sns_plan(one: Subscription, topic: Topic, secrets: bytes) -> Plan:
     redrive = attributes.get("RedrivePolicy")
     return Plan(
         kind=Kind.SNS,
-        url=url,
+        destination=destination,
         make=make,
         delay_ms=delay_ms,
         request_bytes=_message_bytes_max(topic) + ENVELOPE_BYTES,
@@ -227,6 +261,7 @@ def _webhook_plan(one: Subscription, topic: Topic, packed: bytes, origin: str) -
     return Plan(
         kind=Kind.WEBHOOK,
         url=url,
+        destination=(url.scheme, url.host, url.port),
         make=make,
         delay_ms=retry.delay_ms,
         request_bytes=size_max + ENVELOPE_BYTES,

@@ -2,7 +2,7 @@
 them. The names and help texts are in ``telemetry/families.py``."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 
 from penstock.telemetry import families
@@ -27,6 +27,7 @@ class PushMetrics:
         self.signatures = 0
         self.fan_outs = Histogram()
         self.durations: defaultdict[str, Histogram] = defaultdict(Histogram)  # by protocol
+        self.measure: Callable[[], None] = lambda: None  # sets the gauges before a scrape
         # Gauges:
         self.in_flight = 0
         self.waiting_retries = 0
@@ -46,6 +47,7 @@ class PushMetrics:
             meter.register_histogram(family, (protocol,), self.durations[protocol])
 
     def _collect(self) -> Iterator[tuple[Family, Sample]]:
+        self.measure()
         for labels, count in self.attempts.items():
             yield families.PUSH_ATTEMPTS, (labels, count)
         for reason, count in self.refused.items():

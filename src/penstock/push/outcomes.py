@@ -20,6 +20,7 @@ from penstock.model.subscription import Subscription
 from penstock.model.topic import Topic
 from penstock.push.dead_letters import error_attributes
 from penstock.push.delivery_plan import Plan
+from penstock.push.metrics import Outcome
 from penstock.push.published import Published
 from penstock.push.push_setup import PushSetup
 from penstock.push.sources import Source, Spawn
@@ -134,6 +135,7 @@ class Outcomes:
         elif action is not Action.DELIVERED:
             outcome = facts.DROPPED if is_final or not self.plan.dead_letter else facts.DEAD
         self._setup.note(self._row(item, outcome, reply, request, next_ms))
+        self._count(outcome, reply, request)
         if action is Action.PAUSE:
             self._spawn(self._pause("gone"), "pause")
         if source is None or delivery is None or self.plan.is_at_most_once:
@@ -144,6 +146,17 @@ class Outcomes:
             source.extend(delivery, verdict.delay_ms)
         else:
             self._spawn(self._give_up(source, item, delivery, reply, request), "give up")
+
+    def _count(self, outcome: str, reply: Reply, request: Request) -> None:
+        setup, protocol = self._setup, self.one.protocol
+        if outcome == facts.REFUSED:
+            setup.metrics.refused["address"] += 1
+            outcome = facts.RETRY
+        setup.metrics.attempt(protocol, Outcome(outcome))
+        if request.took_ms:
+            setup.metrics.durations[protocol].observe(request.took_ms / 1_000)
+        is_delivered = outcome == facts.DELIVERED
+        setup.count(self.topic, protocol, 1, int(is_delivered), request.size * is_delivered)
 
     def _row(
         self, item: Item, outcome: str, reply: Reply, request: Request, next_ms: int

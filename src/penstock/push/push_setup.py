@@ -1,7 +1,7 @@
 """What the deliveries of all subscriptions of a node share."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.flow.slots import Slots
@@ -10,6 +10,7 @@ from penstock.model.message import Delivery
 from penstock.model.ports import Clock, Subscriptions
 from penstock.model.topic import Topic
 from penstock.push.dead_letters import DeadLetters
+from penstock.push.metrics import PushMetrics
 from penstock.push.outbound import Outbound
 from penstock.wire.aws.sns.notification import Signer
 from penstock.wire.facts import deliveries as facts
@@ -37,3 +38,6 @@ class PushSetup:
     signer_of: Callable[[Topic], Awaitable[Signer | None]]
     dead_letters: DeadLetters
     note: Callable[[facts.DeliveryRow], None]
+    # Adds to the usage of the topic's owner: protocol, attempts, delivered messages, their bytes.
+    count: Callable[[Topic, str, int, int, int], None]
+    metrics: PushMetrics = field(default_factory=PushMetrics)

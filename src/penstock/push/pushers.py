@@ -26,7 +26,7 @@ from penstock.model.subscription import (
     share_group,
 )
 from penstock.model.topic import Topic
-from penstock.push.delivery_plan import PUSHED, Plan, Wants, make_plan, wants_of
+from penstock.push.delivery_plan import SQS, Courier, Plan, Wants, make_plan, wants_of
 from penstock.push.published import Published, records_of
 from penstock.push.push_setup import PushSetup
 from penstock.push.pushing import Pusher
@@ -51,11 +51,12 @@ class Pushers:
         catalog: Catalog,
         *,
         secrets_of: Callable[[Subscription], bytes],  # decrypted
+        courier: Courier | None,  # of messages to phones, mailboxes and others
         origin: str,  # DNS name of this cluster
         is_clustered: bool,
     ) -> None:
         self._setup, self._catalog = setup, catalog
-        self._secrets_of, self._origin = secrets_of, origin
+        self._secrets_of, self._origin, self._courier = secrets_of, origin, courier
         self._is_clustered = is_clustered
         self._led: set[tuple[str, int]] = set()  # topic id and partition
         self._running: dict[str, Pusher] = {}  # by subscription id
@@ -88,7 +89,7 @@ class Pushers:
     ) -> None:
         one = after or before
         assert one is not None
-        if one.protocol in PUSHED:
+        if one.protocol != SQS:
             if before is not None and after is not None and before.id != after.id:
                 self._update(before.id, None)
             self._update(one.id, after)
@@ -98,7 +99,7 @@ class Pushers:
         pusher = self._running.get(subscription_id)
         is_wanted = (
             one is not None
-            and one.protocol in PUSHED
+            and one.protocol != SQS
             and one.state is SubscriptionState.CONFIRMED
             and (one.topic_id, home_partition(one)) in self._led
         )
@@ -109,7 +110,9 @@ class Pushers:
                 self._stop(pusher, is_gone=is_gone)
             return
         try:
-            plan = make_plan(one, topic, self._secrets_of(one), origin=self._origin)
+            plan = make_plan(
+                one, topic, self._secrets_of(one), origin=self._origin, courier=self._courier
+            )
         except (PenstockError, UrlInvalid, msgspec.DecodeError, ValueError) as error:
             about = {"subscription": one.id, "reason": str(error)}
             log_.error("a subscription cannot be used: its settings are invalid", extra=about)
@@ -198,6 +201,14 @@ class Pushers:
         if wake_at_ms is not None:
             delay_s = max(0.001, (wake_at_ms - now_ms) / 1_000)
             self._timer = self._loop.call_later(delay_s, self.kick)
+
+    def measure(self) -> None:
+        """Set the gauges, which a scrape reads."""
+        metrics, statuses = self._setup.metrics, [each.status for each in self._running.values()]
+        metrics.in_flight = sum(each.in_flight for each in statuses)
+        metrics.waiting_retries = sum(each.retries for each in statuses)
+        metrics.breakers_open = sum(each.is_breaker_open for each in statuses)
+        metrics.slots = {"held": self._setup.slots.node.held}
 
     # ── Calls ────────────────────────────────────────────────────────────────────────────────
 

@@ -328,7 +328,7 @@ class Pusher:
                     source.in_flight += 1
             if made is not None:
                 setup.slots.send(slot, len(made.body), now_ms=began_ms)
-                reply = await self._send(made)
+                reply = await self._send(made, items[0].message)
             size = 0 if made is None else len(made.body) // count
             took_ms = setup.clock.mono_ms() - began_ms
             health = self.outcomes.judge(
@@ -342,8 +342,10 @@ class Pusher:
             setup.slots.end(slot, health, now_ms=setup.clock.mono_ms())
             self._want()
 
-    async def _send(self, request: DeliveryRequest) -> Reply:
+    async def _send(self, request: DeliveryRequest, message: Published) -> Reply:
         plan = self.plan
+        if plan.url is None:
+            return await self._carry(message)
         try:
             reply = await self._setup.outbound.send(
                 plan.url,
@@ -364,6 +366,21 @@ class Pusher:
             return Reply(400, str(error))
         reason = "" if 200 <= reply.status < 300 else f"HTTP status {reply.status}"
         return Reply(reply.status, reason, reply.body, reply.headers.get("retry-after"))
+
+    async def _carry(self, message: Published) -> Reply:
+        """Give a message to a courier."""
+        assert self.plan.carry is not None
+        result: int | Failure = Failure.TIMEOUT
+        try:
+            async with asyncio.timeout(self.plan.timeout_ms / 1_000):
+                result = await self.plan.carry(message)
+        except TimeoutError:
+            pass
+        except PenstockError as error:
+            return Reply(Failure.QUEUE_FAILED, str(error))
+        if isinstance(result, Failure):
+            return Reply(result, result.value)
+        return Reply(result, "" if 200 <= result < 300 else f"HTTP status {result}")
 
     # ── While the circuit breaker is open ────────────────────────────────────────────────────
 

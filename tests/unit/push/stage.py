@@ -101,9 +101,11 @@ class PushStage:
                     stage.broker, stage.catalog, os.urandom, None, lambda _topic, _queue: True
                 ),
                 note=self.rows.append,
+                count=lambda *_: None,
             ),
             stage.catalog,
             secrets_of=lambda one: self.secrets.get(one.id, b""),
+            courier=None,
             origin="penstock.example",
             is_clustered=is_clustered,
         )

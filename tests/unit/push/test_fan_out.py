@@ -52,6 +52,7 @@ class Fan:
     queues: Troubled
     denied: set[str]  # names of queues
     fan_outs: FanOuts
+    used: list[tuple[Any, ...]]  # topic, attempts, delivered, bytes
 
     async def sns(self, name: str = "orders", *, kind: Kind = Kind.STREAM) -> Topic:
         made = await self.stage.topic(f"sns.{name}", kind=kind)
@@ -115,7 +116,7 @@ async def _unsigned(_: Topic) -> None:
 async def fanning(folder: Path) -> AsyncIterator[Fan]:
     async with on_stage(folder) as stage:
         subscriptions, metrics, denied = MemorySubscriptions(), PushMetrics(), set[str]()
-        queues = Troubled(stage.broker)
+        queues, used = Troubled(stage.broker), list[tuple[Any, ...]]()
         fan_outs = FanOuts(
             FanOutSetup(
                 broker=stage.broker,
@@ -128,12 +129,12 @@ async def fanning(folder: Path) -> AsyncIterator[Fan]:
                 may_send=lambda _, queue: queue.name not in denied,
                 signer_of=_unsigned,
                 metrics=metrics,
-                count=lambda *_: None,
+                count=lambda topic, *counts: used.append((topic.name, *counts)),
             ),
             publish_wait_ms=int(SECONDS_MAX * 1_000),
         )
         try:
-            yield Fan(stage, subscriptions, metrics, queues, denied, fan_outs)
+            yield Fan(stage, subscriptions, metrics, queues, denied, fan_outs, used)
         finally:
             await fan_outs.stop()
 
@@ -154,6 +155,9 @@ async def test_each_queue_gets_a_copy(fan: Fan) -> None:
         assert sorted(await fan.bodies(queue)) == ["one", "two"]
     assert fan.outcomes() == {"delivered": 4}
     assert not fan.metrics.refused
+    assert [sum(numbers) for numbers in zip(*(one[1:] for one in fan.used), strict=True)] == [
+        4, 4, 12
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("is_raw", [True, False])

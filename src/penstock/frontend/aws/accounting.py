@@ -1,15 +1,17 @@
-"""Rate limits, usage and audit entries of SQS requests.
+"""Rate limits, usage and audit entries of SQS and SNS requests.
 
 ``throttle`` runs after authorization, so that a denied request does not use up the limit of a
 queue. An account without a tenant has no limits. A successful request counts for the owner of its
-queue, even if another tenant sent it. A rejected request counts for the caller, and under the name
-of the queue only if the queue exists, so that invented names create no rows. Changes of queues and
-denied requests are audited, without messages, receipts and secrets."""
+queue or topic, even if another tenant sent it. A rejected request counts for the caller, and under
+the name of the queue only if the queue exists, so that invented names create no rows. Changes of
+queues, topics and subscriptions and denied requests are audited, without messages, receipts and
+secrets."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from penstock.frontend.aws.context import Call
+from penstock.frontend.aws.sns.rules import facts as sns_facts
 from penstock.frontend.aws.sqs.actions.move_tasks import decode_handle
 from penstock.frontend.facts.audit import make_entry
 from penstock.frontend.facts.usage import Counts, Meter, Refusal, UsageTable
@@ -18,12 +20,14 @@ from penstock.model.identity import Tenant
 from penstock.model.names import queue_arn
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.shapes import QueueRequest
+from penstock.wire.aws.sns.shapes import SnsRequest
 from penstock.wire.facts.audit import AuditEntry
 
 NONE: Final = ""  # no tenant, region, resource or operation
 # Error codes for callers that are unknown or have no permission.
 DENIALS: Final = (
     "AccessDenied",
+    "AuthorizationError",
     "IncompleteSignature",
     "InvalidClientTokenId",
     "InvalidSecurity",
@@ -31,7 +35,7 @@ DENIALS: Final = (
     "RequestExpired",
     "SignatureDoesNotMatch",
 )
-THROTTLES: Final = ("RequestThrottled", "ThrottlingException")
+THROTTLES: Final = ("RequestThrottled", "Throttled", "ThrottlingException")
 
 
 def throttle(call: Call) -> None:
@@ -67,6 +71,9 @@ def _arn(call: Call, tenant: Tenant) -> str | None:
     if call.arn or not tenant.limits.queue_requests.per_s > 0:
         return call.arn or None
     # ``authorize`` sets no ARN for a trusted caller.
+    if isinstance(call.request, SnsRequest):
+        topic = sns_facts.topic_arn(call)
+        return None if topic is None else str(topic)
     queue = call.queue() if isinstance(call.request, QueueRequest) else None
     if queue is None:
         return None
@@ -122,9 +129,19 @@ class Metering:
     def _find(self, table: UsageTable, call: Call) -> Counts:
         request, action = call.request, call.action
         url = request.queue_url if isinstance(request, QueueRequest) else None
+        if isinstance(request, SnsRequest):
+            url = sns_facts.given_arn(request)
         key = (url, action.name, call.account, call.region)
         counts = None if url is None else table.found.get(key)
         if counts is not None:
+            return counts
+        if isinstance(request, SnsRequest):
+            topic = sns_facts.topic_of(call)
+            if topic is None:  # such as one that was deleted
+                return table.find((call.account, call.region, NONE, action.permission))
+            counts = table.find((topic.account, topic.region, topic.name, action.permission))
+            if url is not None:
+                table.remember(key, counts)
             return counts
         queue = call.queue()
         if queue is None:
@@ -152,6 +169,10 @@ def refusal_of(code: str) -> Refusal:
 
 
 def _existing(call: Call) -> str:
+    if isinstance(call.request, SnsRequest):
+        found = sns_facts.topic_of(call) if call.account else None
+        is_own = found is not None and (found.account, found.region) == (call.account, call.region)
+        return found.name if found is not None and is_own else NONE
     queue = call.queue() if call.account else None
     if queue is None or (queue.account or call.account) != call.account:
         return NONE
@@ -169,8 +190,9 @@ def _attributes(request: Any) -> Mapping[str, object]:
     return params
 
 
-# The parameters to record of each audited action, besides the queue.
+# The parameters to record of each audited action, besides the queue or topic.
 _PARAMS: Final[Mapping[str, Callable[[Any], Mapping[str, object]]]] = {
+    **sns_facts.PARAMS,
     "sqs:AddPermission": lambda request: {
         "label": request.label,
         "accounts": request.aws_account_ids,
@@ -216,6 +238,9 @@ def _resource(call: Call) -> str:
     if call.arn:
         return call.arn
     request = call.request
+    if isinstance(request, SnsRequest):
+        topic = sns_facts.topic_arn(call)
+        return "" if topic is None else str(topic)
     handle = getattr(request, "task_handle", None)
     if handle:
         try:

@@ -155,9 +155,10 @@ class Frontend(Context):
             metering.answered(call, seconds)
         else:
             metering.rejected(call, code)
-        if audit is not None:
+        if audit is not None and (code is OK or call.account):
             audit.add(entry_of(call, "" if code is OK else code))
-        elif code is not OK and code in DENIALS and self.audit is not None:
+        elif code is not OK and self.audit is not None and (audit or code in DENIALS):
+            # Also a link with a bad token: anyone can send many of them.
             self.audit.deny(entry_of(call, code, is_denial=True))
         if held_ms:
             held, account = self._held, call.caller.account

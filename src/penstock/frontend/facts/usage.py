@@ -136,6 +136,15 @@ class UsageTable:
         counts.requests += 1
         counts.took(seconds)
 
+    def push(self, key: Key, attempts: int, delivered: int, bytes_out: int) -> None:
+        """Count attempts to push messages of a topic. Attempts that delivered none have failed."""
+        counts = self.find(key)
+        counts.requests += attempts
+        counts.messages += delivered
+        counts.bytes_out += bytes_out
+        counts.units64k += max(attempts, -(-bytes_out // UNIT_BYTES))
+        counts.failed += attempts - delivered
+
     def reject(self, key: Key, refusal: Refusal) -> None:
         counts = self.find(key)
         counts.requests += 1

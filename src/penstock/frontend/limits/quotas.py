@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, TypeVar
@@ -53,6 +53,7 @@ class TenantQuotas:
     # The limits of this node for all tenants together.
     bounds: Mapping[model.Quota, int] = field(default_factory=dict)
     coordinators: CoordinatorUsage = NO_QUOTAS
+    subscriptions: Callable[[str], int] = lambda _account: 0  # number of an account
 
     def __post_init__(self) -> None:
         self.rooms: dict[str, int] = {}  # bytes left, of accounts with a quota of stored bytes
@@ -101,6 +102,7 @@ class TenantQuotas:
             model.STORED_BYTES: self._stored.get(account, 0),
             model.CONNECTIONS: self._connections[account],
             model.WAITS: self._waits[account],
+            model.SUBSCRIPTIONS: self.subscriptions(account),
         }
         others = (model.GROUPS, model.OFFSET_BYTES, model.TRANSACTIONAL_IDS)
         used = here | {quota: self.coordinators.used(account, quota) for quota in others}

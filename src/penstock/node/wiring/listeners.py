@@ -3,7 +3,7 @@ and the admin API."""
 
 import asyncio
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
 
@@ -68,6 +68,7 @@ class FrontendCalls:
         metadata: MetadataLink,
         identities: StoredIdentities,
         bounds: Mapping[Quota, int],  # capacity of this node for all tenants together
+        subscriptions: Callable[[str], int],  # number of an account
         cluster: ClusterRole | None = None,
     ) -> None:
         node, broker, own_account = setup.name, role.broker, setup.config.node.account
@@ -85,6 +86,7 @@ class FrontendCalls:
             own_account=own_account,
             bounds=bounds,
             coordinators=role.usage,
+            subscriptions=subscriptions,
         )
         # The watch notices at once that the metadata is back; a probe may be half a minute later.
         metadata.on_back(callees.metadata.mark_available)

@@ -12,6 +12,7 @@ from penstock.access.service_decisions import ServiceDecisions
 from penstock.broker.partition.partition import Partition
 from penstock.flow.slots import Slots
 from penstock.frontend.facts.deliveries import DeliveryWriter
+from penstock.frontend.facts.usage import UsageTable
 from penstock.metadata.address_books import StoredAddressBooks
 from penstock.metadata.sns_keys import SnsKeys, sign
 from penstock.metadata.subscriptions import StoredSubscriptions
@@ -44,6 +45,10 @@ from penstock.wire.aws.sns.notification import CERTIFICATE_PATH, Signer
 from penstock.wire.webhooks.courier_urls import parse_gateways, parse_smtp_url
 
 SWEEP_SECONDS = 60.0
+PUSH_SQS = "push:sqs"  # operation in usage rows
+PROTOCOLS = ("http", "https", "webhook")  # whose requests are timed
+# Operations by protocol; others go to a gateway.
+_USAGE = {"http": "http", "https": "http", "webhook": "http", "email": "mail", "email-json": "mail"}
 
 log_ = logging.getLogger(__name__)
 
@@ -81,6 +86,7 @@ class PushRole:
         self.couriers: Couriers | None = None  # None: no gateway, mail server or outbox
         self._gateway_ends: Sequence[Callable[[], None]] = ()
         self.metrics = PushMetrics()
+        self.usage: UsageTable | None = None  # set when the node can write usage
         self._fan_outs: FanOuts | None = None
         self._pushers: Pushers | None = None
 
@@ -114,7 +120,12 @@ class PushRole:
         config = self._setup.config
         base_url = config.push.cert_url or config.http.external_url or self.base_url
         url = f"{base_url}{CERTIFICATE_PATH}{key.certificate_id}.pem"
-        return Signer(version, url, partial(sign, key, version))
+
+        def counted(data: bytes) -> bytes:
+            self.metrics.signatures += 1
+            return sign(key, version, data)
+
+        return Signer(version, url, counted)
 
     def serve(
         self, role: BrokerRole, anywhere: BrokerPort, facts: DeliveryWriter, *, is_clustered: bool
@@ -126,7 +137,7 @@ class PushRole:
         if not config.enabled:
             broker.handlers[Publish] = partial(_append, broker)
             return
-        self.metrics.register(setup.meter)
+        self.metrics.register(setup.meter, protocols=PROTOCOLS)
         fan_outs = self._fan_outs = FanOuts(
             FanOutSetup(
                 broker=broker,
@@ -138,8 +149,8 @@ class PushRole:
                 sealer=self._security.sealing,
                 may_send=self._may_send(),
                 signer_of=self._signer,
-                count=lambda *_: None,
                 metrics=self.metrics,
+                count=partial(self._count, PUSH_SQS),
             ),
             publish_wait_ms=config.publish_wait_ms,
         )
@@ -152,6 +163,7 @@ class PushRole:
 
         broker.handlers[Publish] = publish
         pushers = self._pushers = self._make_pushers(anywhere, is_clustered=is_clustered)
+        self.metrics.measure = pushers.measure
         broker.handlers[ReadPushStatus] = pushers.read_status
         broker.handlers[PushOne] = pushers.push_one
         broker.filters.find = pushers.wants
@@ -222,11 +234,16 @@ class PushRole:
             signer_of=self._signer,
             dead_letters=DeadLetters(anywhere, self._topics, setup.entropy, sealing, may_send),
             note=self.facts.note,
+            count=lambda topic, protocol, *counts: self._count(
+                f"push:{_USAGE.get(protocol, 'gateway')}", topic, *counts
+            ),
+            metrics=self.metrics,
         )
         pushers = Pushers(
             push_setup,
             self._topics,
             secrets_of=self._secrets_of,
+            courier=self.couriers,
             origin=setup.name,
             is_clustered=is_clustered,
         )
@@ -242,6 +259,7 @@ class PushRole:
                 signer_of=self._signer,
                 secrets_of=self._secrets_of,
                 may_send=may_send,
+                courier=self.couriers,
             ),
             lanes=pushers.lanes,
             kick=pushers.kick,
@@ -276,6 +294,13 @@ class PushRole:
         if not one.secrets:
             return b""
         return self._security.ring.unwrap(one.secrets, context=one.secrets_context)
+
+    def _count(
+        self, operation: str, topic: Topic, attempts: int, delivered: int, bytes_out: int
+    ) -> None:
+        if self.usage is not None:
+            key = (topic.account, topic.region, topic.name, operation)
+            self.usage.push(key, attempts, delivered, bytes_out)
 
     def _may_send(self) -> Callable[[Topic, Topic], bool]:
         setup, decisions = self._setup, ServiceDecisions()
