@@ -135,7 +135,7 @@ class Outcomes:
         elif action is not Action.DELIVERED:
             outcome = facts.DROPPED if is_final or not self.plan.dead_letter else facts.DEAD
         self._setup.note(self._row(item, outcome, reply, request, next_ms))
-        self._count(outcome, reply, request)
+        self._count(outcome, request)
         if action is Action.PAUSE:
             self._spawn(self._pause("gone"), "pause")
         if source is None or delivery is None or self.plan.is_at_most_once:
@@ -147,7 +147,7 @@ class Outcomes:
         else:
             self._spawn(self._give_up(source, item, delivery, reply, request), "give up")
 
-    def _count(self, outcome: str, reply: Reply, request: Request) -> None:
+    def _count(self, outcome: str, request: Request) -> None:
         setup, protocol = self._setup, self.one.protocol
         if outcome == facts.REFUSED:
             setup.metrics.refused["address"] += 1
