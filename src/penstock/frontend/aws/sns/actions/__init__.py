@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from penstock.frontend.aws.context import Action, Run
-from penstock.frontend.aws.sns.actions import publish, subscriptions, topics
+from penstock.frontend.aws.sns.actions import publish, subscriptions, tags, topics
 
 _RUNS: Final[Mapping[str, Run]] = {
     "AddPermission": topics.add_permission,
@@ -16,7 +16,7 @@ _RUNS: Final[Mapping[str, Run]] = {
     "GetTopicAttributes": topics.get_topic_attributes,
     "ListSubscriptions": subscriptions.list_subscriptions,
     "ListSubscriptionsByTopic": subscriptions.list_of_topic,
-    "ListTagsForResource": topics.list_tags,
+    "ListTagsForResource": tags.list_tags,
     "ListTopics": topics.list_topics,
     "Publish": publish.publish,
     "PublishBatch": publish.publish_batch,
@@ -25,9 +25,9 @@ _RUNS: Final[Mapping[str, Run]] = {
     "SetSubscriptionAttributes": subscriptions.set_attributes,
     "SetTopicAttributes": topics.set_topic_attributes,
     "Subscribe": subscriptions.subscribe,
-    "TagResource": topics.tag_resource,
+    "TagResource": tags.tag_resource,
     "Unsubscribe": subscriptions.unsubscribe,
-    "UntagResource": topics.untag_resource,
+    "UntagResource": tags.untag_resource,
 }
 ACTIONS: Final[Mapping[str, Action]] = {
     name: Action(name, run, f"sns:{name.removesuffix('Batch')}") for name, run in _RUNS.items()
