@@ -40,6 +40,13 @@ async def test_an_existing_stream_becomes_a_topic_and_stays_when_the_topic_is_de
     text = "PenstockStream: The stream events is the SNS topic orders"
     assert refusal[2] == f"Invalid parameter: Attributes Reason: {text}"
     await site.client.subscribe()
+    for name, values in {
+        "ArchivePolicy": ('{"MessageRetentionPeriod":"2"}', "{}"),
+        "KmsMasterKeyId": ("k",),
+    }.items():
+        for value in values:
+            change = {"TopicArn": TOPIC, "AttributeName": name, "AttributeValue": value}
+            await site.client.call("SetTopicAttributes", **change)
     await site.client.call("DeleteTopic", TopicArn=TOPIC)
     left = site.rig.catalog.find(ACCOUNT, "us-east-1", "events")
     assert left is not None

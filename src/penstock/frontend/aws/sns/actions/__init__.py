@@ -10,6 +10,7 @@ from penstock.frontend.aws.sns.actions import (
     publish,
     sms,
     subscriptions,
+    tags,
     topics,
 )
 
@@ -39,7 +40,7 @@ _RUNS: Final[Mapping[str, Run]] = {
     "ListSMSSandboxPhoneNumbers": sms.list_numbers,
     "ListSubscriptions": subscriptions.list_subscriptions,
     "ListSubscriptionsByTopic": subscriptions.list_of_topic,
-    "ListTagsForResource": topics.list_tags,
+    "ListTagsForResource": tags.list_tags,
     "ListTopics": topics.list_topics,
     "OptInPhoneNumber": sms.opt_in,
     "Publish": direct.publish,
@@ -52,9 +53,9 @@ _RUNS: Final[Mapping[str, Run]] = {
     "SetSubscriptionAttributes": subscriptions.set_attributes,
     "SetTopicAttributes": topics.set_topic_attributes,
     "Subscribe": subscriptions.subscribe,
-    "TagResource": topics.tag_resource,
+    "TagResource": tags.tag_resource,
     "Unsubscribe": subscriptions.unsubscribe,
-    "UntagResource": topics.untag_resource,
+    "UntagResource": tags.untag_resource,
     "VerifySMSSandboxPhoneNumber": sms.verify_number,
 }
 ACTIONS: Final[Mapping[str, Action]] = {

@@ -242,8 +242,7 @@ async def unsubscribe(call: Call, request: shapes.UnsubscribeRequest) -> None:
         return
     if not is_signed and one.needs_owner:
         raise fault("AuthorizationError", "Only the owner of this subscription may unsubscribe it.")
-    is_restorable = one.protocol in HTTP and not one.webhook
-    if not is_restorable or one.state is not SubscriptionState.CONFIRMED:
+    if one.protocol not in HTTP or one.state is not SubscriptionState.CONFIRMED:
         await context.subscriptions.delete(one.id)
         return
     now_ms = context.clock.wall_ms()

@@ -1,11 +1,11 @@
-"""Actions that create, list, change and delete SNS topics, their permissions and tags.
+"""Actions that create, list, change and delete SNS topics and their permissions.
 
 The SNS topic ``orders`` is the stream ``sns.orders``, which Kafka clients can read and write.
 CreateTopic accepts an existing topic if no given attribute or tag differs."""
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
@@ -15,12 +15,19 @@ import msgspec
 
 from penstock.access.decisions import Postponed
 from penstock.frontend.aws.context import Call
+from penstock.frontend.aws.sns.actions.tags import read_tags
 from penstock.frontend.aws.sns.rules import topic_attributes
-from penstock.frontend.aws.sns.rules.topic_attributes import OWNER_ACTIONS, json_object, policy_of
+from penstock.frontend.aws.sns.rules.topic_attributes import (
+    KMS_KEY,
+    OWNER_ACTIONS,
+    RETENTION,
+    archive_ms,
+    json_object,
+    policy_of,
+)
 from penstock.model.errors import TopicExists, TopicNotFound
 from penstock.model.identity import Circumstances
 from penstock.model.levels import PUSH
-from penstock.model.limits import TAGS_MAX
 from penstock.model.names import SNS_PREFIX, is_account, is_for_operators, sns_arn
 from penstock.model.stream import settings_of
 from penstock.model.subscription import SubscriptionState
@@ -28,7 +35,6 @@ from penstock.model.topic import DedupScope, Kind, SnsTopic, Topic
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.sns import arns, shapes
 from penstock.wire.aws.sns.faults import (
-    duplicate_tags,
     fault,
     invalid,
     null_value,
@@ -38,7 +44,6 @@ from penstock.wire.aws.sns.faults import (
 PAGE: Final = 100  # topics of one reply
 RECEIPT_KEY_BYTES: Final = 32
 STREAM_CHARS_MAX: Final = 249  # of a Kafka topic name; SNS names can be longer
-TAG_KEY_MAX, TAG_VALUE_MAX = 128, 256  # characters
 RETENTION_MS: Final = "retention.ms"
 _PERMITTED: Final = frozenset((*OWNER_ACTIONS, "Receive"))
 
@@ -55,9 +60,7 @@ async def create_topic(call: Call, request: shapes.CreateTopicRequest) -> shapes
     given = request.attributes or {}
     name = arns.check_topic_name(request.name, is_fifo=topic_attributes.is_fifo(given))
     attributes = topic_attributes.read_new(given)
-    tags = _tags(request.tags or ())
-    if len(tags) > TAGS_MAX:
-        raise fault("TagLimitExceeded")
+    tags = read_tags(request.tags or ())
     protection = _checked_protection(call, request.data_protection_policy)
     everything, account, region = call.context.everything, call.account, call.region
     topic = everything.find_sns(account, region, name)
@@ -168,10 +171,10 @@ def stream_name(name: str) -> str:
 
 def _retention(attributes: Mapping[str, str]) -> dict[str, str]:
     """Return the Kafka config that the attributes of a topic set."""
-    archived_ms = topic_attributes.archive_ms(attributes)
+    archived_ms = archive_ms(attributes)
     if archived_ms is not None:
         return {RETENTION_MS: str(archived_ms)}
-    given = attributes.get(topic_attributes.RETENTION)
+    given = attributes.get(RETENTION)
     return {} if given is None else {RETENTION_MS: given}
 
 
@@ -199,15 +202,19 @@ async def delete_topic(call: Call, request: shapes.DeleteTopicRequest) -> None:
     now_ms, place = call.context.clock.wall_ms(), (topic.account, topic.region, topic.name)
     with suppress(TopicNotFound):  # deleted by another request
         if topic_attributes.STREAM in topic.sns.attributes:
-            await everything.change(*place, lambda adopted: _released(call, adopted))
+            await everything.change(*place, _released)
         else:
             await everything.delete(*place, now_ms=now_ms)
     await call.context.subscriptions.delete_of_topic(topic.topic_id)
 
 
-def _released(call: Call, adopted: Topic) -> Topic:
+def _released(adopted: Topic) -> Topic:
     """Return an adopted stream as it was before."""
-    return msgspec.structs.replace(_with_attributes(call, adopted, {}), sns=None)
+    assert adopted.sns is not None
+    settings = adopted.settings
+    if KMS_KEY in adopted.sns.attributes:
+        settings = msgspec.structs.replace(settings, kms_key=None)
+    return msgspec.structs.replace(adopted, settings=settings, sns=None)
 
 
 async def list_topics(call: Call, request: shapes.ListTopicsRequest) -> shapes.ListTopicsReply:
@@ -252,12 +259,18 @@ def _with_attributes(call: Call, topic: Topic, attributes: dict[str, str]) -> To
     on which they depend: Kafka clients may have changed them too."""
     assert topic.sns is not None
     before, configs, settings = topic.sns.attributes, dict(topic.configs), topic.settings
+    is_archived, was_archived = (archive_ms(each) is not None for each in (attributes, before))
+    if is_archived and not was_archived:
+        # Remember the retention of the stream until the archive ends.
+        kept = configs.get(RETENTION_MS, attributes.get(RETENTION, ""))
+        attributes = {name: text for name, text in attributes.items() if name != RETENTION}
+        attributes |= {RETENTION: kept} if kept else {}
     retention = _retention(attributes)
     if retention != _retention(before):
         configs.pop(RETENTION_MS, None)
         configs |= retention
-    key = attributes.get("KmsMasterKeyId")
-    if key != before.get("KmsMasterKeyId"):
+    key = attributes.get(KMS_KEY)
+    if key != before.get(KMS_KEY):
         settings = msgspec.structs.replace(settings, kms_key=key)
     is_per_group = attributes.get(topic_attributes.SCOPE) == topic_attributes.PER_GROUP
     return msgspec.structs.replace(
@@ -340,82 +353,6 @@ def _one_or_many(values: list[str]) -> str | list[str]:
 def _with_policy(call: Call, topic: Topic, document: dict[str, object]) -> Topic:
     text = json.dumps(document, separators=(",", ":"))
     return _with_attributes(call, topic, topic_attributes.changed(topic, "Policy", text))
-
-
-# ── Tags ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def _tagged(call: Call, arn: str | None) -> Topic:
-    address = arns.parse_tagged(arn, caller=call.account, region=call.region)
-    topic = call.context.everything.find_sns(address.account, address.region, address.name)
-    if topic is None:
-        raise fault("ResourceNotFound")
-    return topic
-
-
-def _tags(given: Sequence[shapes.Tag]) -> dict[str, str]:
-    tags: dict[str, str] = {}
-    for place, tag in enumerate(given, 1):
-        if tag.key is None or tag.value is None:
-            member = "key" if tag.key is None else "value"
-            raise null_value(f"tags.{place}.member.{member}")
-        if tag.key in tags:
-            raise duplicate_tags()
-        if not 1 <= len(tag.key) <= TAG_KEY_MAX or len(tag.value) > TAG_VALUE_MAX:
-            text = f"a key has 1 to {TAG_KEY_MAX} characters, a value at most {TAG_VALUE_MAX}"
-            raise invalid("Tags", text)
-        tags[tag.key] = tag.value
-    return tags
-
-
-async def tag_resource(call: Call, request: shapes.TagResourceRequest) -> shapes.TagResourceReply:
-    topic = _tagged(call, request.resource_arn)
-    if request.tags is None:
-        raise null_value("tags")
-    tags = _tags(request.tags)
-
-    def tag(current: Topic) -> Topic:
-        return _with_tags(current, {**_current_tags(current), **tags})
-
-    tag(topic)
-    await _change(call, topic, tag)
-    return shapes.TagResourceReply()
-
-
-async def untag_resource(
-    call: Call, request: shapes.UntagResourceRequest
-) -> shapes.UntagResourceReply:
-    topic = _tagged(call, request.resource_arn)
-    if request.tag_keys is None:
-        raise null_value("tagKeys")
-    keys = frozenset(request.tag_keys)
-
-    def untag(current: Topic) -> Topic:
-        kept = {key: text for key, text in _current_tags(current).items() if key not in keys}
-        return _with_tags(current, kept)
-
-    await _change(call, topic, untag)
-    return shapes.UntagResourceReply()
-
-
-async def list_tags(
-    call: Call, request: shapes.ListTagsForResourceRequest
-) -> shapes.ListTagsForResourceReply:
-    tags = _current_tags(_tagged(call, request.resource_arn))
-    shown = [shapes.Tag(key=key, value=value) for key, value in tags.items()]
-    return shapes.ListTagsForResourceReply(tags=shown)
-
-
-def _current_tags(topic: Topic) -> Mapping[str, str]:
-    assert topic.sns is not None
-    return topic.sns.tags
-
-
-def _with_tags(topic: Topic, tags: Mapping[str, str]) -> Topic:
-    if len(tags) > TAGS_MAX:
-        raise fault("TagLimitExceeded")
-    assert topic.sns is not None
-    return msgspec.structs.replace(topic, sns=msgspec.structs.replace(topic.sns, tags=dict(tags)))
 
 
 # ── Data protection ──────────────────────────────────────────────────────────────────────────

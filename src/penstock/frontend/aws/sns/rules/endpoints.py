@@ -23,9 +23,11 @@ _MAIL_CHARS_MAX: Final = 254  # of an address in SMTP
 # Visible ASCII without characters that could end the address in a header or in SMTP.
 _MAIL: Final = re.compile(r"[!#-'*+\--9=?A-Z^-~]+@[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?\Z")
 _PHONE: Final = re.compile(r"\+?[1-9](?:[./-]?[0-9]){1,14}\Z")  # E.164 with single separators
-_FUNCTION: Final = re.compile(r"arn:aws[a-z-]*:lambda:[a-z0-9-]+:[0-9]{12}:function:[\w:$-]+\Z")
+_FUNCTION: Final = re.compile(
+    r"arn:aws[a-z-]*:lambda:[a-z0-9-]+:[0-9]{12}:function:[A-Za-z0-9_:$-]+\Z"
+)
 _STREAM: Final = re.compile(
-    r"arn:aws[a-z-]*:firehose:[a-z0-9-]+:[0-9]{12}:deliverystream/[\w.-]+\Z"
+    r"arn:aws[a-z-]*:firehose:[a-z0-9-]+:[0-9]{12}:deliverystream/[A-Za-z0-9_.-]+\Z"
 )
 
 

@@ -23,6 +23,7 @@ NAME_CHARS_MAX: Final = 100  # of DisplayName
 TEXT_CHARS_MAX: Final = 2_048  # of an attribute without a limit of its own: ARNs, small documents
 ARCHIVE_DAYS_MAX: Final = 365
 DAY_MS: Final = 24 * 3_600_000
+KMS_KEY: Final = "KmsMasterKeyId"
 SCOPE, PER_GROUP = "FifoThroughputScope", "MessageGroup"  # of deduplication
 STREAM, PARTITIONS, RETENTION = "PenstockStream", "PenstockPartitions", "PenstockRetentionMs"
 # What the default policy allows the owner, in the order of SNS.
@@ -121,7 +122,7 @@ _TABLE: Final[Mapping[str, _Row]] = {
     "ContentBasedDeduplication": _Row(_boolean, is_fifo_only=True),
     SCOPE: _Row(_one_of("Topic", PER_GROUP), is_fifo_only=True),
     "SignatureVersion": _Row(_one_of("1", "2")),
-    "KmsMasterKeyId": _Row(_any),
+    KMS_KEY: _Row(_any),
     "TracingConfig": _Row(_one_of("PassThrough", "Active")),
     "MaximumMessageSize": _Row(_whole(1_024, 1_048_576)),
     "ArchivePolicy": _Row(_archive),
