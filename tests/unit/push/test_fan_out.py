@@ -15,7 +15,15 @@ import pytest
 from tests.unit.broker.stage import Stage, on_stage
 from tests.unit.frontend.memory import MemorySubscriptions
 
-from penstock.model.calls import Append, BrokerPort, Ends, Lease, MoveBookmark, ReadBookmark
+from penstock.model.calls import (
+    Append,
+    BrokerPort,
+    DeleteRecords,
+    Ends,
+    Lease,
+    MoveBookmark,
+    ReadBookmark,
+)
 from penstock.model.errors import InvalidRequest, TopicNotFound
 from penstock.model.message import Attribute, Message
 from penstock.model.names import STRUCTURE
@@ -33,12 +41,17 @@ RAW = {"RawMessageDelivery": "true"}
 
 @dataclass
 class Troubled:
-    """A broker whose appends to some queues fail."""
+    """A broker whose appends to some queues fail, or wait for a gate to open."""
 
     broker: BrokerPort
     errors: dict[str, list[Exception]] = field(default_factory=dict)  # by name of the queue
+    gates: dict[str, asyncio.Event] = field(default_factory=dict)
+    waiting: asyncio.Event = field(default_factory=asyncio.Event)  # set if an append waits
 
     async def call(self, call: Any) -> Any:
+        if isinstance(call, Append) and call.topic.name in self.gates:
+            self.waiting.set()
+            await self.gates[call.topic.name].wait()
         if isinstance(call, Append) and self.errors.get(call.topic.name):
             raise self.errors[call.topic.name].pop(0)
         return await self.broker.call(call)
@@ -335,6 +348,27 @@ async def test_a_topic_without_new_messages_is_left_alone(fan: Fan) -> None:
         await asyncio.sleep(0.01)
     after = await fan.stage.broker.call(Ends(topic, 0))
     assert after.last_stable_offset - before.last_stable_offset <= 1
+
+
+async def test_what_retention_removes_before_it_is_copied_is_counted_once(
+    fan: Fan, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, queue = await fan.sns(), await fan.stage.topic("q")
+    await fan.subscribe(topic, "q", **RAW)
+    gate = fan.queues.gates["q"] = asyncio.Event()
+    first = asyncio.create_task(fan.publish(topic, "first"))
+    await asyncio.wait_for(fan.queues.waiting.wait(), SECONDS_MAX)
+    messages = tuple(Message(secrets.token_bytes(16), body) for body in (b"a", b"b", b"c", b"d"))
+    appended = await fan.stage.broker.call(Append(topic, 0, messages))
+    await fan.stage.broker.call(DeleteRecords(topic, 0, appended[3].offset))
+    gate.set()
+    await first
+    await fan.publish(topic, "last")
+    assert await fan.bodies(queue) == ["first", "d", "last"]
+    assert fan.metrics.lost == 3
+    lines = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert [one.__dict__["count"] for one in lines] == [3]
+    assert fan.metrics.fan_outs.count >= 2
 
 
 async def test_copies_in_memory_are_bounded(fan: Fan, monkeypatch: pytest.MonkeyPatch) -> None:
