@@ -231,6 +231,11 @@ REFUSED: list[tuple[str, Fields, tuple[int, str, str]]] = [
     ("SetPlatformApplicationAttributes", BAD_APP | ENABLED, NO_APP_FOUND),
     ("CreatePlatformEndpoint", BAD_APP, NO_APP_FOUND),
     ("ListEndpointsByPlatformApplication", BAD_APP, NO_APP_FOUND),
+    (
+        "GetPlatformApplicationAttributes",
+        {"PlatformApplicationArn": SHOP.replace("us-east-1", "eu-west-1")},
+        NO_APP_FOUND,
+    ),
     ("GetEndpointAttributes", {"EndpointArn": NO_DEVICE}, NO_DEVICE_FOUND),
     ("SetEndpointAttributes", {"EndpointArn": NO_DEVICE} | ENABLED, NO_DEVICE_FOUND),
     (

@@ -46,12 +46,17 @@ def _key(address: ApplicationArn) -> tuple[str, str, str, str]:
     return address.account, address.region, address.platform, address.name
 
 
+def _is_here(call: Call, address: ApplicationArn) -> bool:
+    """Return whether an ARN is of the caller's account and region; others do not exist."""
+    return (address.account, address.region) == (call.account, call.region)
+
+
 def _application(
     call: Call, arn: str | None
 ) -> tuple[AddressBooks, ApplicationArn, PlatformApplication]:
     books = books_for(call, APPLICATION)
     address = arns.parse_application(arn, caller=call.account)
-    found = books.application(_key(address)) if address.account == call.account else None
+    found = books.application(_key(address)) if _is_here(call, address) else None
     if found is None:
         raise application_not_found()
     return books, address, found
@@ -80,7 +85,7 @@ async def create_application(
 async def delete_application(call: Call, request: shapes.DeletePlatformApplicationRequest) -> None:
     books = books_for(call, APPLICATION)
     address = arns.parse_application(request.platform_application_arn, caller=call.account)
-    if address.account == call.account:
+    if _is_here(call, address):
         await books.delete_application(_key(address))
 
 
@@ -130,9 +135,9 @@ async def set_application_attributes(
 
 
 def find_endpoint(call: Call, address: EndpointArn) -> PlatformEndpoint | None:
-    """Return an endpoint of the caller's account."""
+    """Return an endpoint of the caller's account and region."""
     where, books = address.application, call.context.books
-    if books is None or where.account != call.account:
+    if books is None or not _is_here(call, where):
         return None
     found = books.endpoint(where.account, where.region, address.id)
     # The rest of the ARN must be right too.
