@@ -14,7 +14,7 @@ from penstock.metadata.security.identities import StoredIdentities
 from penstock.model import calls
 from penstock.model.acls import Acl
 from penstock.model.calls import BrokerCall, BrokerPort, R
-from penstock.model.errors import TopicNotFound
+from penstock.model.errors import InvalidRequest, TopicNotFound
 from penstock.model.message import Message
 from penstock.model.names import SHARE_MARK
 from penstock.model.ports import Catalog
@@ -34,6 +34,7 @@ class LimitedBroker(BrokerWrapper):
 
     def __init__(self, broker: BrokerPort, metadata: Bulkhead, quotas: TenantQuotas) -> None:
         super().__init__(broker)
+        self.find_share = self._find_share
         self._changes = metadata.shares
         self._quotas = quotas
         self._rooms = quotas.rooms
@@ -49,6 +50,10 @@ class LimitedBroker(BrokerWrapper):
     def call(self, call: BrokerCall[R]) -> Coroutine[Any, Any, R]:
         limited = self._limited.get(type(call))
         return self._broker.call(call) if limited is None else limited(call)
+
+    def _find_share(self, source: Topic, group: str) -> Topic | None:
+        """Return a share that clients may use: not one of a subscription."""
+        return None if group.startswith(SHARE_PREFIX) else self._broker.find_share(source, group)
 
     # Most tenants have no quota of stored bytes: their calls need no additional coroutine.
 
@@ -76,6 +81,8 @@ class LimitedBroker(BrokerWrapper):
                 self._quotas.end_wait(call.topic.account)
 
     async def _open_share(self, call: calls.OpenShare) -> Topic:
+        if call.group.startswith(SHARE_PREFIX):
+            raise InvalidRequest(f"The name of a share group cannot begin with {SHARE_PREFIX}.")
         known = self.find_share(call.topic, call.group)
         if known is not None:
             return known
@@ -84,6 +91,8 @@ class LimitedBroker(BrokerWrapper):
             return await self._broker.call(call)
 
     async def _close_share(self, call: calls.CloseShare) -> bool:
+        if call.group.startswith(SHARE_PREFIX):
+            return False
         with self._changes.holding(call.topic.account, CHANGES):
             return await self._broker.call(call)
 

@@ -75,6 +75,7 @@ def calls_of(cluster: Cluster, own: int) -> FrontendCalls:
         cast(MetadataLink, metadata),
         cast(StoredIdentities, DirectoryOfNobody()),
         {},
+        lambda _account: 0,
         cast(ClusterRole, Role(cluster, own)),
     )
 

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.model.ports import KeyRing, Subscriptions
 from penstock.model.subscription import Subscription
-from penstock.model.topic import SkippedRow
+from penstock.model.topic import SkippedRow, Topic
 from penstock.model.troubles import WARNINGS, Kind, Trouble
 from penstock.telemetry import families
 from penstock.telemetry.families import Family, Sample
@@ -205,6 +205,7 @@ class PushPorts:
     subscriptions: Subscriptions
     ring: KeyRing  # encrypts the secrets of webhooks
     entropy: Callable[[int], bytes]
+    find_share: Callable[[Topic, str], Topic | None]  # also those of subscriptions
     deliveries: Deliveries | None = None  # None: attempts are not recorded
 
 

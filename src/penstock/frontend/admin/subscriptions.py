@@ -382,7 +382,7 @@ async def _lag(call: Call, one: Subscription) -> Shown:
     broker = call.context.broker
     settings = msgspec.json.decode(one.webhook, type=WebhookSettings) if one.webhook else None
     is_consuming = settings is not None and settings.mode == CONSUME
-    counted = topic if is_consuming else broker.find_share(topic, share_group(one))
+    counted = topic if is_consuming else ports_of(call).find_share(topic, share_group(one))
     try:
         if counted is None:
             return {**nothing, "lag": await _distance(call, topic, one)}

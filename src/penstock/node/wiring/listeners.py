@@ -3,7 +3,7 @@ and the admin API."""
 
 import asyncio
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 
@@ -14,6 +14,7 @@ from penstock.frontend.admin.ports import BackupPort, CoordinatorPort, PushPorts
 from penstock.frontend.admin.request import ConfigRow, Context
 from penstock.frontend.aws.context import FrontendConfig
 from penstock.frontend.aws.pipeline import Frontend
+from penstock.frontend.facts import deliveries
 from penstock.frontend.kafka.access.quotas import ConnectionRates
 from penstock.frontend.kafka.config import KafkaConfig as KafkaFrontendConfig
 from penstock.frontend.kafka.configs import broker_configs
@@ -38,6 +39,7 @@ from penstock.metadata.security.identities import StoredIdentities
 from penstock.metadata.topics.resource_configs import DynamicConfigs
 from penstock.model.calls import BrokerPort
 from penstock.model.quotas import Quota
+from penstock.model.subscription import Subscription
 from penstock.net.http.listener import HttpListener
 from penstock.net.kafka.listener import LOGIN_FRAME_BYTES_MAX, KafkaListener
 from penstock.net.kafka.listener import KafkaConfig as KafkaListenerConfig
@@ -55,6 +57,7 @@ from penstock.node.wiring.broker_role import BrokerRole
 from penstock.node.wiring.kafka_cluster import ClusterBrokers, ClusterChanges
 from penstock.node.wiring.push_role import PushRole
 from penstock.node.wiring.security import NodeSecurity
+from penstock.wire.facts.deliveries import DeliveryRow
 
 
 class FrontendCalls:
@@ -165,6 +168,8 @@ class Listeners:
                     subscriptions=guard(self._push.subscriptions, calls.callees.metadata),
                     ring=self._security.ring,
                     entropy=setup.entropy,
+                    find_share=calls.unlimited.find_share,
+                    deliveries=self._deliveries,
                 ),
             ),
             token=setup.config.admin.token,
@@ -173,6 +178,16 @@ class Listeners:
         )
         self._admin_api = api
         self._admin, self.admin_url = await open_admin(setup, api.handle, is_open=api.is_open)
+
+    async def _deliveries(self, one: Subscription, *, count: int) -> Sequence[DeliveryRow]:
+        """Return the newest attempts to deliver messages of a subscription."""
+        node = self._setup.config.node
+        topic = self._calls.catalog.find(node.account, node.region, deliveries.TOPIC)
+        if topic is None:  # nothing was sent yet
+            return ()
+        return await deliveries.recent_deliveries(
+            self._calls.unlimited, topic, subscription_id=one.id, count=count
+        )
 
     def note_changes(self, facts: Facts) -> None:
         """Give the audit log to the admin API, which rejects changes until it can audit them."""

@@ -109,6 +109,7 @@ class Hub:
             subscriptions=subscriptions,
             ring=self.ring,
             entropy=os.urandom,
+            find_share=self.logs.find_share,
             deliveries=self._deliveries,
         )
         self.ok, self.no = office.ok, office.no
@@ -613,7 +614,12 @@ async def test_the_newest_deliveries_come_from_their_port(hub: Hub) -> None:
     assert await hub.ok("root", "GET", f"{path}?limit=1") == {"deliveries": [row]}
     await hub.no(400, "root", "GET", f"{path}?limit=1001")
     assert hub.context.push is not None
-    hub.context.push = PushPorts(subscriptions=hub.subscriptions, ring=hub.ring, entropy=os.urandom)
+    hub.context.push = PushPorts(
+        subscriptions=hub.subscriptions,
+        ring=hub.ring,
+        entropy=os.urandom,
+        find_share=hub.logs.find_share,
+    )
     assert "does not record" in await hub.no(404, "root", "GET", path)
 
 
