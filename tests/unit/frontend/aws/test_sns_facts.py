@@ -25,9 +25,19 @@ from penstock.model.identity import Rate, Tenant
 from penstock.wire.aws.sns.shapes import SubscribeRequest
 
 READS = {
+    "CheckIfPhoneNumberIsOptedOut",
     "GetDataProtectionPolicy",
+    "GetEndpointAttributes",
+    "GetPlatformApplicationAttributes",
+    "GetSMSAttributes",
+    "GetSMSSandboxAccountStatus",
     "GetSubscriptionAttributes",
     "GetTopicAttributes",
+    "ListEndpointsByPlatformApplication",
+    "ListOriginationNumbers",
+    "ListPhoneNumbersOptedOut",
+    "ListPlatformApplications",
+    "ListSMSSandboxPhoneNumbers",
     "ListSubscriptions",
     "ListSubscriptionsByTopic",
     "ListTagsForResource",

@@ -69,6 +69,16 @@ def _tags(request: Any) -> list[str]:
     return sorted(tag.key or "" for tag in request.tags or ())
 
 
+def _book(request: Any) -> Mapping[str, object]:
+    """Return what identifies an entry of an address book, and the names of the attributes that
+    change: their values may be credentials."""
+    names = ("name", "platform", "platform_application_arn", "endpoint_arn", "phone_number")
+    given = {name: getattr(request, name, None) for name in names}
+    found: dict[str, object] = {name: text for name, text in given.items() if text is not None}
+    attributes = getattr(request, "attributes", None)
+    return found | ({"attributes": sorted(attributes)} if attributes else {})
+
+
 # The parameters to record of each audited action, besides the topic.
 PARAMS: Final[Mapping[str, Callable[[Any], Mapping[str, object]]]] = {
     "sns:AddPermission": lambda request: {
@@ -99,4 +109,20 @@ PARAMS: Final[Mapping[str, Callable[[Any], Mapping[str, object]]]] = {
     "sns:TagResource": lambda request: {"tags": _tags(request)},
     "sns:Unsubscribe": lambda request: {"subscription": request.subscription_arn},
     "sns:UntagResource": lambda request: {"tags": sorted(request.tag_keys or ())},
+    **dict.fromkeys(
+        (
+            "sns:CreatePlatformApplication",
+            "sns:CreatePlatformEndpoint",
+            "sns:CreateSMSSandboxPhoneNumber",
+            "sns:DeleteEndpoint",
+            "sns:DeletePlatformApplication",
+            "sns:DeleteSMSSandboxPhoneNumber",
+            "sns:OptInPhoneNumber",
+            "sns:SetEndpointAttributes",
+            "sns:SetPlatformApplicationAttributes",
+            "sns:SetSMSAttributes",
+            "sns:VerifySMSSandboxPhoneNumber",
+        ),
+        _book,
+    ),
 }
