@@ -440,7 +440,7 @@ class Slots:
             destination.probe = None
 
     def _tidy(self, destination: Destination, now_ms: int) -> None:
-        """Use the slots that became free, or forget a destination that nobody uses."""
+        """Use the slots that became free, or forget a destination without subscriptions."""
         if destination.turns:
             self._drain(destination, now_ms)
         elif not destination.lines:

@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 RESERVED: Final = 8  # one of so many slots is never taken by a tenant that holds half of them
-_NOBODY: Final[deque[Any]] = deque()  # stays empty; idle pools share it, as it has 760 bytes
+_EMPTY: Final[deque[Any]] = deque()  # stays empty; idle pools share it, as it has 760 bytes
 
 
 class Sized(Protocol):
@@ -30,7 +30,7 @@ class Line(Generic[T]):
         self.members = 0  # subscriptions of the tenant, waiting or not
         self.held = 0
         self.bytes = 0
-        self.waiting: deque[T] = _NOBODY
+        self.waiting: deque[T] = _EMPTY
 
 
 class Pool(Generic[T]):
@@ -46,7 +46,7 @@ class Pool(Generic[T]):
         self.held = 0
         self.bytes = 0
         self.lines: dict[str, Line[T]] = {}  # by tenant
-        self.turns: deque[Line[T]] = _NOBODY  # the lines in which somebody waits
+        self.turns: deque[Line[T]] = _EMPTY  # the lines that are not empty
 
     def join(self, tenant: str) -> Line[T]:
         line = self.lines.get(tenant)
@@ -81,9 +81,9 @@ class Pool(Generic[T]):
 
     def append(self, line: Line[T], waiting: T) -> None:
         if not line.waiting:
-            if line.waiting is _NOBODY:
+            if line.waiting is _EMPTY:
                 line.waiting = deque()
-            if self.turns is _NOBODY:
+            if self.turns is _EMPTY:
                 self.turns = deque()
             self.turns.append(line)
         line.waiting.append(waiting)
@@ -94,7 +94,7 @@ class Pool(Generic[T]):
             self.turns.remove(line)
 
     def pop(self) -> T | None:
-        """Remove and return whose turn it is, or None if nobody waits or no slot is free."""
+        """Remove and return whose turn it is, or None if all lines are empty or no slot is free."""
         turns = self.turns
         if not turns or self.held >= self.slots_max:
             return None
