@@ -180,7 +180,9 @@ async def test_the_outbox_is_an_internal_topic_with_the_endpoint_as_key(
     assert courier.relayed == dict.fromkeys(PROTOCOLS, False)
     for body in (b"one", b"two"):
         assert await courier.send(subscription("sms"), message(body=body)) == 200
-    records = [r for call in log.calls for batch in call.batches for r in iter_records(batch)]
+    records = [
+        r for call in log.calls for batch in call.batches for r in iter_records(bytes(batch))
+    ]
     assert [record.key for record in records] == [b"+15550100999"] * 2
     texts = [json.loads(record.value or b"")["data"]["message"] for record in records]
     assert texts == ["one", "two"]

@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 from penstock.access.decisions import Decisions
 from penstock.flow.leaky_bucket import LeakyBucket
+from penstock.frontend.aws.couriers import Couriers
 from penstock.frontend.aws.protocols import Codec
-from penstock.frontend.aws.sns.rules.couriers import Couriers
 from penstock.frontend.encryption.sealing import Sealing
 from penstock.frontend.facts.usage import Counts, Meter
 from penstock.frontend.limited_calls import queues_of

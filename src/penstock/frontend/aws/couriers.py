@@ -9,9 +9,10 @@ from penstock.model.sent_message import SentMessage
 
 
 class Couriers(Protocol):
-    # Protocols for which there is a gateway, a mail server or the outbox, and whether their
-    # endpoints must confirm subscriptions.
-    relayed: Mapping[str, bool]
+    @property
+    def relayed(self) -> Mapping[str, bool]:
+        """Return the protocols for which there is a gateway, a mail server or the outbox, and
+        whether their endpoints must confirm subscriptions."""
 
     def has_endpoint(self, arn: str) -> bool:
         """Return whether a platform endpoint exists."""
