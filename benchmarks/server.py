@@ -83,6 +83,12 @@ class Server:
             raise NotAvailable(f"its ready line names no address: {self._ready_line[:120]}")
         self.host, self.port = found[1], int(found[2])
 
+    def address_of(self, kind: str) -> str:
+        """Return an address of the ready line, such as the URL behind ``admin=``."""
+        found = re.search(rf"\b{kind}=(\S+)", self._ready_line)
+        assert found is not None, self._ready_line
+        return found[1]
+
     def wait_for_answer(self, port: int, path: str) -> None:
         """Until a request is answered, whatever the answer."""
         deadline = self._started_at + START_S_MAX

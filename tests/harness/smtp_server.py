@@ -21,7 +21,7 @@ class Mail:
 
     @property
     def message(self) -> EmailMessage:
-        return email.message_from_bytes(self.raw, policy=email.policy.default)  # type: ignore[return-value]
+        return email.message_from_bytes(self.raw, policy=email.policy.default)
 
 
 class SmtpServer:

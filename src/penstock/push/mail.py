@@ -140,7 +140,7 @@ def compose(one: Subscription, message: SentMessage, *, sender: str) -> bytes:
         f"Subject: {_header_text(subject)}",
         f"Date: {format_datetime(datetime.fromisoformat(timestamp(message.sent_at_ms)))}",
         f"Message-ID: <{message.message_id}@{sender.rpartition('@')[2]}>",
-        "Auto-Submitted: auto-generated",  # so that no absence is reported
+        "Auto-Submitted: auto-generated",  # no notice of absence is sent back
         "MIME-Version: 1.0",
         "Content-Type: text/plain; charset=utf-8",
         "Content-Transfer-Encoding: base64",

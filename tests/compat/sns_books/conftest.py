@@ -76,7 +76,7 @@ def outbox(server: Server) -> Iterator[Callable[[str], list[dict[str, Any]]]]:
             assert record is not None, "the outbox ends early"
             assert record.error() is None, record.error()
             if record.key() == endpoint.encode():
-                events.append(json.loads(record.value()))
+                events.append(json.loads(record.value() or b""))
         return events
 
     yield read

@@ -269,7 +269,7 @@ INVALID: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("entry", INVALID, ids=str)
+@pytest.mark.parametrize("entry", INVALID, ids=range(len(INVALID)))
 def test_invalid_entries_are_neither_written_nor_taken_from_other_nodes(entry: Any) -> None:
     with pytest.raises(InvalidRequest):
         encode_book_entry(entry)

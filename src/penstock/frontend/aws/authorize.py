@@ -15,6 +15,7 @@ from penstock.access.evaluation import Decision, Kind
 from penstock.frontend.aws.context import Call, GrantKey
 from penstock.frontend.aws.sns.actions import ACTIONS as SNS_ACTIONS
 from penstock.frontend.aws.sns.actions import LINKS
+from penstock.frontend.aws.sns.actions.direct import is_direct
 from penstock.frontend.aws.sns.rules.topic_attributes import OWNER_ACTIONS
 from penstock.frontend.aws.sqs.actions import GET_CALLER_IDENTITY
 from penstock.frontend.aws.sqs.actions.move_tasks import decode_handle, not_found
@@ -35,6 +36,7 @@ from penstock.wire.aws import shapes as aws
 from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
 from penstock.wire.aws.sns import arns
 from penstock.wire.aws.sns import shapes as sns
+from penstock.wire.aws.sns.book_shapes import OPERATIONS as BOOKS
 from penstock.wire.aws.sns.faults import fault as sns_fault
 from penstock.wire.aws.sns.faults import topic_not_found
 
@@ -209,6 +211,29 @@ def _dead_letters(call: Call, attributes: Mapping[str, str] | None) -> Needs:
 # ── Rules of SNS ─────────────────────────────────────────────────────────────────────────────
 
 
+def _on_book(call: Call, request: Any) -> Needs:
+    given = getattr(request, "platform_application_arn", None)
+    yield _on_own(call, given or getattr(request, "endpoint_arn", None))
+
+
+def _publish(call: Call, request: Any) -> Needs:
+    if isinstance(request, sns.PublishRequest) and is_direct(request):
+        yield _on_own(call, request.target_arn)
+    else:
+        yield from _on_topic(call, request)
+
+
+def _on_own(call: Call, given: str | None) -> tuple[str, Target]:
+    """Require the permission on a mobile app or a device of the caller's account, or on everything
+    of SNS for a request without a valid ARN. The actions reject ARNs of other accounts."""
+    try:
+        # One spelling: a Deny must not depend on how the request writes the ARN.
+        call.arn = str(arns.parse_topic(given, caller=call.account, region=call.region))
+    except Fault:
+        call.arn = sns_arn(call.account, call.region, "*")
+    return call.permission, Target(call.account, call.arn, None, topic_not_found(), is_sns=True)
+
+
 def _on_topic(call: Call, request: Any) -> Needs:
     arn = getattr(request, "topic_arn", None) or getattr(request, "target_arn", None)
     arn = arn or getattr(request, "resource_arn", None)
@@ -254,6 +279,8 @@ _RULES: Final[Mapping[str, Callable[[Call, Any], Needs]]] = {
     "sns:CreateTopic": _create_topic,
     "sns:ListSubscriptions": _list_topics,
     "sns:ListTopics": _list_topics,
+    "sns:Publish": _publish,
+    **{f"sns:{name}": _on_book for name in BOOKS},
 }
 
 
