@@ -139,7 +139,9 @@ def wants_of(one: Subscription, topic: Topic, partition: int, is_replay: bool) -
             return False
         if policy is None:
             return True
-        message = Published(record, topic, partition, None, protocol=one.protocol)
+        message = Published(
+            record, topic, partition, None, protocol=one.protocol, endpoint=one.endpoint
+        )
         return matches(policy, message.prepared)
 
     return wants

@@ -13,6 +13,7 @@ from penstock.record.batch import parse_header, split_batches
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_batch
 from penstock.wire.aws.faults import Fault
+from penstock.wire.aws.sns.book_rules import text_for
 from penstock.wire.aws.sns.filter_match import PreparedMessage
 from penstock.wire.aws.sns.notification import Envelope, Notification, Signer, envelope
 from penstock.wire.aws.sns.publish_checks import texts_of
@@ -32,6 +33,7 @@ class Published:
         signer: Signer | None,
         *,
         protocol: str = "sqs",
+        endpoint: str = "",
         is_replayed: bool = False,
     ) -> None:
         self.record, self.partition = record, partition
@@ -48,7 +50,7 @@ class Published:
             if self.attributes.pop(STRUCTURE, None) is not None:
                 with suppress(Fault):  # a Kafka producer may write any body: it is sent as it is
                     texts = texts_of(message.body)
-                    self.body = texts.get(protocol, texts["default"]).encode()
+                    self.body = text_for(texts, protocol, endpoint).encode()
 
     @cached_property
     def prepared(self) -> PreparedMessage:

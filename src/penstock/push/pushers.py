@@ -236,7 +236,9 @@ class Pushers:
             record = Record(0, now_ms, call.message)
         else:
             record = await self._record(topic, partition, call.offset)
-        return Published(record, topic, partition, signer, protocol=one.protocol)
+        return Published(
+            record, topic, partition, signer, protocol=one.protocol, endpoint=one.endpoint
+        )
 
     async def _record(self, topic: Topic, partition: int, offset: int) -> Record:
         """Return a record, or the newest one if ``offset`` is LATEST."""

@@ -278,6 +278,7 @@ class Pusher:
                 delivery.partition,
                 signer,
                 protocol=self.one.protocol,
+                endpoint=self.one.endpoint,
                 is_replayed=source.replay is not None,
             )
             if policy is None or matches(policy, message.prepared):

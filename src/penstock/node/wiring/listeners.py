@@ -198,13 +198,16 @@ class Listeners:
 
     async def start_http(self, facts: Facts) -> None:
         setup, config, calls = self._setup, self._setup.config, self._calls
+        couriers = self._push.couriers
         frontend = Frontend(
             broker=calls.anywhere,
             sealing=self._security.sealing,
             everything=calls.catalog,
             subscriptions=guard(self._push.subscriptions, calls.callees.metadata),
             books=guard(self._push.books, calls.callees.metadata),
-            couriers=self._push.couriers,
+            couriers=couriers,
+            relayed={} if couriers is None else couriers.relayed,
+            has_application=_never if couriers is None else couriers.has_endpoint,
             ring=self._security.ring,
             token_key=self._push.token_key,
             confirm=self._push.confirm,
@@ -391,3 +394,7 @@ class Listeners:
     async def stop_admin(self) -> None:
         """Stop the admin listener. It is stopped last, so that health checks work until then."""
         await self._admin.drain(seconds_max=1.0)
+
+
+def _never(_arn: str) -> bool:
+    return False

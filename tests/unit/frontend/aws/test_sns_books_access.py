@@ -12,7 +12,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from tests.unit.frontend.aws.test_sns import entries
-from tests.unit.frontend.aws.test_sns_books import PHONE, books, store  # noqa: F401
+from tests.unit.frontend.aws.test_sns_books import PHONE, books  # noqa: F401
 from tests.unit.frontend.memory import MemoryIdentities, Rig
 from tests.unit.frontend.signing import (
     HOST,
@@ -25,6 +25,7 @@ from tests.unit.frontend.signing import (
     locked,
     policy,
 )
+from tests.unit.metadata.conftest import store  # noqa: F401
 from tests.unit.push.test_couriers import Kept
 
 from penstock.metadata.address_books import StoredAddressBooks
