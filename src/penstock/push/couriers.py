@@ -30,8 +30,8 @@ from penstock.model.quotas import SharedLimit
 from penstock.model.sent_message import SentMessage
 from penstock.model.subscription import Subscription
 from penstock.model.topic import Topic
-from penstock.net.http.client_messages import FailureReason, RequestFailed
-from penstock.push.outbound import Outbound
+from penstock.net.http.client_messages import RequestFailed
+from penstock.push.outbound import FAILURES, Outbound
 from penstock.record.batch import encode_batch
 from penstock.record.record import encode_record
 from penstock.wire.aws.faults import Fault
@@ -53,16 +53,6 @@ DELIVERED: Final = 200  # the result of a courier that does not speak HTTP
 _NOTIFIED: Final = ("firehose", "lambda", "email-json")  # AWS sends them the notification
 _PARTITION: Final = 0
 _ACKS_ALL: Final = -1
-_FAILURES: Final[Mapping[FailureReason, Failure]] = {
-    FailureReason.DNS: Failure.NOT_RESOLVED,
-    FailureReason.REFUSED_ADDRESS: Failure.NOT_ALLOWED,
-    FailureReason.CONNECT: Failure.NOT_CONNECTED,
-    FailureReason.TLS: Failure.TLS,
-    FailureReason.TIMEOUT: Failure.TIMEOUT,
-    FailureReason.PROTOCOL: Failure.BAD_REPLY,
-    FailureReason.RESET: Failure.CONNECTION_LOST,
-    FailureReason.HEAD_TOO_LARGE: Failure.BAD_REPLY,
-}
 
 
 class Courier(Protocol):
@@ -115,7 +105,7 @@ class Gateway:
                 body=event.document,
             )
         except RequestFailed as failed:
-            return _FAILURES[failed.reason]
+            return FAILURES[failed.reason]
         return reply.status
 
 

@@ -61,6 +61,11 @@ class FanOut:
 
     # ── Subscriptions ────────────────────────────────────────────────────────────────────────
 
+    def topic_changed(self, topic: Topic) -> None:
+        self.topic = self._common.topic = topic
+        for apart in self._apart.values():
+            apart.copier.topic = topic
+
     def subscription_changed(self, before: Subscription | None, after: Subscription | None) -> None:
         if not self._is_started:
             return  # ``run`` reads all subscriptions when it knows the bookmarks
@@ -304,6 +309,11 @@ class FanOuts:
             fan_out = FanOut(topic, partition, self._setup)
             task = asyncio.create_task(fan_out.run(), name=f"copy {topic.name}-{partition}")
             self._running[key] = (fan_out, task)
+
+    def topic_changed(self, topic: Topic) -> None:
+        for (topic_id, _), (fan_out, _) in self._running.items():
+            if topic_id == topic.topic_id:
+                fan_out.topic_changed(topic)
 
     def _subscription_changed(
         self, before: Subscription | None, after: Subscription | None

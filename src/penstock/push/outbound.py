@@ -5,6 +5,7 @@ import asyncio
 from functools import partial
 from typing import Final
 
+from penstock.flow.verdicts import Failure
 from penstock.net.http.client import HttpClient
 from penstock.net.http.client_messages import (
     ClientReply,
@@ -27,6 +28,19 @@ _ANYWHERE: Final = AddressGuard(allow=parse_rules(("0.0.0.0/0", "::/0")), ports=
 def operator_resolver(*, lookup: Lookup = system_lookup) -> Resolver:
     """Return a resolver for URLs in the configuration. It must never get the URL of a tenant."""
     return Resolver(_ANYWHERE, lookup=lookup)
+
+
+# What a failed request means for its message.
+FAILURES: Final = {
+    FailureReason.DNS: Failure.NOT_RESOLVED,
+    FailureReason.REFUSED_ADDRESS: Failure.NOT_ALLOWED,
+    FailureReason.CONNECT: Failure.NOT_CONNECTED,
+    FailureReason.TLS: Failure.TLS,
+    FailureReason.TIMEOUT: Failure.TIMEOUT,
+    FailureReason.PROTOCOL: Failure.BAD_REPLY,
+    FailureReason.RESET: Failure.CONNECTION_LOST,
+    FailureReason.HEAD_TOO_LARGE: Failure.BAD_REPLY,
+}
 
 
 def make_proxy(text: str, *, lookup: Lookup = system_lookup) -> Proxy:

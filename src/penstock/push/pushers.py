@@ -71,6 +71,9 @@ class Pushers:
 
     # ── Which subscriptions ──────────────────────────────────────────────────────────────────
 
+    def is_led(self, topic: Topic, partition: int) -> bool:
+        return (topic.topic_id, partition) in self._led
+
     def led(self, topic: Topic, partition: int, is_led: bool) -> None:
         """Start or stop pushing, because this node now leads the partition or no longer does."""
         key = (topic.topic_id, partition)
@@ -82,6 +85,17 @@ class Pushers:
             self._led.discard(key)
         for one in tuple(self._setup.subscriptions.of_topic(topic.topic_id)):
             if home_partition(one) == partition:
+                self._update(one.id, one)
+
+    def topic_changed(self, topic: Topic) -> None:
+        """Use the new settings of a topic for its subscriptions."""
+        for one in tuple(self._setup.subscriptions.of_topic(topic.topic_id)):
+            pusher = self._running.get(one.id)
+            if pusher is not None:
+                if pusher.topic.partition_count != topic.partition_count:
+                    self._stop(pusher, is_gone=False)  # another one reads the new partitions too
+                else:
+                    pusher.outcomes.topic = topic
                 self._update(one.id, one)
 
     def _subscription_changed(

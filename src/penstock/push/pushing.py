@@ -27,6 +27,7 @@ from penstock.model.subscription import Replay, ReplayState, Subscription, share
 from penstock.model.topic import Topic
 from penstock.net.http.client_messages import FailureReason, RequestFailed, RequestInvalid
 from penstock.push.delivery_plan import Plan
+from penstock.push.outbound import FAILURES
 from penstock.push.outcomes import Item, Outcomes, Reply, Request
 from penstock.push.published import Published
 from penstock.push.push_setup import PushSetup
@@ -40,17 +41,6 @@ RETRIES_MAX: Final = 10_000  # messages of one subscription that wait for anothe
 COUNTED_AT_ONCE: Final = 100  # messages whose attempts are counted while the breaker is open
 OPEN_RETRY_SECONDS: Final = 1.0  # between attempts to open a share
 LEASE_RETRY_SECONDS: Final = 0.5  # after a lease that failed
-
-_FAILURES: Final = {
-    FailureReason.DNS: Failure.NOT_RESOLVED,
-    FailureReason.REFUSED_ADDRESS: Failure.NOT_ALLOWED,
-    FailureReason.CONNECT: Failure.NOT_CONNECTED,
-    FailureReason.TLS: Failure.TLS,
-    FailureReason.TIMEOUT: Failure.TIMEOUT,
-    FailureReason.PROTOCOL: Failure.BAD_REPLY,
-    FailureReason.RESET: Failure.CONNECTION_LOST,
-    FailureReason.HEAD_TOO_LARGE: Failure.BAD_REPLY,
-}
 
 log_ = logging.getLogger(__name__)
 
@@ -67,7 +57,6 @@ class Pusher:
         starts_at_ms: int,  # no request before this time of the monotonic clock
     ) -> None:
         self.outcomes = Outcomes(one, topic, plan, setup, self._spawn)
-        self.topic = topic
         self._setup, self._kick = setup, kick
         self._starts_at_ms = starts_at_ms
         self.lane: Lane = setup.slots.add(
@@ -95,6 +84,10 @@ class Pusher:
     @property
     def plan(self) -> Plan:
         return self.outcomes.plan
+
+    @property
+    def topic(self) -> Topic:
+        return self.outcomes.topic
 
     @property
     def is_paused(self) -> bool:
@@ -361,7 +354,7 @@ class Pusher:
         except RequestFailed as error:
             if error.reason is FailureReason.REFUSED_ADDRESS:
                 self._log(logging.WARNING, "the address of an endpoint is not allowed", error)
-            failure = _FAILURES[error.reason]
+            failure = FAILURES[error.reason]
             return Reply(failure, failure.value)
         except RequestInvalid as error:
             return Reply(400, str(error))

@@ -89,6 +89,7 @@ class PushRole:
         self.usage: UsageTable | None = None  # set when the node can write usage
         self._fan_outs: FanOuts | None = None
         self._pushers: Pushers | None = None
+        self._is_clustered = False
 
     async def start(self) -> None:
         await self.subscriptions.start()
@@ -167,13 +168,14 @@ class PushRole:
         broker.handlers[ReadPushStatus] = pushers.read_status
         broker.handlers[PushOne] = pushers.push_one
         broker.filters.find = pushers.wants
+        self._is_clustered = is_clustered
+        self._topics.on_change(self._changed)
         if is_clustered:
             broker.partitions.on_led(self._led)
             for queue in broker.partitions.queues():
                 for partition in queue.partitions.values():
                     self._led(partition, is_led=True)
         else:
-            self._topics.on_change(self._changed)
             for topic in self._topics.all_topics():
                 self._changed(None, topic)
 
@@ -316,13 +318,19 @@ class PushRole:
         self._pushers.led(partition.topic, partition.index, is_led)
 
     def _changed(self, before: Topic | None, after: Topic | None) -> None:
-        assert self._fan_outs is not None
         topic = after or before
         assert topic is not None
+        assert self._fan_outs is not None
         assert self._pushers is not None
         for partition in range(topic.partition_count):
-            self._fan_outs.led(topic, partition, after is not None)
-            self._pushers.led(topic, partition, after is not None)
+            is_led = after is not None
+            if self._is_clustered:
+                is_led = is_led and self._pushers.is_led(topic, partition)
+            self._fan_outs.led(topic, partition, is_led)
+            self._pushers.led(topic, partition, is_led)
+        if before is not None and after is not None:
+            self._fan_outs.topic_changed(after)
+            self._pushers.topic_changed(after)
 
     async def stop(self) -> None:
         if self._pushers is not None:
