@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from heapq import heappop, heappush
 from typing import Any, Final
 
+import msgspec
+
 from penstock.model.calls import Ack, BrokerCall, BrokerPort, Extend, Lease, OpenShare, ShareStart
 from penstock.model.errors import PenstockError
 from penstock.model.message import Claim, Delivery
@@ -123,8 +125,9 @@ class Source:
 async def open_share(
     one: Subscription, topic: Topic, replay: Replay | None, broker: BrokerPort, *, is_ordered: bool
 ) -> Topic:
-    """Return the share of a subscription, or of one of its replays."""
-    return await broker.call(
+    """Return the share of a subscription, or of one of its replays. It has the partitions that the
+    topic has now, which may be more than when the share was created."""
+    share = await broker.call(
         OpenShare(
             topic,
             0,
@@ -136,3 +139,4 @@ async def open_share(
             starts=one.start_offsets if replay is None else replay.starts,
         )
     )
+    return msgspec.structs.replace(share, partition_count=topic.partition_count)

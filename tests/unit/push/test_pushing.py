@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.harness.endpoint import Endpoint, Step
 from tests.unit.push.stage import PushStage, on_push, until
@@ -370,3 +371,41 @@ async def test_messages_flow_while_requests_are_made_one_by_one(push: PushStage)
             await asyncio.sleep(0)
     await push.finished(topic, one)
     assert sorted(int(each.body) for each in push.ledger()) == list(range(100))
+
+
+async def test_partitions_that_are_added_to_a_topic_are_sent_too(push: PushStage) -> None:
+    topic = await push.sns_topic()
+    one = await push.subscribe(topic, "/grown", webhook={})
+    await push.publish(topic, "old")
+    await push.seen(1)
+    grown = await push.stage.catalog.change(
+        topic.account,
+        topic.region,
+        topic.name,
+        lambda before: msgspec.structs.replace(before, partition_count=2),
+    )
+    push.pushers.led(grown, 1, is_led=True)
+    push.pushers.topic_changed(grown)
+    await push.publish(grown, "new", partition=1)
+    await push.seen(2)
+    assert sorted(each.body for each in push.ledger()) == ["new", "old"]
+    assert push.stored(one).paused is None
+
+
+async def test_a_changed_delivery_policy_of_the_topic_holds_from_the_next_attempt(
+    push: PushStage, endpoint: Endpoint
+) -> None:
+    topic, dead = await push.sns_topic(), await push.queue("dead")
+    endpoint.plan("/policy", Step(status=500))
+    redrive = json.dumps({"deadLetterTargetArn": dead.arn})
+    await push.subscribe(topic, "/policy", RedrivePolicy=redrive)
+    policy = '{"http":{"defaultHealthyRetryPolicy":{"numRetries":0}}}'
+    assert topic.sns is not None
+    sns = msgspec.structs.replace(topic.sns, attributes={"DeliveryPolicy": policy})
+    changed = await push.stage.catalog.change(
+        topic.account, topic.region, topic.name, lambda t: msgspec.structs.replace(t, sns=sns)
+    )
+    push.pushers.topic_changed(changed)
+    await push.publish(changed, "x")
+    await push.received(dead)
+    assert len(push.ledger()) == 1
