@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.harness.endpoint import Endpoint
 from tests.harness.server import Server, stable_port
 
 ROOT = Path(__file__).parents[2]
 LINES_MAX = 150
 ADDRESS = "http://127.0.0.1:9324"
 KAFKA_ADDRESS = "127.0.0.1:9092"
+HOOK = "http://127.0.0.1:8000/hook"
 README = (ROOT / "README.md").read_text("utf-8")
 
 
@@ -84,8 +86,15 @@ def test_a_program_runs_twice(server: Server, program: str) -> None:
 def test_the_commands_run(server: Server, tmp_path: Path) -> None:
     """Each line in the order of the page, up to the users. `make`, `pip` and `doctor` (which looks
     at the folder of a server with default settings) have tests of their own."""
-    done = _run_lines(_commands(BEFORE_USERS), tmp_path, {"PENSTOCK_ENDPOINT": server.url})
-    assert "resize image 17" in done
+    with Endpoint() as endpoint:
+        lines = [line.replace(HOOK, endpoint.url("/hook")) for line in _commands(BEFORE_USERS)]
+        done = _run_lines(lines, tmp_path, {"PENSTOCK_ENDPOINT": server.url})
+        assert "resize image 17" in done
+        assert lines != _commands(BEFORE_USERS)
+        endpoint.wait_for(1)
+        [posted] = endpoint.ledger()
+        assert posted.body.startswith("posted to the webhook")
+        assert posted.headers["webhook-signature"].startswith("v1,")
 
 
 @pytest.mark.parametrize("section", [USERS, SECURITY], ids=["readme", "security"])
