@@ -276,6 +276,7 @@ class Node:
         self._setup.health.drain()
         if self._setup.config.node.drain_ms:
             await asyncio.sleep(self._setup.config.node.drain_ms / 1_000)
+        await self._push.drain()  # while the results of its requests can still be written
         # With one replica, the node remains leader until all nodes have written their last records.
         is_only = self._setup.config.cluster.replicas == 1
         if self._cluster is not None and not is_only:

@@ -65,7 +65,7 @@ class Pushers:
         # By share and partition, with the subscription from which the filter was made.
         self._filters: dict[tuple[str, int], tuple[Subscription, Wants | None]] = {}
         self._loop = asyncio.get_running_loop()
-        self._is_kicked = False
+        self._is_kicked = self._is_stopped = False
         self._timer: asyncio.TimerHandle | None = None
         setup.subscriptions.on_change(self._subscription_changed)
 
@@ -113,6 +113,7 @@ class Pushers:
         pusher = self._running.get(subscription_id)
         is_wanted = (
             one is not None
+            and not self._is_stopped
             and one.protocol != SQS
             and one.state is SubscriptionState.CONFIRMED
             and (one.topic_id, home_partition(one)) in self._led
@@ -278,6 +279,7 @@ class Pushers:
 
     async def stop(self) -> None:
         """Stop pushing, after the requests in progress."""
+        self._is_stopped = True
         for pusher in tuple(self._running.values()):
             del self._running[pusher.one.id]
             task = self._loop.create_task(pusher.close(seconds_max=DRAIN_SECONDS))

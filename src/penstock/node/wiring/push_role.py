@@ -332,10 +332,15 @@ class PushRole:
             self._fan_outs.topic_changed(after)
             self._pushers.topic_changed(after)
 
-    async def stop(self) -> None:
+    async def drain(self) -> None:
+        """Send no more requests to endpoints, and wait for those in progress."""
         if self._pushers is not None:
             await self._confirmations.stop()
             await self._pushers.stop()
+
+    async def stop(self) -> None:
+        await self.drain()
+        if self._pushers is not None:
             self._client.close()
             self._resolver.close()
         if self._fan_outs is not None:
