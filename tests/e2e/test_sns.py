@@ -92,12 +92,13 @@ def test_a_published_message_is_in_the_queues_when_the_reply_comes(site: Site) -
     policy = {"FilterPolicy": json.dumps({"color": ["red"]})}
     sns.subscribe(TopicArn=arn, Protocol="sqs", Endpoint=reds_arn, Attributes=policy)
 
-    def reach() -> None:  # every node knows the subscriptions
-        for at, client in enumerate(site.sns):
-            client.publish(TopicArn=arn, Message="first")
-            assert site.received(raw, at=at, wait_s=1)
+    for at, client in enumerate(site.sns):  # every node knows the subscriptions
 
-    eventually(reach, AssertionError)
+        def reached(at: int = at, client: Any = client) -> bool:
+            client.publish(TopicArn=arn, Message="first")
+            return bool(site.received(raw, at=at, wait_s=1))
+
+        eventually(reached, seconds=60, what="a message of each node in the queue")
     while site.received(raw, wait_s=1):
         pass
     quick, late = 0, []
