@@ -134,8 +134,8 @@ class Stage:
             SubscriptionArn=arn, AttributeName=name, AttributeValue=value
         )
 
-    def received(self, url: str, *, wait_s: int = 0) -> list[dict[str, Any]]:
-        """Receive and delete what is in a queue now."""
+    def received(self, url: str, *, wait_s: int = 20) -> list[dict[str, Any]]:
+        """Receive and delete what is in a queue, as soon as there is something."""
         reply = self.sqs.receive_message(
             QueueUrl=url,
             MaxNumberOfMessages=10,

@@ -225,7 +225,7 @@ def test_an_unsubscribe_link_works_once_and_again(stage: Stage, forms: Forms) ->
     topic = stage.topic()
     arn = stage.subscribe(topic, queue)
     stage.ask("Publish", TopicArn=topic, Message="m")
-    [found] = stage.received(url, wait_s=5)
+    [found] = stage.received(url)
     link = urlsplit(json.loads(found["Body"])["UnsubscribeURL"])
     for _ in range(2):
         connection = http.client.HTTPConnection(link.netloc, timeout=60)

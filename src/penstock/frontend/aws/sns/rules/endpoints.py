@@ -1,7 +1,7 @@
 """The form of an endpoint for each protocol of a subscription.
 
 Queues and HTTP endpoints are served by every node. Other protocols need a gateway, a mail relay or
-the outbox; a protocol without any of them is rejected like an unknown one."""
+the outbox; a protocol that is not served is rejected like an unknown one."""
 
 import re
 from collections.abc import Callable, Mapping
