@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import boto3
 import pytest
@@ -218,3 +220,45 @@ def test_a_client_cannot_pretend_to_be_a_topic(acme: Owner, globex: Owner) -> No
         globex.sqs.meta.events.unregister("before-sign.sqs.SendMessage", pretend)
     assert denied.value.response["ResponseMetadata"]["HTTPStatusCode"] in (400, 403)
     assert queue.bodies() == []
+
+
+def test_settings_of_push(tmp_path: Path) -> None:
+    """Messages published while push is off are pushed later, with the settings of that time."""
+
+    def client(server: Server, service: str) -> Any:
+        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+        return boto3.client(service, endpoint_url=server.url, region_name="us-east-1", **keys)
+
+    with Server(tmp_path / "node", env={"PENSTOCK_PUSH__ENABLED": "false"}) as server:
+        sqs, sns = client(server, "sqs"), client(server, "sns")
+        topic = sns.create_topic(Name="orders")["TopicArn"]
+        for name in ("open", "closed"):
+            sqs.create_queue(QueueName=name)
+            arn = f"arn:aws:sqs:us-east-1:000000000000:{name}"
+            sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn)
+        statement = {"Effect": "Allow", "Principal": SNS, "Action": "sqs:SendMessage"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+        url = sqs.get_queue_url(QueueName="open")["QueueUrl"]
+        sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy})
+        sns.publish(TopicArn=topic, Message="early")
+        assert "Messages" not in sqs.receive_message(QueueUrl=url, WaitTimeSeconds=1)
+        assert server.stop() == 0
+    env = {
+        "PENSTOCK_PUSH__CERT_URL": "https://sns.us-east-1.amazonaws.com",
+        "PENSTOCK_PUSH__QUEUE_POLICY": "require",
+    }
+    with Server(tmp_path / "node", env=env) as server:
+        sqs = client(server, "sqs")
+        url = sqs.get_queue_url(QueueName="open")["QueueUrl"]
+        [one] = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=20)["Messages"]
+        notification = json.loads(one["Body"])
+        assert notification["Message"] == "early"
+        prefix = "https://sns.us-east-1.amazonaws.com/SimpleNotificationService-"
+        assert notification["SigningCertURL"].startswith(prefix)
+        url = sqs.get_queue_url(QueueName="closed")["QueueUrl"]
+        assert "Messages" not in sqs.receive_message(QueueUrl=url)
+        with urlopen(f"{server.admin_url}/metrics") as reply:
+            lines = reply.read().decode().splitlines()
+        assert 'penstock_push_refused_total{reason="denied"} 1' in lines
+        assert 'penstock_push_attempts_total{protocol="sqs",outcome="delivered"} 1' in lines
+        assert "penstock_push_signatures_total 1" in lines

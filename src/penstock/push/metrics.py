@@ -1,13 +1,16 @@
 """The metrics of push. Code that pushes adds to the counters and sets the gauges; a scrape reads
 them. The names and help texts are in ``telemetry/families.py``."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from typing import Final
 
 from penstock.telemetry import families
 from penstock.telemetry.families import Family, Sample
 from penstock.telemetry.metrics import Histogram, Meter
+
+PROTOCOLS: Final = ("http", "https")  # of endpoints whose requests are timed
 
 
 class Outcome(StrEnum):
@@ -26,25 +29,23 @@ class PushMetrics:
         self.lost = 0
         self.signatures = 0
         self.fan_outs = Histogram()
-        self.durations: defaultdict[str, Histogram] = defaultdict(Histogram)  # by protocol
+        self.durations = {protocol: Histogram() for protocol in PROTOCOLS}
         self.measure: Callable[[], None] = lambda: None  # sets the gauges before a scrape
         # Gauges:
         self.in_flight = 0
         self.waiting_retries = 0
         self.breakers_open = 0
         self.out_of_step = 0
-        self.slots: dict[str, int] = {}  # by what they are: held or waiting
+        self.slots: dict[str, int] = {}  # "held", and subscriptions that are "waiting" for one
 
     def attempt(self, protocol: str, outcome: Outcome, count: int = 1) -> None:
         self.attempts[protocol, outcome] += count
 
-    def register(self, meter: Meter, *, protocols: tuple[str, ...] = ()) -> None:
-        """Add all metrics to a meter, durations for these protocols only."""
+    def register(self, meter: Meter) -> None:
         meter.register_collector(self._collect)
         meter.register_histogram(families.PUSH_FAN_OUT, (), self.fan_outs)
-        for protocol in protocols:
-            family = families.PUSH_DURATION
-            meter.register_histogram(family, (protocol,), self.durations[protocol])
+        for protocol, durations in self.durations.items():
+            meter.register_histogram(families.PUSH_DURATION, (protocol,), durations)
 
     def _collect(self) -> Iterator[tuple[Family, Sample]]:
         self.measure()

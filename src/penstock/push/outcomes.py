@@ -153,8 +153,9 @@ class Outcomes:
             setup.metrics.refused["address"] += 1
             outcome = facts.RETRY
         setup.metrics.attempt(protocol, Outcome(outcome))
-        if request.took_ms:
-            setup.metrics.durations[protocol].observe(request.took_ms / 1_000)
+        durations = setup.metrics.durations.get(self.plan.destination[0])
+        if durations is not None and request.made is not None:
+            durations.observe(request.took_ms / 1_000)
         is_delivered = outcome == facts.DELIVERED
         setup.count(self.topic, protocol, 1, int(is_delivered), request.size * is_delivered)
 

@@ -7,7 +7,7 @@ from penstock.telemetry.metrics import Meter
 
 def scraped(metrics: PushMetrics) -> dict[str, str]:
     meter = Meter()
-    metrics.register(meter, protocols=("https",))
+    metrics.register(meter)
     lines = meter.render().decode().splitlines()
     values = (line.rpartition(" ") for line in lines if line.startswith("penstock_push_"))
     return {name.removeprefix("penstock_push_"): value for name, _, value in values}

@@ -157,8 +157,8 @@ class Frontend(Context):
             metering.rejected(call, code)
         if audit is not None and (code is OK or call.account):
             audit.add(entry_of(call, "" if code is OK else code))
-        elif code is not OK and self.audit is not None and (audit or code in DENIALS):
-            # Also a link with a bad token: anyone can send many of them.
+        elif code is not OK and self.audit is not None and (code in DENIALS or audit is not None):
+            # Denials are limited, and so are links with bad tokens, which need no signature.
             self.audit.deny(entry_of(call, code, is_denial=True))
         if held_ms:
             held, account = self._held, call.caller.account

@@ -46,7 +46,6 @@ from penstock.wire.webhooks.courier_urls import parse_gateways, parse_smtp_url
 
 SWEEP_SECONDS = 60.0
 PUSH_SQS = "push:sqs"  # operation in usage rows
-PROTOCOLS = ("http", "https", "webhook")  # whose requests are timed
 # Operations by protocol; others go to a gateway.
 _USAGE = {"http": "http", "https": "http", "webhook": "http", "email": "mail", "email-json": "mail"}
 
@@ -138,7 +137,7 @@ class PushRole:
         if not config.enabled:
             broker.handlers[Publish] = partial(_append, broker)
             return
-        self.metrics.register(setup.meter, protocols=PROTOCOLS)
+        self.metrics.register(setup.meter)
         fan_outs = self._fan_outs = FanOuts(
             FanOutSetup(
                 broker=broker,
