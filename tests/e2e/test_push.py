@@ -6,6 +6,7 @@ import json
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,4 +173,4 @@ def test_nothing_is_lost_when_a_home_is_killed(tmp_path: Path, endpoint: Endpoin
         site.sns = site.sns[:2]
         site.publish(arn, 60, start=60)
         for path in paths:
-            eventually(lambda path=path: has_all(endpoint, path, 120), seconds=90, what=path)
+            eventually(partial(has_all, endpoint, path, 120), seconds=90, what=path)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from confluent_kafka import Producer
@@ -54,7 +55,7 @@ def test_a_published_message_is_in_the_queues_when_the_reply_comes(site: Site) -
         return bool(site.received(raw, at=at, wait_s=1))
 
     for at in range(count):
-        eventually(lambda at=at: is_known(at), seconds=60, what=f"node {at} knows the subscription")
+        eventually(partial(is_known, at), seconds=60, what=f"node {at} knows the subscription")
     while site.received(raw, wait_s=1):
         pass
     quick, late = 0, []
