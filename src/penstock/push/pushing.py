@@ -212,8 +212,9 @@ class Pusher:
                 except PenstockError as error:
                     self._lease_failed(error)
                 finally:
-                    self._leased.extend(requests[len(slots) :])
-                    del requests[len(slots) :]
+                    room = 0 if self._is_closed else len(slots)
+                    self._leased.extend(requests[room:])
+                    del requests[room:]
                     for items in requests:
                         self._spawn(self._push(slots.pop(), items), "push a message of")
                     now_ms = self._setup.clock.mono_ms()
@@ -477,18 +478,22 @@ class Pusher:
         for source in self._sources:
             source.close()
         if seconds_max:
+            await self._finish(seconds_max)
             for items in self._leased:
                 for item in items:
                     if item.source is not None and item.delivery is not None:
                         item.source.extend(item.delivery, 0)
-            if self._tasks:
-                await asyncio.wait(set(self._tasks), timeout=seconds_max)
+            await self._finish(seconds_max)
         self._leased.clear()
-        for task in tuple(self._tasks):
-            task.cancel()
-        if self._tasks:
+        while self._tasks:
+            for task in tuple(self._tasks):
+                task.cancel()
             await asyncio.wait(set(self._tasks))
         for slot in self._granted:
             slots.end(slot, Health.UNKNOWN, now_ms=clock.mono_ms())
         self._granted.clear()
         self._kick()
+
+    async def _finish(self, seconds_max: float) -> None:
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=seconds_max)
