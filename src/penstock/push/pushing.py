@@ -40,6 +40,7 @@ LEASE_MARGIN_MS: Final = 15_000  # a lease outlasts its request by this
 RETRIES_MAX: Final = 10_000  # messages of one subscription that wait for another attempt
 COUNTED_AT_ONCE: Final = 100  # messages whose attempts are counted while the breaker is open
 OPEN_RETRY_SECONDS: Final = 1.0  # between attempts to open a share
+RELEASE_SECONDS: Final = 1.0  # to write results at the end
 LEASE_RETRY_SECONDS: Final = 0.5  # after a lease that failed
 
 log_ = logging.getLogger(__name__)
@@ -483,7 +484,7 @@ class Pusher:
                 for item in items:
                     if item.source is not None and item.delivery is not None:
                         item.source.extend(item.delivery, 0)
-            await self._finish(seconds_max)
+            await self._finish(RELEASE_SECONDS)
         self._leased.clear()
         while self._tasks:
             for task in tuple(self._tasks):
