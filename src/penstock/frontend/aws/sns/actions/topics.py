@@ -82,6 +82,7 @@ async def _create(call: Call, sns: SnsTopic) -> Topic:
     context, attributes = call.context, sns.attributes
     is_one = topic_attributes.is_one_partition(attributes)
     count = attributes.get(topic_attributes.PARTITIONS, context.config.partitions_default)
+    retention_ms = context.config.sns_retention_ms
     new = Topic(
         topic_id=context.entropy(16).hex(),
         account=call.account,
@@ -92,6 +93,7 @@ async def _create(call: Call, sns: SnsTopic) -> Topic:
         created_at_ms=sns.created_at_ms,
         modified_at_ms=sns.created_at_ms,
         receipt_key=context.entropy(RECEIPT_KEY_BYTES),
+        configs={} if retention_ms is None else {RETENTION_MS: str(retention_ms)},
         sns=msgspec.structs.replace(sns, attributes={}),
     )
     new = _with_attributes(call, new, attributes)
