@@ -56,7 +56,7 @@ def ask(node: ClusterNode, call: BrokerCall[R]) -> R:
     """One call to one node, as another node of the cluster makes it."""
 
     async def run() -> R:
-        host, _, port = node.internal.rpartition(":")
+        host, _, port = node.internal_address.rpartition(":")
         end = NodeEnd("tester", "penstock", levels=Levels())
         client = InternalClient(host, int(port), end)
         broker = RemoteBroker(

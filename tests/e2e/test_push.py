@@ -129,6 +129,25 @@ def test_a_test_request_and_a_redelivery_are_sent_at_any_node(
     assert len(seen) == 10 + 2 * len(site.servers)
 
 
+def test_a_webhook_on_a_queue_takes_its_messages(site: PushSite, endpoint: Endpoint) -> None:
+    url, _ = site.queue("taken")
+    path = f"/taken-{len(site.servers)}"
+    made = site.webhook("taken", endpoint.url(path), mode="consume", format="sns")
+    site.sqs[0].send_message(QueueUrl=url, MessageBody="one")
+    eventually(lambda: bodies(endpoint, path), seconds=60, what="a message")
+    assert json.loads(bodies(endpoint, path)[0])["Message"] == "one"
+    reply = site.ask("POST", f"/subscriptions/{made}/test", {"body": "two"})
+    assert reply["status"] == 200
+    assert json.loads(bodies(endpoint, path)[1])["Message"] == "two"
+
+    def is_empty() -> bool:
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        found = site.sqs[0].get_queue_attributes(QueueUrl=url, AttributeNames=names)
+        return set(found["Attributes"].values()) == {"0"}
+
+    eventually(is_empty, seconds=60, what="an empty queue")
+
+
 def test_a_paused_webhook_waits_and_a_deleted_one_ends(site: PushSite, endpoint: Endpoint) -> None:
     arn, path = site.topic("paused"), f"/pause-{len(site.servers)}"
     made = site.webhook(arn, endpoint.url(path))

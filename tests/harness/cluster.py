@@ -25,6 +25,7 @@ class ClusterNode(Server):
         arguments: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> None:
+        self.internal_address = f"127.0.0.1:{stable_port()}"
         super().__init__(
             folder / f"n{number}",
             fsync=fsync,
@@ -36,7 +37,7 @@ class ClusterNode(Server):
                 "--etcd",
                 ",".join(etcd),
                 "--internal",
-                f"127.0.0.1:{stable_port()}",
+                self.internal_address,
                 *arguments,
             ),
             env={"PENSTOCK_NODE__NAME": f"n{number}", **(env or {})},

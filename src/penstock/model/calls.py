@@ -258,9 +258,9 @@ class OpenShare(PartitionCall[Topic], frozen=True):
     # For a share of a range, its end offset in each partition. Records from there on are neither
     # delivered nor counted, so the range is finished when ``ShareLag`` is 0 in all partitions.
     # Needs feature level PUSH.
-    until: Sequence[int] = ()
+    until: tuple[int, ...] = ()
     # The first offset in each partition, instead of ``start``. Needs feature level PUSH.
-    starts: Sequence[int] = ()
+    starts: tuple[int, ...] = ()
 
 
 class CloseShare(TopicCall[bool], frozen=True):

@@ -61,7 +61,7 @@ def test_there_is_room_for_a_number_of_readers() -> None:
     marks = Bookmarks()
     for number in range(BOOKMARKS_PER_PARTITION_MAX):
         marks.move(f"r{number}", 1, may_move_back=False)
-    with pytest.raises(InvalidRequest, match="maximum of 100"):
+    with pytest.raises(InvalidRequest, match="maximum of 1024"):
         marks.move("one more", 1, may_move_back=False)
     assert marks.move("r7", 2, may_move_back=False) is not None
     assert marks.move("r7", REMOVED, may_move_back=False) is not None

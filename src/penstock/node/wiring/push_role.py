@@ -88,6 +88,7 @@ class PushRole:
         self.usage: UsageTable | None = None  # set when the node can write usage
         self._fan_outs: FanOuts | None = None
         self._pushers: Pushers | None = None
+        self._broker: BrokerPort | None = None  # of this node
         self._is_clustered = False
 
     async def start(self) -> None:
@@ -115,8 +116,8 @@ class PushRole:
 
     async def _signer(self, topic: Topic) -> Signer:
         key = await self.keys.ready()
-        assert topic.sns is not None
-        version = topic.sns.attributes.get("SignatureVersion", "1")
+        attributes = {} if topic.sns is None else topic.sns.attributes
+        version = attributes.get("SignatureVersion", "1")
         config = self._setup.config
         base_url = config.push.cert_url or config.http.external_url or self.base_url
         url = f"{base_url}{CERTIFICATE_PATH}{key.certificate_id}.pem"
@@ -131,14 +132,14 @@ class PushRole:
         self, role: BrokerRole, anywhere: BrokerPort, facts: DeliveryWriter, *, is_clustered: bool
     ) -> None:
         """Begin to copy messages of the partitions that this node leads."""
-        self.facts = facts
+        self.facts, self._broker = facts, role.broker
         setup, config, broker = self._setup, self._setup.config.push, role.broker
         self.couriers = self._make_couriers(anywhere)
+        broker.handlers[Publish] = self.publish
         if not config.enabled:
-            broker.handlers[Publish] = partial(_append, broker)
             return
         self.metrics.register(setup.meter)
-        fan_outs = self._fan_outs = FanOuts(
+        self._fan_outs = FanOuts(
             FanOutSetup(
                 broker=broker,
                 anywhere=anywhere,
@@ -155,13 +156,6 @@ class PushRole:
             publish_wait_ms=config.publish_wait_ms,
         )
 
-        async def publish(call: Publish) -> Sequence[Appended]:
-            found = await _append(broker, call)
-            last = max(one.offset for one in found)
-            await fan_outs.copied(call.topic, call.partition, last)
-            return found
-
-        broker.handlers[Publish] = publish
         pushers = self._pushers = self._make_pushers(anywhere, is_clustered=is_clustered)
         self.metrics.measure = pushers.measure
         broker.handlers[ReadPushStatus] = pushers.read_status
@@ -177,6 +171,16 @@ class PushRole:
         else:
             for topic in self._topics.all_topics():
                 self._changed(None, topic)
+
+    async def publish(self, call: Publish) -> Sequence[Appended]:
+        """Append messages to a topic, and wait until the queues that keep up have them."""
+        assert self._broker is not None
+        append = Append(call.topic, call.partition, call.messages)
+        found = await self._broker.call(append)
+        if self._fan_outs is not None:
+            last = max(one.offset for one in found)
+            await self._fan_outs.copied(call.topic, call.partition, last)
+        return found
 
     def _make_couriers(self, anywhere: BrokerPort) -> Couriers | None:
         setup, node, config = self._setup, self._setup.config.node, self._setup.config.push
@@ -353,7 +357,3 @@ class PushRole:
     @property
     def trouble(self) -> str | None:
         return self.subscriptions.trouble or self.keys.trouble or self.books.trouble
-
-
-async def _append(broker: BrokerPort, call: Publish) -> Sequence[Appended]:
-    return await broker.call(Append(call.topic, call.partition, call.messages))
