@@ -129,6 +129,8 @@ async def _message(call: Call, topic: Topic, checked: Checked) -> Message:
 
 
 def _partition(call: Call, topic: Topic, message: Message) -> int:
-    if topic.is_fifo:
+    """Return the partition for a message. A group of a standard topic stays in one partition too:
+    a webhook can send its messages in order."""
+    if topic.is_fifo or message.group:
         return partition_of_group(message.group or "", topic.partition_count)
     return call.context.rotation.next(topic)
