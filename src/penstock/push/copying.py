@@ -16,7 +16,7 @@ from penstock.model.topic import Topic, partition_of_group
 from penstock.net.slices import Slices, Turns, in_slices
 from penstock.push.metrics import Outcome, PushMetrics
 from penstock.push.published import Published, records_of
-from penstock.push.queue_copies import Copy, Plan, Refusal, Target, copy_of
+from penstock.push.queue_copies import Copy, Place, Plan, Refusal, Target, copy_of
 from penstock.wire.aws.attributes import message_bytes
 from penstock.wire.aws.sns.filter_match import PolicyIndex
 from penstock.wire.aws.sns.filter_policy import Scope, compile_policy
@@ -224,16 +224,11 @@ class Copier:
 
     async def _append_all(self, plan: Plan) -> set[str]:
         """Append copies, and return the subscriptions whose queues have not taken them."""
-        slots, slow = asyncio.Semaphore(APPENDS_MAX), set[str]()
-        copies, queues = plan.copies, plan.queues
+        slow, copies, queues = set[str](), plan.copies, plan.queues
         while copies:  # once, and once more for dead letters
-            places, delivered, dead, bytes_out = list(copies), 0, 0, 0
-            results = await asyncio.gather(
-                *(self._append(queues[at[0]], at[1], copies[at], slots) for at in places),
-                return_exceptions=True,
-            )
+            delivered = dead = bytes_out = 0
             refused: list[tuple[Copy, Refusal]] = []
-            for at, error in zip(places, results, strict=True):
+            for at, error in (await self._append_places(plan)).items():
                 done = copies.pop(at)
                 if error is None:
                     for copy in done:
@@ -246,14 +241,12 @@ class Copier:
                     is_missing = isinstance(error, TopicNotFound)
                     reason = Refusal.MISSING if is_missing else Refusal.INVALID
                     refused += ((copy, reason) for copy in done)
-                elif isinstance(error, PenstockError | TimeoutError):
+                else:
                     self._count(Outcome.RETRY, len(done))
                     slow |= {copy.target.subscription.id for copy in done}
                     about = {"topic": self.topic.name, "queue": queues[at[0]].name}
                     why = str(error) or f"no reply within {self._append_seconds_max} s"
                     log_.warning("copy rejected by a queue", extra={**about, "reason": why})
-                else:
-                    raise error
             self._count(Outcome.DELIVERED, delivered, bytes_out)
             self._count(Outcome.DEAD, dead)
             for copy, reason in refused:
@@ -269,12 +262,29 @@ class Copier:
         self._next_copy += 1
         return self._next_copy % queue.partition_count
 
-    async def _append(
-        self, queue: Topic, partition: int, copies: list[Copy], slots: asyncio.Semaphore
-    ) -> None:
+    async def _append_places(self, plan: Plan) -> dict[Place, Exception | None]:
+        """Append the copies of all places, and return the errors."""
+        results: dict[Place, Exception | None] = {}
+        waiting = iter(plan.copies.items())
+
+        async def append_next() -> None:
+            for at, copies in waiting:
+                try:
+                    await self._append(plan.queues[at[0]], at[1], copies)
+                    results[at] = None
+                except (PenstockError, TimeoutError) as error:
+                    results[at] = error
+
+        # Each of these tasks takes the next place. A semaphore would be slow: it looks at all
+        # tasks that wait for it each time.
+        count = min(APPENDS_MAX, len(plan.copies))
+        await asyncio.gather(*(append_next() for _ in range(count)))
+        return results
+
+    async def _append(self, queue: Topic, partition: int, copies: Sequence[Copy]) -> None:
         sealer = self._setup.sealer
         messages = [copy.message for copy in copies]
         if sealer is not None and sealer.is_on(queue):
             messages = [sealer.sealed(queue, m) or await sealer.seal(queue, m) for m in messages]
-        async with slots, asyncio.timeout(self._append_seconds_max):
+        async with asyncio.timeout(self._append_seconds_max):
             await self._setup.anywhere.call(Append(queue, partition, tuple(messages)))

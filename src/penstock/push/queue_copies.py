@@ -81,11 +81,14 @@ class Copy(NamedTuple):
     is_dead: bool  # goes to the dead-letter queue
 
 
+Place = tuple[str, int]  # queue id and partition
+
+
 class Plan:
     """Copies that are to be appended together."""
 
     def __init__(self) -> None:
-        self.copies: dict[tuple[str, int], list[Copy]] = {}  # by queue id and partition
+        self.copies: dict[Place, list[Copy]] = {}
         self.queues: dict[str, Topic] = {}
         self._count = self._bytes = 0
 
