@@ -287,6 +287,17 @@ class Bench:
         )
         self.add("Publish to one raw queue ÷ SendMessage", publishes / sends, least=0.35)
 
+    async def found_at_once(self) -> None:
+        """Publish, then receive without waiting: the message must be there."""
+        client, count, found = self.client, 10_000 // self.part, 0
+        arn, url = await client.topic("found"), await client.queue("found")
+        await client.subscribe_queue(arn, "found")
+        for number in range(count):
+            await client.sns("Publish", TopicArn=arn, Message=f"number {number}")
+            reply = await client.sqs("ReceiveMessage", QueueUrl=url)
+            found += f"<Body>number {number}</Body>" in reply
+        self.add(f"of {count:,} messages, found by the next receive", found, least=count)
+
     async def webhook_rate(self) -> None:
         client, endpoint, count = self.client, self.endpoint, 20_000 // self.part
         arn = await client.topic("hooked")
@@ -378,6 +389,7 @@ async def run(server: Server, endpoint: Endpoint, *, is_quick: bool, is_synced: 
     )
     try:
         await bench.publish_rate()
+        await bench.found_at_once()
         await bench.webhook_rate()
         await bench.latency()
         await bench.isolation()
