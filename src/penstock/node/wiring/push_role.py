@@ -115,8 +115,8 @@ class PushRole:
 
     async def _signer(self, topic: Topic) -> Signer:
         key = await self.keys.ready()
-        assert topic.sns is not None
-        version = topic.sns.attributes.get("SignatureVersion", "1")
+        attributes = {} if topic.sns is None else topic.sns.attributes
+        version = attributes.get("SignatureVersion", "1")
         config = self._setup.config
         base_url = config.push.cert_url or config.http.external_url or self.base_url
         url = f"{base_url}{CERTIFICATE_PATH}{key.certificate_id}.pem"
