@@ -127,14 +127,13 @@ def signed(
     region: str = REGION,
     service: str = "sqs",
 ) -> list[tuple[str, str]]:
-    """The headers of a well signed JSON request, in order, to be sent as they are or spoilt."""
+    """The headers of a well signed JSON request, or of a form if the target is empty, in order, to be
+    sent as they are or spoilt."""
     host = urlsplit(server.url).netloc
-    given = {
-        "Host": host,
-        "X-Amz-Target": f"AmazonSQS.{target}",
-        "Content-Type": "application/x-amz-json-1.0",
-        **(headers or {}),
-    }
+    kind = "application/x-amz-json-1.0" if target else "application/x-www-form-urlencoded"
+    given = {"Host": host, "Content-Type": kind, **(headers or {})}
+    if target:
+        given["X-Amz-Target"] = f"AmazonSQS.{target}"
     request = AWSRequest("POST", f"http://{host}{path}", headers=given, data=body)
     SigV4Auth(credentials, service, region).add_auth(request)
     return list(request.headers.items())
