@@ -127,8 +127,8 @@ def signed(
     region: str = REGION,
     service: str = "sqs",
 ) -> list[tuple[str, str]]:
-    """The headers of a well signed JSON request, or of a form if the target is empty, in order, to be
-    sent as they are or spoilt."""
+    """The headers of a well signed JSON request, or of a form if there is no target, to be sent as
+    they are or spoilt, in order."""
     host = urlsplit(server.url).netloc
     kind = "application/x-amz-json-1.0" if target else "application/x-www-form-urlencoded"
     given = {"Host": host, "Content-Type": kind, **(headers or {})}
