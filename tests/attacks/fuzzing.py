@@ -10,15 +10,17 @@ import types
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from penstock.frontend.aws.sns.actions import ACTIONS as SNS_ACTIONS
 from penstock.frontend.aws.sqs.actions import ACTIONS
 from penstock.model.names import INTERNAL_NAMES
 from penstock.record.batch import encode_batch
 from penstock.record.record import encode_record
 from penstock.wire.aws import shapes
+from penstock.wire.aws.sns.protocol import OPERATIONS as SNS_OPERATIONS
 from penstock.wire.kafka.apis import APIS, Api
 from penstock.wire.kafka.produce import ProducePartition, ProduceRequest, ProduceTopic
 
@@ -68,6 +70,49 @@ _STORING: Final = frozenset(
         "TxnOffsetCommit",
     }
 )
+# How the ARNs end that a field can have.
+_SNS_ARNS: Final = {
+    "TopicArn": r":queue[0-2]\Z",
+    "ResourceArn": r":queue[0-2]\Z",
+    "SubscriptionArn": r":queue[0-2]:[^:]+\Z",
+    "PlatformApplicationArn": r":app/[^:]+\Z",
+    "EndpointArn": r":endpoint/[^:]+\Z",
+    "TargetArn": r":endpoint/[^:]+\Z",
+}
+_SNS_USUAL: Final[dict[str, Sequence[Any]]] = {
+    "Message": ("{}", '{"default": "a"}', "\U0001f600"),
+    "MessageStructure": ("json", None),
+    "NextToken": (None,),
+    "Platform": ("GCM",),
+    "Subject": (None, "a"),
+    "attributes": ({"DefaultSMSType": "Promotional"}, {"MonthlySpendLimit": "9"}),
+    "phoneNumber": ("+15555550100",),
+    "PhoneNumber": ("+15555550100",),
+}
+_SNS_STORING: Final = ("Publish", "SetSubscriptionAttributes", "SetTopicAttributes", "Subscribe")
+_ENDPOINTS: Final = (
+    ("sqs", "arn:aws:sqs:us-east-1:000000000000:"),
+    ("http", "http://user:password@127.0.0.1:1024/"),
+    ("https", "https://[::1]:1024/"),
+    ("email", "a@example.com?"),
+    ("lambda", "arn:aws:lambda:us-east-1:000000000000:function:"),
+)
+_SUBSCRIPTION_ATTRIBUTES: Final = (
+    ("DeliveryPolicy", '{"healthyRetryPolicy":{"numRetries":100,"backoffFunction":"geometric"}}'),
+    ("FilterPolicy", '{"a":[{"anything-but":["b"]},null,1e5]}'),
+    ("FilterPolicyScope", "MessageBody"),
+    ("RawMessageDelivery", "TRUE"),
+    ("RedrivePolicy", '{"deadLetterTargetArn":"arn:aws:sqs:us-east-1:000000000000:queue1"}'),
+    ("ReplayPolicy", '{"PointType":"Timestamp","StartingPoint":"2020-01-01T00:00:00.000Z"}'),
+)
+_TOPIC_ATTRIBUTES: Final = (
+    ("ArchivePolicy", '{"MessageRetentionPeriod":"365"}'),
+    ("DisplayName", "\U0001f600 \n"),
+    ("Policy", '{"Statement":[{"Effect":"Deny","Principal":"*","Action":"*","Resource":"*"}]}'),
+    ("KmsMasterKeyId", "alias/aws/sns"),
+    ("MaximumMessageSize", "1024"),
+    ("SignatureVersion", "2"),
+)
 
 
 class Fuzz:
@@ -75,6 +120,7 @@ class Fuzz:
         self.random = random.Random(seed)
         self.names = (*names, *sorted(INTERNAL_NAMES), "__plans")
         self.topic_ids: Sequence[bytes] = (bytes(16),)
+        self.arns: Sequence[str] = ()  # that SNS has replied
 
     # ── Values ───────────────────────────────────────────────────────────────────────────────
 
@@ -203,6 +249,37 @@ class Fuzz:
             body["WaitTimeSeconds"] = 0
         return name, body
 
+    def sns(self) -> tuple[str, dict[str, Any]]:
+        """The name of an SNS action and the fields of a request."""
+        pick = self.random
+        name = pick.choice(sorted(SNS_ACTIONS))
+        if name == "DeleteTopic" and pick.random() < _SPARED_SHARE:
+            name = "Publish"
+        elif pick.random() < 0.4:
+            name = pick.choice(_SNS_STORING)
+        shape = SNS_OPERATIONS[name].request
+        body: dict[str, Any] = msgspec.to_builtins(self._struct(shape, None), str_keys=True)
+        is_usual = pick.random() < _USUAL_SHARE
+        for field in shape.__struct_encode_fields__:
+            if field in _SNS_ARNS and pick.random() < _USUAL_SHARE:
+                known = [arn for arn in self.arns if re.search(_SNS_ARNS[field], arn)]
+                topic = f"arn:aws:sns:us-east-1:000000000000:{pick.choice(self.names[:3])}"
+                body[field] = pick.choice(known or [topic])
+            elif is_usual and field in _SNS_USUAL:
+                body[field] = pick.choice(_SNS_USUAL[field])
+        if is_usual:
+            for field in ("MessageAttributes", "MessageDeduplicationId"):
+                body.pop(field, None)
+        if name == "Subscribe" and is_usual:
+            protocol, endpoint = pick.choice(_ENDPOINTS)
+            body |= {"Protocol": protocol, "Endpoint": f"{endpoint}{pick.choice(self.names)}"}
+            body["Attributes"] = dict([pick.choice(_SUBSCRIPTION_ATTRIBUTES)])
+        if "AttributeName" in body and is_usual:
+            of_topic = "TopicArn" in shape.__struct_encode_fields__
+            attribute = pick.choice(_TOPIC_ATTRIBUTES if of_topic else _SUBSCRIPTION_ATTRIBUTES)
+            body["AttributeName"], body["AttributeValue"] = attribute
+        return name, body
+
     def _struct(self, kind: type[msgspec.Struct], version: int | None) -> Any:
         """A struct with random fields: in Kafka those that the version carries."""
         values: dict[str, Any] = {}
@@ -267,6 +344,8 @@ def _fields(kind: type[msgspec.Struct]) -> Sequence[tuple[str, Any, Sequence[Any
     """Name, type and notes of each field."""
     found = []
     for name, hint in get_type_hints(kind, include_extras=True).items():
+        if get_origin(hint) is ClassVar:
+            continue
         is_noted = get_origin(hint) is Annotated
         plain, *notes = get_args(hint) if is_noted else (hint,)
         found.append((name, plain, notes))

@@ -7,8 +7,9 @@ from __future__ import annotations
 import http.client
 import json
 import uuid
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import boto3
 from botocore.auth import SigV4Auth
@@ -126,17 +127,46 @@ def signed(
     region: str = REGION,
     service: str = "sqs",
 ) -> list[tuple[str, str]]:
-    """The headers of a well signed JSON request, in order, to be sent as they are or spoilt."""
+    """The headers of a well signed JSON request, or of a form if there is no target, to be sent as
+    they are or spoilt, in order."""
     host = urlsplit(server.url).netloc
-    given = {
-        "Host": host,
-        "X-Amz-Target": f"AmazonSQS.{target}",
-        "Content-Type": "application/x-amz-json-1.0",
-        **(headers or {}),
-    }
+    kind = "application/x-amz-json-1.0" if target else "application/x-www-form-urlencoded"
+    given = {"Host": host, "Content-Type": kind, **(headers or {})}
+    if target:
+        given["X-Amz-Target"] = f"AmazonSQS.{target}"
     request = AWSRequest("POST", f"http://{host}{path}", headers=given, data=body)
     SigV4Auth(credentials, service, region).add_auth(request)
     return list(request.headers.items())
+
+
+# Fields of SNS requests that are maps. Other objects are structs.
+SNS_MAPS = {
+    "Attributes": ("key", "value"),
+    "attributes": ("key", "value"),
+    "MessageAttributes": ("Name", "Value"),
+}
+
+
+def sns_form(action: str, arguments: Mapping[str, Any]) -> bytes:
+    """The body of a request to SNS."""
+    fields = {"Action": action, "Version": "2010-03-31"}
+
+    def add(name: str, value: Any, pair: tuple[str, str] | None = None) -> None:
+        if isinstance(value, list):
+            for number, each in enumerate(value, 1):
+                add(f"{name}.member.{number}", each)
+        elif isinstance(value, Mapping):
+            for number, (key, each) in enumerate(value.items(), 1):
+                if pair is None:
+                    add(f"{name}.{key}".lstrip("."), each, SNS_MAPS.get(key))
+                else:
+                    fields[f"{name}.entry.{number}.{pair[0]}"] = key
+                    add(f"{name}.entry.{number}.{pair[1]}", each)
+        elif value is not None:
+            fields[name] = str(value).lower() if isinstance(value, bool) else str(value)
+
+    add("", arguments)
+    return urlencode(fields).encode()
 
 
 def exchange(

@@ -9,22 +9,25 @@ import json
 import random
 import re
 import typing
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from botocore.credentials import Credentials
 from tests.attacks.frames import Wire, request_class
-from tests.attacks.kit import REGION, Operator, exchange, policy, send, signed
+from tests.attacks.kit import REGION, Operator, exchange, policy, send, signed, sns_form
 from tests.harness.server import Server
 from tests.unit.broker.partition.test_stream import batch
 
 from penstock.wire.aws.shapes import OPERATIONS
+from penstock.wire.aws.sns.protocol import OPERATIONS as SNS_OPERATIONS
 from penstock.wire.kafka.fetch import FetchPartition, FetchTopic
 from penstock.wire.kafka.produce import ProducePartition, ProduceTopic
 
 CANARY = "canary-5e1f0a"  # in everything that the victim keeps for itself
 NODE_ACCOUNT = "000000000000"
+SNS_REQUEST_ID = re.compile("<RequestId>[^<]*</RequestId>")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +49,30 @@ class Holdings:
     user: str
     key_id: str
     tenant: str  # for requests about a tenant: never the node's own
+    subscription: str  # id, of a subscription of the queue to the SNS topic
+    webhook: str  # id, of a webhook on the queue
+    device: str  # id, of a device of the app
 
     @property
     def arn(self) -> str:
         return f"arn:aws:sqs:{REGION}:{self.account}:{self.queue}"
+
+    @property
+    def sns_arn(self) -> str:
+        """Of the SNS topic, which is called as the queue."""
+        return f"arn:aws:sns:{REGION}:{self.account}:{self.queue}"
+
+    @property
+    def subscription_arn(self) -> str:
+        return f"{self.sns_arn}:{self.subscription}"
+
+    @property
+    def app_arn(self) -> str:
+        return f"arn:aws:sns:{REGION}:{self.account}:app/GCM/{self.queue}"
+
+    @property
+    def device_arn(self) -> str:
+        return f"arn:aws:sns:{REGION}:{self.account}:endpoint/GCM/{self.queue}/{self.device}"
 
     @property
     def dead_arn(self) -> str:
@@ -77,18 +100,26 @@ class Holdings:
             user=self.user[::-1],
             key_id=self.key_id[::-1],
             tenant=self.tenant[::-1],
+            subscription=_other_id(self.subscription),
+            webhook=_other_id(self.webhook),
+            device=_other_id(self.device),
         )
 
     def hide(self, text: str) -> str:
         """The text without these names, to be compared with one about other holdings."""
         names = (self.task, self.group, self.transaction, self.stream, self.queue, self.user)
-        for name in (*names, self.key_id, self.topic_id.hex(), self.tenant):
+        ids = (self.subscription, self.webhook, self.device, self.topic_id.hex())
+        for name in (*names, self.key_id, *ids, self.tenant):
             text = text.replace(name, "*")
         return text
 
 
+def _other_id(text: str) -> str:
+    return str(uuid.UUID(bytes=uuid.UUID(text).bytes[::-1]))
+
+
 class Someone:
-    """A caller of all three protocols. Without credentials: nobody."""
+    """A caller of all four protocols. Without credentials: nobody."""
 
     def __init__(self, server: Server, name: str, credentials: Credentials | None) -> None:
         self.name = name
@@ -109,6 +140,22 @@ class Someone:
             lines = signed(self.server, action, body, credentials=self.credentials)
         status, reply = exchange(self.server, lines, body)
         return status, reply.decode()
+
+    def sns(self, action: str, arguments: Mapping[str, Any]) -> tuple[int, str]:
+        body = sns_form(action, arguments)
+        if self.credentials is None:
+            host = self.server.url.removeprefix("http://")
+            lines = [("Host", host), ("Content-Type", "application/x-www-form-urlencoded")]
+        else:
+            lines = signed(self.server, "", body, credentials=self.credentials, service="sns")
+        status, reply = exchange(self.server, lines, body)
+        return status, reply.decode()
+
+    def ask_sns(self, action: str, **arguments: Any) -> str:
+        """An SNS action that must succeed, without the id of the request."""
+        status, reply = self.sns(action, arguments)
+        assert status == 200, f"{self.name}: {action}: {status} {reply}"
+        return SNS_REQUEST_ID.sub("", reply)
 
     def ask(self, action: str, **arguments: Any) -> Any:
         """An SQS action that must succeed."""
@@ -148,7 +195,8 @@ class Someone:
 
 def holdings(owner: Someone, operator: Operator, name: str, *, denied: str = "") -> Holdings:
     """A queue in use, which is a topic as well: a message waiting and one leased, dead letters and
-    a task that moves them, tags, a policy, a group with an offset, a transaction, a user."""
+    a task that moves them, tags, a policy, a group with an offset, a transaction, a user, a
+    webhook; an SNS topic, to which the queue is subscribed; an app with a device."""
     account = NODE_ACCOUNT
     arn = f"arn:aws:sqs:{REGION}:{account}:{name}"
     keeps_out = policy(
@@ -219,14 +267,44 @@ def holdings(owner: Someone, operator: Operator, name: str, *, denied: str = "")
     user, credentials = operator.user(
         {"Sid": "c", "Effect": "Deny", "Action": "*", "Resource": "*"}
     )
+    webhook = {"source": name, "endpoint": f"http://127.0.0.1:1024/{CANARY}", "paused": True}
+    secret = {"auth": {"type": "bearer", "token": CANARY}}
+    status, reply = owner.admin("POST", "/api/v1/subscriptions", {**webhook, "settings": secret})
+    assert status == 201, reply
     return Holdings(
         **made,
+        **_sns_holdings(owner, name, arn, keeps_out),
+        webhook=json.loads(reply)["id"],
         producer_id=begun.producer_id,
         producer_epoch=begun.producer_epoch,
         user=user,
         key_id=str(credentials.access_key),
         tenant=operator.tenant(),
     )
+
+
+def _sns_holdings(owner: Someone, name: str, queue_arn: str, policy_text: str) -> dict[str, Any]:
+    tags = [{"Key": "owner", "Value": CANARY}]
+    attributes = {"DisplayName": CANARY, "Policy": policy_text}
+    owner.ask_sns("CreateTopic", Name=name, Attributes=attributes, Tags=tags)
+    sns = queue_arn.replace(":sqs:", ":sns:")
+    attributes = {"FilterPolicy": json.dumps({"kind": [CANARY]})}
+    subscribed = owner.ask_sns(
+        "Subscribe", TopicArn=sns, Protocol="sqs", Endpoint=queue_arn, Attributes=attributes
+    )
+    credential = {"PlatformCredential": CANARY}
+    owner.ask_sns("CreatePlatformApplication", Name=name, Platform="GCM", Attributes=credential)
+    app = sns.replace(f":{name}", f":app/GCM/{name}")
+    device = owner.ask_sns(
+        "CreatePlatformEndpoint", PlatformApplicationArn=app, Token=CANARY, CustomUserData=CANARY
+    )
+    return {"subscription": _uuid_in(subscribed), "device": _uuid_in(device)}
+
+
+def _uuid_in(reply: str) -> str:
+    found = re.search(r"[:/]([0-9a-f-]{36})<", reply)
+    assert found is not None, reply
+    return found[1]
 
 
 def state_of(root: Someone, has: Holdings) -> dict[str, Any]:
@@ -249,7 +327,21 @@ def state_of(root: Someone, has: Holdings) -> dict[str, Any]:
         permission_type=1,
     )
     transactions = kafka_named("DescribeTransactions", transactional_ids=[has.transaction])
+    sns_topic = [{"name": f"sns.{has.queue}", "partitions": partition}]
+    published = root.kafka("ListOffsets", 7, kafka_named("ListOffsets", topics=sns_topic))
+    subscription = {"SubscriptionArn": has.subscription_arn}
+    status, reply = root.admin("GET", f"/api/v1/subscriptions/{has.webhook}")
+    assert status == 200, reply
+    webhook = json.loads(reply)
     return {
+        "topic": root.ask_sns("GetTopicAttributes", TopicArn=has.sns_arn),
+        "topic tags": root.ask_sns("ListTagsForResource", ResourceArn=has.sns_arn),
+        "protection": root.ask_sns("GetDataProtectionPolicy", ResourceArn=has.sns_arn),
+        "published": msgspec.to_builtins(published),
+        "subscription": root.ask_sns("GetSubscriptionAttributes", **subscription),
+        "webhook": {name: webhook[name] for name in ("endpoint", "paused", "replays", "settings")},
+        "app": root.ask_sns("GetPlatformApplicationAttributes", PlatformApplicationArn=has.app_arn),
+        "device": root.ask_sns("GetEndpointAttributes", EndpointArn=has.device_arn),
         "attributes": shown["Attributes"],
         "tags": root.ask("ListQueueTags", QueueUrl=has.queue_url)["Tags"],
         "dead": dead["Attributes"],
@@ -327,6 +419,70 @@ def _sqs_fields(shape: type[Any], has: Holdings, rng: random.Random) -> dict[str
                 made[name] = _SQS_OPTIONAL[name](rng)
         else:
             assert name in _SQS_UNUSED, f"say what to put into {name} of {shape.__name__}"
+    return made
+
+
+# ── SNS ──────────────────────────────────────────────────────────────────────────────────────
+
+_SNS: Mapping[str, Callable[[Holdings], Any]] = {
+    "TopicArn": lambda has: has.sns_arn,
+    "ResourceArn": lambda has: has.sns_arn,
+    "SubscriptionArn": lambda has: has.subscription_arn,
+    "PlatformApplicationArn": lambda has: has.app_arn,
+    "EndpointArn": lambda has: has.device_arn,
+    "Name": lambda has: has.queue,
+    "Tags": lambda _: [{"Key": "owner", "Value": "changed"}],
+    "TagKeys": lambda _: ["owner"],
+    "Label": lambda _: "in",
+    "AWSAccountId": lambda has: [has.account],
+    "ActionName": lambda _: ["Publish"],
+    "AttributeName": lambda _: "DisplayName",
+    "AttributeValue": lambda _: "changed",
+    "DataProtectionPolicy": lambda _: '{"Name": "changed"}',
+    "Protocol": lambda _: "sqs",
+    "Endpoint": lambda has: has.dead_arn,
+    "Token": lambda _: "0" * 288,
+    "Message": lambda _: "planted",
+    "Subject": lambda _: "planted",
+    "Id": lambda _: "1",
+    "Platform": lambda _: "GCM",
+    "PhoneNumber": lambda _: "+15555550100",
+    "phoneNumber": lambda _: "+15555550100",
+    "OneTimePassword": lambda _: "000000",
+    "CustomUserData": lambda _: "planted",
+}
+# Left out: they are for other kinds of topics, may be absent, or need something that came before.
+_SNS_UNUSED = {
+    "Attributes",
+    "AuthenticateOnUnsubscribe",
+    "LanguageCode",
+    "MaxResults",
+    "MessageAttributes",
+    "MessageDeduplicationId",
+    "MessageGroupId",
+    "MessageStructure",
+    "NextToken",
+    "ReturnSubscriptionArn",
+    "TargetArn",
+    "attributes",
+    "nextToken",
+}
+
+
+def sns_request(action: str, has: Holdings, given: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_sns_fields(SNS_OPERATIONS[action].request, has), **given}
+
+
+def _sns_fields(shape: type[Any], has: Holdings) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for field in msgspec.structs.fields(shape):
+        name = field.encode_name
+        if name in _SNS:
+            made[name] = _SNS[name](has)
+        elif name == "PublishBatchRequestEntries":
+            made[name] = [_sns_fields(_struct_in(field.type), has)]
+        else:
+            assert name in _SNS_UNUSED, f"say what to put into {name} of {shape.__name__}"
     return made
 
 

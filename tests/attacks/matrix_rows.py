@@ -1,5 +1,5 @@
-"""The rows of the authorization matrix: for each SQS action, Kafka API and admin route, only what
-cannot be derived from its schema. A new action, API or route without a row fails the test."""
+"""The rows of the authorization matrix: for each SQS action, SNS action, Kafka API and admin route,
+only what cannot be derived from its schema. A new one without a row fails the test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from tests.attacks.kit import EVERYTHING
-from tests.attacks.matrix import Holdings
+from tests.attacks.matrix import CANARY, Holdings
 
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.streams_group_heartbeat import Subtopology, Topology
@@ -55,6 +55,88 @@ SQS: Mapping[str, SqsRow] = {
     "StartMessageMoveTask": SqsRow(),
     "TagQueue": SqsRow(),
     "UntagQueue": SqsRow(),
+}
+
+# ── SNS ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True)
+class SnsRow:
+    given: Mapping[str, Of] = dataclasses.field(default_factory=dict)
+    without: frozenset[str] = frozenset()
+    # Not about a topic of somebody's: another tenant is served, with what is its own.
+    is_own: bool = False
+    # Not about one topic: the policy of a topic has no say.
+    is_general: bool = False
+    # What belongs to another account is deleted as what does not exist: nothing happens.
+    is_idempotent: bool = False
+    # Codes by which those who may are told of the state of things.
+    passes: frozenset[str] = frozenset()
+
+
+_PLAIN_TOPIC = SnsRow()
+_OWN_BOOK = SnsRow(is_own=True, is_general=True)
+_BOOK = SnsRow(is_general=True)
+_NUMBER = SnsRow(
+    is_own=True,
+    is_general=True,
+    passes=frozenset({"ResourceNotFound", "Throttled", "VerificationException"}),
+)
+
+SNS: Mapping[str, SnsRow] = {
+    "AddPermission": SnsRow({"Label": lambda _: "more"}),
+    "CheckIfPhoneNumberIsOptedOut": _OWN_BOOK,
+    # Nobody has the token.
+    "ConfirmSubscription": SnsRow(passes=frozenset({"InvalidParameter"})),
+    "CreatePlatformApplication": dataclasses.replace(
+        _OWN_BOOK, given={"Attributes": lambda _: {"PlatformCredential": CANARY}}
+    ),
+    "CreatePlatformEndpoint": dataclasses.replace(_BOOK, given={"Token": lambda _: "another"}),
+    "CreateSMSSandboxPhoneNumber": _NUMBER,
+    "CreateTopic": SnsRow(without=frozenset({"Tags", "DataProtectionPolicy"}), is_own=True),
+    "DeleteEndpoint": SnsRow(is_general=True, is_idempotent=True),
+    "DeletePlatformApplication": SnsRow(is_general=True, is_idempotent=True),
+    "DeleteSMSSandboxPhoneNumber": _NUMBER,
+    "DeleteTopic": _PLAIN_TOPIC,
+    "GetDataProtectionPolicy": _PLAIN_TOPIC,
+    "GetEndpointAttributes": _BOOK,
+    "GetPlatformApplicationAttributes": _BOOK,
+    "GetSMSAttributes": _OWN_BOOK,
+    "GetSMSSandboxAccountStatus": _OWN_BOOK,
+    "GetSubscriptionAttributes": _PLAIN_TOPIC,
+    "GetTopicAttributes": _PLAIN_TOPIC,
+    "ListEndpointsByPlatformApplication": _BOOK,
+    "ListOriginationNumbers": _OWN_BOOK,
+    "ListPhoneNumbersOptedOut": _OWN_BOOK,
+    "ListPlatformApplications": _OWN_BOOK,
+    "ListSMSSandboxPhoneNumbers": _OWN_BOOK,
+    "ListSubscriptions": SnsRow(is_own=True, is_general=True),
+    "ListSubscriptionsByTopic": _PLAIN_TOPIC,
+    "ListTagsForResource": _PLAIN_TOPIC,
+    "ListTopics": SnsRow(is_own=True, is_general=True),
+    "OptInPhoneNumber": _OWN_BOOK,
+    "Publish": SnsRow(without=frozenset({"PhoneNumber"})),
+    "PublishBatch": _PLAIN_TOPIC,
+    "PutDataProtectionPolicy": _PLAIN_TOPIC,
+    "RemovePermission": _PLAIN_TOPIC,
+    "SetEndpointAttributes": dataclasses.replace(
+        _BOOK, given={"Attributes": lambda _: {"CustomUserData": "planted"}}
+    ),
+    "SetPlatformApplicationAttributes": dataclasses.replace(
+        _BOOK, given={"Attributes": lambda _: {"PlatformCredential": "planted"}}
+    ),
+    "SetSMSAttributes": dataclasses.replace(
+        _OWN_BOOK, given={"attributes": lambda _: {"DefaultSMSType": "Promotional"}}
+    ),
+    "SetSubscriptionAttributes": SnsRow(
+        {"AttributeName": lambda _: "RawMessageDelivery", "AttributeValue": lambda _: "true"}
+    ),
+    "SetTopicAttributes": _PLAIN_TOPIC,
+    "Subscribe": _PLAIN_TOPIC,
+    "TagResource": _PLAIN_TOPIC,
+    "Unsubscribe": _PLAIN_TOPIC,
+    "UntagResource": _PLAIN_TOPIC,
+    "VerifySMSSandboxPhoneNumber": _NUMBER,
 }
 
 # ── Kafka ────────────────────────────────────────────────────────────────────────────────────
@@ -332,6 +414,14 @@ _KEYS = AdminRow(For.TENANT)
 _USERS = AdminRow(For.TENANT, query=_of_tenant)
 
 
+_WEBHOOK = AdminRow(For.TENANT)
+
+
+def _webhook(body: Of) -> AdminRow:
+    """Sends messages of the queue."""
+    return AdminRow(For.TENANT, body=body, is_queue=True)
+
+
 def _users(body: Of) -> AdminRow:
     return AdminRow(For.TENANT, body=body, query=_of_tenant)
 
@@ -389,6 +479,25 @@ ADMIN: Mapping[str, AdminRow] = {
     "GET queues/*/messages": _queue(),
     "GET queues/*/explain": _queue(),
     "POST queues/*/rotate": _queue(passes=frozenset({400, 409})),  # it is not encrypted
+    "GET subscriptions": AdminRow(
+        For.TENANT, query=lambda has: f"account={has.account}&source={has.queue}"
+    ),
+    "GET subscriptions/*": _WEBHOOK,
+    "GET subscriptions/*/deliveries": _WEBHOOK,
+    "POST subscriptions": AdminRow(
+        For.TENANT,
+        body=lambda has: {"source": has.arn, "endpoint": "http://127.0.0.1:1024/planted"},
+        is_queue=True,
+    ),
+    "PATCH subscriptions/*": _webhook(lambda _: {"timeout_ms": 1_000}),
+    "POST subscriptions/*/pause": _WEBHOOK,
+    "POST subscriptions/*/resume": _WEBHOOK,
+    "POST subscriptions/*/rotate": _WEBHOOK,
+    "POST subscriptions/*/confirm": _WEBHOOK,
+    "DELETE subscriptions/*": _WEBHOOK,
+    "POST subscriptions/*/test": _webhook(lambda _: {"body": "planted"}),
+    "POST subscriptions/*/redeliver": _webhook(lambda _: {"partition": 0, "offset": 0}),
+    "POST subscriptions/*/replay": _webhook(lambda _: {"earliest": True}),
     "GET tenants": AdminRow(For.TENANT, is_own=True),
     "POST tenants": AdminRow(For.OPERATOR, body=lambda has: {"name": f"{has.queue}-tenant"}),
     "GET tenants/*": _OPERATOR,

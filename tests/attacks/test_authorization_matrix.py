@@ -1,6 +1,7 @@
-"""Who may do what: every SQS action, Kafka API and admin route, asked by nobody, by a user of
-another tenant who may do everything there, by a user without any policy, by a user with a policy
-for something else, and by a user who may do everything but is denied by the policy of the queue.
+"""Who may do what: every SQS and SNS action, Kafka API and admin route, asked by nobody, by a user
+of another tenant who may do everything there, by a user without any policy, by a user with a policy
+for something else, and by a user who may do everything but is denied by the policy of the queue or
+SNS topic.
 
 Requests are made from the schemas and name what the victim has; ``PENSTOCK_MATRIX_SEED`` chooses
 versions and optional fields. Nothing may be told, nothing may change, and the owner's same request
@@ -19,25 +20,29 @@ from typing import Any, cast
 
 import pytest
 from tests.attacks.frames import KEYS
-from tests.attacks.kit import EVERYTHING, REGION, ROOT, Operator, allow
+from tests.attacks.kit import EVERYTHING, REGION, ROOT, Operator, allow, send, sns_form
 from tests.attacks.matrix import (
     CANARY,
     NODE_ACCOUNT,
+    SNS_REQUEST_ID,
     Holdings,
     Someone,
     codes_in,
     holdings,
     kafka_request,
     plain,
+    sns_request,
     sqs_request,
     state_of,
     text_of,
 )
-from tests.attacks.matrix_rows import ADMIN, KAFKA, SQS, For, On
+from tests.attacks.matrix_rows import ADMIN, KAFKA, SNS, SQS, For, On
 from tests.harness.full import part
 from tests.harness.server import Server
 
 from penstock.frontend.admin.api import ADMIN_ROUTES
+from penstock.frontend.aws.sns.actions import ACTIONS as SNS_ACTIONS
+from penstock.frontend.aws.sns.actions import LINKS
 from penstock.frontend.aws.sqs.actions import ACTIONS as SQS_ACTIONS
 from penstock.frontend.kafka.actions import ACTIONS as KAFKA_ACTIONS
 from penstock.wire.kafka.apis import APIS
@@ -91,6 +96,8 @@ def cast_(locked: Server, operator: Operator) -> Iterator[Cast]:
     kafka = f"arn:penstock:kafka:{REGION}:{NODE_ACCOUNT}"
     others = [f"arn:aws:sqs:{REGION}:{NODE_ACCOUNT}:elsewhere", f"{kafka}:group/elsewhere"]
     others += [f"{kafka}:txn/elsewhere", f"arn:penstock:admin:*:{NODE_ACCOUNT}:user/elsewhere"]
+    others += [f"arn:aws:sns:{REGION}:{NODE_ACCOUNT}:elsewhere"]
+    others += [f"arn:penstock:admin:*:{NODE_ACCOUNT}:subscription/elsewhere"]
     root = Someone(locked, "root", ROOT)
     _, owner = someone("owner", EVERYTHING)
     denied_name, denied = someone("denied", EVERYTHING)
@@ -120,6 +127,7 @@ def rng(name: str) -> random.Random:
 
 def test_every_action_api_and_route_has_a_row() -> None:
     assert set(SQS) == set(SQS_ACTIONS)
+    assert set(SNS) == set(SNS_ACTIONS)
     assert set(KAFKA) == {APIS[key].name for key in KAFKA_ACTIONS}
     assert set(ADMIN) == set(ROUTES)
 
@@ -164,6 +172,76 @@ def test_sqs(cast_: Cast, action: str) -> None:
     cast_.check_unchanged()
     status, _, reply = ask_sqs(cast_.owner, action, cast_.twin())
     assert status == 200, f"the owner's request must succeed: {reply}"
+
+
+# ── SNS ──────────────────────────────────────────────────────────────────────────────────────
+
+SNS_CODE = re.compile("<Code>([^<]*)</Code>")
+
+
+def ask_sns(who: Someone, action: str, has: Holdings) -> tuple[int, str, str]:
+    """Status, code and the whole reply, without the id of the request."""
+    row = SNS[action]
+    request = sns_request(action, has, {name: of(has) for name, of in row.given.items()})
+    status, reply = who.sns(
+        action, {name: value for name, value in request.items() if name not in row.without}
+    )
+    code = SNS_CODE.search(reply)
+    return status, "" if code is None else code[1], SNS_REQUEST_ID.sub("", reply)
+
+
+@pytest.mark.parametrize("action", sorted(SNS_ACTIONS))
+def test_sns(cast_: Cast, action: str) -> None:
+    row, victim = SNS[action], cast_.victim
+    status, code, _ = ask_sns(cast_.nobody, action, victim)
+    assert (status, code) == (403, "MissingAuthenticationToken")
+    for who in (cast_.bare, cast_.elsewhere):
+        status, code, reply = ask_sns(who, action, victim)
+        assert (status, code) == (403, "AuthorizationError"), f"{who.name}: {reply}"
+        assert CANARY not in reply
+    if not row.is_general:
+        status, code, reply = ask_sns(cast_.denied, action, victim)
+        assert (status, code) == (403, "AuthorizationError"), reply
+        assert CANARY not in reply
+    stranger = cast_.stranger()
+    status, code, reply = ask_sns(stranger, action, victim)
+    missing = ask_sns(stranger, action, victim.missing())
+    assert CANARY not in reply
+    if row.is_own:
+        assert status == 200 or code in row.passes, reply
+        assert f":{victim.account}:" not in reply
+    else:
+        expected = (200, "") if row.is_idempotent else (404, "NotFound")
+        assert (status, code) == expected, reply
+        assert victim.hide(reply) == victim.missing().hide(missing[2]), "it tells what there is"
+    cast_.check_unchanged()
+    status, code, reply = ask_sns(cast_.owner, action, cast_.twin())
+    assert status == 200 or code in row.passes, f"the owner's request must succeed: {reply}"
+
+
+@pytest.mark.parametrize("action", sorted(SNS_ACTIONS))
+def test_sns_links(cast_: Cast, action: str) -> None:
+    """Two actions can be links without a signature, which change nothing unless the token or the id
+    of the subscription is right."""
+    request = sns_request(action, cast_.victim.missing(), {})
+    if "SubscriptionArn" in request:  # the ARN of the topic is no secret
+        request["SubscriptionArn"] = f"{cast_.victim.sns_arn}:{cast_.victim.missing().subscription}"
+    if "TopicArn" in request:
+        request["TopicArn"] = cast_.victim.sns_arn
+    host = cast_.server.url.removeprefix("http://")
+    link = f"/?{sns_form(action, request).decode()}"
+    for method in ("GET", "POST"):
+        status, reply, _ = send(host, method, link, None, {})
+        found = SNS_CODE.search(reply.decode())
+        code = "" if found is None else found[1]
+        if action not in LINKS:
+            assert (status, code) == (403, "MissingAuthenticationToken"), reply
+        elif action == "ConfirmSubscription":
+            assert (status, code) == (400, "InvalidParameter"), reply
+        else:
+            assert status == 200, reply
+        assert CANARY.encode() not in reply
+    cast_.check_unchanged()
 
 
 # ── Kafka ────────────────────────────────────────────────────────────────────────────────────
@@ -257,6 +335,7 @@ def ask_admin(who: Someone, name: str, has: Holdings, backup: str) -> tuple[int,
         "queues": has.queue,
         "tenants": has.tenant,
         "quotas": has.tenant,
+        "subscriptions": has.webhook,
         "users": has.user,
         "keys": has.key_id,
         "policies": has.user,

@@ -82,7 +82,10 @@ def denied(locked: Server, operator: Operator, root: Any) -> Denied:
 # ── The admin API ────────────────────────────────────────────────────────────────────────────
 # What a route of the admin API names by the segment before a name.
 QUEUES = {"queues"}
-NOT_QUEUES = {"backups", "coordinators", "keys", "nodes", "policies", "quotas", "tenants", "users"}
+NOT_QUEUES = {
+    *("backups", "coordinators", "keys", "nodes", "policies", "quotas", "subscriptions"),
+    *("tenants", "users"),
+}
 
 
 def kinds_named(route: Route) -> set[str]:

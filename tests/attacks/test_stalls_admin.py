@@ -20,12 +20,17 @@ from penstock.frontend.admin.api import ADMIN_ROUTES, BODY_BYTES_MAX
 from penstock.metadata.security.identities import StoredIdentities
 from penstock.metadata.security.identity_entries import POLICY_BYTES_MAX
 from penstock.model.identity import Tenant, User
+from penstock.model.limits import SUBSCRIPTION_BYTES_MAX, TENANT_SUBSCRIPTIONS_MAX
+from penstock.wire.aws.sns.filter_policy import POLICY_BYTES_MAX as FILTER_BYTES_MAX
+from penstock.wire.aws.sns.filter_policy import SYMBOLS_MAX
 from penstock.wire.kafka.generated.create_topics import CreatableTopic, CreatableTopicConfig
+from penstock.wire.webhooks.settings import PEM_CHARS_MAX
 
 QUEUES = 2_000  # the most that one page of a list has is 1,000
 USERS = 500
 TENANTS = 300
 KEYS_PER_USER = 2
+WEBHOOKS = TENANT_SUBSCRIPTIONS_MAX - 20  # room for those that the tests create
 QUEUE = "queue-0"  # has messages
 ACCOUNT = "000000000000"
 OPEN_SECONDS = 120  # for the first request that opens all logs, on a busy machine
@@ -42,9 +47,9 @@ class Unmeasured:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request at the largest size that the route serves. ``{key}``, ``{tenant}``, ``{backup}``
-    and ``{topic}`` are filled in; ``{new tenant}`` and so on with one that a repeated test does not
-    find deleted."""
+    """A request at the largest size that the route serves. ``{key}``, ``{tenant}``, ``{backup}``,
+    ``{topic}`` and ``{webhook}`` are filled in; ``{new tenant}`` and so on with one that a repeated
+    test does not find deleted."""
 
     path: str
     body: object = None
@@ -57,6 +62,24 @@ def _large(start: dict[str, Any], name: str, value: object) -> dict[str, Any]:
     return {**start, name: {f"n{number:07}": value for number in range(count)}}
 
 
+def _settings(policy: object) -> dict[str, Any]:
+    text = json.dumps(policy, separators=(",", ":"))
+    assert len(text) <= FILTER_BYTES_MAX
+    settings = {"filter": text, "filter_scope": "MessageBody"}
+    assert len(json.dumps(settings)) <= SUBSCRIPTION_BYTES_MAX
+    return settings
+
+
+# As many bytes as a document of settings can have, and almost as many as can be stored, where
+# escaped characters are escaped again.
+LONG_SETTINGS = _settings({"a": [f"{number}" + "\n" * 1_080 for number in range(120)]})
+assert len(json.dumps(LONG_SETTINGS)) > 0.98 * SUBSCRIPTION_BYTES_MAX
+STORED_SETTINGS = {
+    **_settings({"a": [f"{number}" + "\n" * 150 + "x" * 1_800 for number in range(120)]}),
+    "ca": "-----BEGIN CERTIFICATE-----" + "A" * (PEM_CHARS_MAX - 100),
+}
+WEBHOOK = {"source": QUEUE, "endpoint": "https://example.com/hook", "paused": True}
+MANY_OFFSETS = _large({}, "start_offsets", 1)
 RATE = {"per_s": 1.0, "burst": 1.0}
 MANY_RATES = {"limits": _large({}, "operations", RATE)}
 ONE_NODE = Unmeasured("a node by itself has no cluster: 404")
@@ -97,6 +120,28 @@ ROUTES: dict[str, Asked | Unmeasured] = {
     "GET api/v1/queues/*/messages": Asked(f"/api/v1/queues/{QUEUE}/messages?count=100"),
     "GET api/v1/queues/*/explain": Asked(f"/api/v1/queues/{QUEUE}/explain"),
     "POST api/v1/queues/*/rotate": BY_ID,
+    "GET api/v1/subscriptions": Asked("/api/v1/subscriptions"),
+    "GET api/v1/subscriptions/*": Asked("/api/v1/subscriptions/{webhook}"),
+    "GET api/v1/subscriptions/*/deliveries": Asked(
+        "/api/v1/subscriptions/{webhook}/deliveries?limit=1000"
+    ),
+    # The queue has a webhook to this endpoint.
+    "POST api/v1/subscriptions": Asked(
+        "/api/v1/subscriptions", {**WEBHOOK, "settings": LONG_SETTINGS}, 409
+    ),
+    "PATCH api/v1/subscriptions/*": Asked("/api/v1/subscriptions/{webhook}", STORED_SETTINGS),
+    "POST api/v1/subscriptions/*/pause": BY_ID,
+    "POST api/v1/subscriptions/*/resume": BY_ID,
+    "POST api/v1/subscriptions/*/rotate": BY_ID,
+    "POST api/v1/subscriptions/*/confirm": BY_ID,
+    "DELETE api/v1/subscriptions/*": Asked("/api/v1/subscriptions/{new webhook}"),
+    "POST api/v1/subscriptions/*/test": Asked(
+        "/api/v1/subscriptions/{webhook}/test", {"body": "\n" * 500_000}
+    ),
+    "POST api/v1/subscriptions/*/redeliver": BY_ID,
+    "POST api/v1/subscriptions/*/replay": Asked(
+        "/api/v1/subscriptions/{webhook}/replay", MANY_OFFSETS, 400
+    ),
     "GET api/v1/tenants": Asked("/api/v1/tenants"),
     "POST api/v1/tenants": Asked("/api/v1/tenants", {"name": "x" * 1_000_000}, 400),
     "GET api/v1/tenants/*": Asked("/api/v1/tenants/{tenant}"),
@@ -142,6 +187,7 @@ class Filled:
         self._make_topics()
         self._make_identities()
         self._send_messages()
+        self._make_webhooks()
         self._backup = ""
 
     def _make_topics(self) -> None:
@@ -176,6 +222,17 @@ class Filled:
 
         self.server.change_identities(make)
         self.tenant = self.operator.tenant()
+
+    def _make_webhooks(self) -> None:
+        """As many as a tenant can have but a few. The first has the largest settings."""
+        self.webhook = self._make_webhook(WEBHOOK["endpoint"], STORED_SETTINGS)
+        for number in range(WEBHOOKS):
+            self._make_webhook(f"https://example.com/hook-{number}")
+
+    def _make_webhook(self, endpoint: object = "", settings: object = None) -> str:
+        url = endpoint or f"https://example.com/{uuid.uuid4().hex}"
+        body = {**WEBHOOK, "endpoint": url, "settings": settings or {}}
+        return str(self.operator.ask("POST", "subscriptions", body)["id"])
 
     def _make_user(self) -> str:
         name = f"user-{uuid.uuid4().hex[:8]}"
@@ -214,6 +271,8 @@ class Filled:
             "{new backup}": self._begin_backup,
             "{new tenant}": self.operator.tenant,
             "{new user}": self._make_user,
+            "{webhook}": lambda: self.webhook,
+            "{new webhook}": self._make_webhook,
         }
         for name, value in values.items():
             if name in path:
@@ -244,6 +303,30 @@ def test_an_admin_request_is_served_without_a_stall(filled: Filled, name: str) -
     print(f"{name}: {turns.longest_ms:.1f} ms a turn, {len(reply):,} bytes, {took:.2f} s")
     assert status == asked.status, reply[:300]
     turns.check()
+
+
+HOSTILE_SETTINGS: dict[str, object] = {
+    "many symbols": _settings({"a": [[]] * (SYMBOLS_MAX - 10)}),
+    "many values": _settings({"a": [*range(SYMBOLS_MAX - 10)]}),
+    "deep": {"filter": '{"a":' * 20_000, "filter_scope": "MessageBody"},
+    "wildcards": _settings({"a": [{"wildcard": "*\n" * 400}, {"wildcard": "x*" * 99}]}),
+    "alternatives": _settings({"$or": [{f"k{n}": [{"prefix": "\n" * 900}]} for n in range(140)]}),
+    "unknown members": _large({}, "more", 1),
+    "many headers": {"headers": {f"h{number}": "\n" for number in range(3_900)}},
+    "certificates": {"ca": "-----BEGIN CERTIFICATE-----" + "\n" * 100_000},
+    "a wrong type": [{}] * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_SETTINGS)
+def test_hostile_settings_of_a_webhook_cause_no_stall(filled: Filled, name: str) -> None:
+    body = json.dumps(HOSTILE_SETTINGS[name])
+    path = f"/api/v1/subscriptions/{filled.webhook}"
+    with filled.server.watch() as turns:
+        status, reply, _ = send(filled.operator.host, "PATCH", path, body, filled.headers)
+    print(f"{name}: {turns.longest_ms:.1f} ms a turn, {status}, {reply[:120]!r}")
+    turns.check()
+    assert status in (200, 400), reply[:300]
 
 
 @pytest.mark.parametrize("name", ["POST /api/v1/users", "PUT /api/v1/policies/user-0/p0"])

@@ -1,20 +1,24 @@
 """Whatever a client makes the server store, the server can read again.
 
-Random requests of every Kafka API and every SQS action go to a server that trusts all callers:
-names, metadata, subscriptions, offsets, transactional ids, headers and rows that look like the
-server's own. They end up in queues, ``__groups``, ``__transactions``, ``__audit`` and ``__usage``.
+Random requests of every Kafka API, SQS action and SNS action go to a server that trusts all
+callers: names, metadata, subscriptions, offsets, transactional ids, headers and rows that look like
+the server's own. They end up in queues, topics, ``__groups``, ``__transactions``, ``__audit`` and
+``__usage``.
 After a restart the server must have read all of it: no partition is out of service, every
 coordinator replies, and the log has no error."""
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.attacks.frames import Wire
 from tests.attacks.fuzzing import Fuzz
+from tests.attacks.kit import send, sns_form
 from tests.harness.client import Fault, RawClient, Unanswered
 from tests.harness.patience import eventually
 from tests.harness.server import Server
@@ -30,12 +34,15 @@ from penstock.wire.kafka.generated.offset_commit import (
 
 CASES = 10_000
 CLIENTS = 8
-KAFKA_SHARE = 0.8  # of the cases; the others are SQS
+KAFKA_SHARE = 0.75  # of the cases
+SQS_SHARE = 0.15  # the others are SNS
 REPLY_SECONDS = 1.0  # a request that waits longer than that is left alone
 NAMES = [f"{kind}{number}" for kind in ("queue", "topic", "group") for number in range(3)]
 # How many records the requests must have left at least, or the test would prove little.
 STORED = {"__groups": 100, "__transactions": 50, "__audit": 100, "__usage": 1}
 STORED_IN_QUEUES = 10  # in all of them: each may have been deleted a moment ago
+STORING = ("OffsetCommit", "InitProducerId", "SendMessage", "Publish", "Subscribe")
+SNS_ARN = re.compile(">(arn:aws:sns:[^<]*)<")
 PROBES = 24  # groups and transactional ids: more than enough to meet every coordinator partition
 
 
@@ -61,7 +68,10 @@ class Client(threading.Thread):
         for number in range(CASES // CLIENTS):
             if number % 100 == 0:
                 self._create()
-            if self.fuzz.random.random() >= KAFKA_SHARE:
+            kind = self.fuzz.random.random()
+            if kind >= KAFKA_SHARE + SQS_SHARE:
+                self._ask_sns()
+            elif kind >= KAFKA_SHARE:
                 self._ask_sqs(sqs)
             elif not self._ask_kafka(wire):
                 wire.socket.close()
@@ -95,6 +105,13 @@ class Client(threading.Thread):
             return
         self.kinds[name] += 1
 
+    def _ask_sns(self) -> None:
+        name, body = self.fuzz.sns()
+        status, reply = ask_sns(self.server, name, body)
+        assert status < 500 or status == 503, f"{name} {body}: {status} {reply}"
+        self.fuzz.arns = (*self.fuzz.arns, *SNS_ARN.findall(reply))[-100:]
+        self.kinds[name] += 1
+
     def _create(self) -> None:
         """What random requests have deleted."""
         client = RawClient(self.server.port)
@@ -104,6 +121,8 @@ class Client(threading.Thread):
             except Fault:
                 pass  # with other attributes by now, or just deleted
         client.close()
+        for name in NAMES[:3]:
+            ask_sns(self.server, "CreateTopic", {"Name": name})
         with Wire(self.server) as wire:
             topics = [
                 CreatableTopic(name=name, num_partitions=2, replication_factor=1)
@@ -126,7 +145,7 @@ def test_everything_that_clients_stored_is_read_again_after_a_restart(tmp_path: 
                 raise client.failure
         kinds: Counter[str] = sum((client.kinds for client in clients), Counter())
         assert sum(kinds.values()) > CASES * 0.9, kinds
-        assert all(kinds[name] for name in ("OffsetCommit", "InitProducerId", "SendMessage")), kinds
+        assert all(kinds[name] for name in STORING), kinds
         check_served(server)
         # Counts are written every few seconds.
         eventually(lambda: stored_count(server, "__usage") > 0, seconds=60, what="usage is stored")
@@ -134,12 +153,28 @@ def test_everything_that_clients_stored_is_read_again_after_a_restart(tmp_path: 
         assert all(stored[name] >= least for name, least in STORED.items()), stored
         in_queues = [stored_count(server, name) for name in NAMES[:3]]
         assert sum(in_queues) >= STORED_IN_QUEUES, in_queues
+        subscriptions = listed_subscriptions(server)
+        assert subscriptions
         server.restart()
         check_served(server)
+        assert listed_subscriptions(server) == subscriptions
         assert server.stop() == 0, server.stderr_tail()
         server.assert_no_traceback()
         for level in ("error", "critical"):
             assert f'"level":"{level}"' not in server.stderr, server.stderr_tail()
+
+
+def ask_sns(server: Server, action: str, body: dict[str, Any]) -> tuple[int, str]:
+    host = server.url.removeprefix("http://")
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    status, reply, _ = send(host, "POST", "/", sns_form(action, body), form)
+    return status, reply.decode()
+
+
+def listed_subscriptions(server: Server) -> list[str]:
+    status, reply = ask_sns(server, "ListSubscriptions", {})
+    assert status == 200, reply
+    return SNS_ARN.findall(reply)
 
 
 def stored_count(server: Server, name: str) -> int:

@@ -244,8 +244,9 @@ class Pushers:
 
     async def _message(self, call: PushOne) -> Published:
         topic, setup = call.topic, self._setup
-        one = self._running[call.subscription_id].one
-        signer = await setup.signer_of(topic)
+        pusher = self._running[call.subscription_id]
+        one, is_signed = pusher.one, pusher.plan.is_signed
+        signer = await setup.signer_of(topic) if is_signed else None
         partition, now_ms = call.record_partition, setup.clock.wall_ms()
         if call.message is not None:
             record = Record(0, now_ms, call.message)

@@ -58,7 +58,8 @@ def check_readable(call: Call, topic: Topic, mode: str = "") -> None:
     if call.caller.is_operator:
         return
     if topic.sns is not None and topic.sns_arn is not None:
-        _require(call, "sns:Subscribe", topic.sns_arn, topic.sns.attributes.get("Policy") or None)
+        policy = topic.sns.attributes.get("Policy") or None
+        _require(call, "sns:Subscribe", topic.sns_arn, owner=topic.account, policy=policy)
     elif topic.is_queue:
         call.may("sqs:ReceiveMessage", topic.arn, topic)
         if mode == CONSUME:
@@ -67,14 +68,16 @@ def check_readable(call: Call, topic: Topic, mode: str = "") -> None:
         _check_kafka(call, topic)
 
 
-def _require(call: Call, action: str, arn: str, policy: str | None) -> None:
+def _require(call: Call, action: str, arn: str, *, owner: str, policy: str | None) -> None:
+    """Raise AccessDenied if the caller may not use an SNS topic. A topic of another tenant, to
+    which the caller has subscribed, needs a policy that still allows the action."""
     caller, decisions = call.caller, call.context.decisions
     assert decisions is not None, "a caller who is not an operator has an identity"
     decision = decisions.decide(
         caller,
         action,
         arn=arn,
-        owner=caller.account,
+        owner=owner,
         policy=policy,
         circumstances=lambda: Circumstances(call.peer, call.is_tls, call.now_ms),
     )

@@ -333,7 +333,7 @@ async def remove_permission(call: Call, request: shapes.RemovePermissionRequest)
         kept = [one for one in statements if _sid(one) != label]
         if len(kept) == len(statements):
             return current
-        return _with_policy(call, current, document | {"Statement": kept})
+        return _with_policy(call, current, document | {"Statement": kept} if kept else {})
 
     await _change(call, topic, revoke)
 
@@ -353,7 +353,8 @@ def _one_or_many(values: list[str]) -> str | list[str]:
 
 
 def _with_policy(call: Call, topic: Topic, document: dict[str, object]) -> Topic:
-    text = json.dumps(document, separators=(",", ":"))
+    """Return the topic with a policy; an empty one is replaced by the default policy."""
+    text = json.dumps(document, separators=(",", ":")) if document else ""
     return _with_attributes(call, topic, topic_attributes.changed(topic, "Policy", text))
 
 
