@@ -344,6 +344,7 @@ def produce_hostile(server: Server, topic: str) -> int:
     line = LINE.encode()
     names = ["ce_id", "ce_type", "ce_source", "ce_subject", "ce_time", "ce_x", "ce_datacontenttype"]
     names += ["content-type", "penstock.type.a", "a", "ce_x\r\nX-Injected", line.decode()]
+    records: list[list[tuple[bytes, bytes | None]]]
     records = [[(each.encode(), line)] for each in names]
     records += [[(b"penstock", line)], [(line, None)], [(b"ce_specversion", line)]]
     data = [

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -102,11 +103,7 @@ def test_a_webhook_keeps_its_promises_when_nodes_die(
         try:
             for _ in range(KILLS):
                 seen = len(endpoint.ledger(begin))
-                eventually(
-                    lambda seen=seen: len(endpoint.ledger(begin)) > seen + 100,
-                    seconds=90,
-                    what="100 more messages",
-                )
+                eventually(partial(has_more, endpoint, begin + seen + 100), seconds=90, what="more")
                 led = leaders(site, cluster.bootstrap, "sns.kills")
                 dead = victims(kind, home, led)
                 kill_and_restart(endpoint, [cluster.nodes[number] for number in dead])
@@ -120,6 +117,10 @@ def test_a_webhook_keeps_its_promises_when_nodes_die(
             what=f"all of {len(wanted)} messages",
         )
     judge(endpoint, begin)
+
+
+def has_more(endpoint: Endpoint, count: int) -> bool:
+    return bool(endpoint.ledger(count))
 
 
 def home_of(hook: str) -> int:

@@ -1,7 +1,7 @@
 """Habits of the shell around the rules, each of them broken: when clients are answered, what a
 queue is folded from, what is taken down and what may go."""
 
-from tests.sim.book import Delete, Extend, Operation, Receive, Send
+from tests.sim.book import Delete, Extend, Operation, Receive, Request, Send
 from tests.sim.fold import Fold
 from tests.sim.node import STEP_MS, SimNode
 from tests.sim.world import LEASE_STEPS, World
@@ -42,7 +42,7 @@ class AnswersBeforeDisk(World):
 class AnswersEarly(World):
     kind: type[Send | Receive | Delete | Extend]
 
-    def wait(self, node: SimNode, offset: int, request: Send | Receive | Delete | Extend) -> None:
+    def wait(self, node: SimNode, offset: int, request: Request) -> None:
         super().wait(node, offset, request)
         waiting = node.operations
         if isinstance(request, self.kind) and waiting and waiting[-1].request is request:

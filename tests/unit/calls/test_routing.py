@@ -676,7 +676,7 @@ async def test_an_ordered_share_of_a_range_is_read_from_another_node(cluster: Cl
         await cluster.put(queue, 0, [message(body, group="g")])
     end = (await routed.call(Ends(queue, 0))).high_watermark
     share = await routed.call(
-        OpenShare(queue, 0, "group", start=EARLIEST, is_ordered=True, until=[end])
+        OpenShare(queue, 0, "group", start=EARLIEST, is_ordered=True, until=(end,))
     )
     await cluster.known(share)
     await cluster.put(queue, 0, [message("new", group="g")])

@@ -1,7 +1,7 @@
 """Shares with a filter, which pass over unwanted records, and shares of a range."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,7 +44,7 @@ async def open_share(
     group: str = "g",
     *,
     is_ordered: bool = False,
-    until: Sequence[int] = (),
+    until: tuple[int, ...] = (),
 ) -> Topic:
     call = OpenShare(source, 0, group, start=EARLIEST, is_ordered=is_ordered, until=until)
     return await stage.broker.call(call)
@@ -176,7 +176,7 @@ async def test_a_range_ends_in_the_middle_of_a_batch_and_says_when_it_is_finishe
         topic = await stream(stage)
         await send(stage, topic, "a", "b")
         await send(stage, topic, "c", "d", "e")
-        reader = await open_share(stage, topic, is_ordered=is_ordered, until=[4])
+        reader = await open_share(stage, topic, is_ordered=is_ordered, until=(4,))
         await send(stage, topic, "f")
         assert await stage.broker.call(ShareLag(reader, 0)) == 4
         await stage.broker.call(RestartShare(reader, 0, 1))
@@ -200,7 +200,7 @@ async def test_a_filtered_range_is_finished_when_the_rest_is_unwanted(tmp_path: 
     async with on_stage(tmp_path) as stage:
         topic = await stream(stage)
         await send(stage, topic, "red", "blue", "blue", "red")
-        reader = await open_share(stage, topic, until=[3])
+        reader = await open_share(stage, topic, until=(3,))
         use_filter(stage, reader, is_red)
         got = await acquire(stage, reader)
         assert values(got) == ["red"]
@@ -217,7 +217,7 @@ async def test_retention_may_take_a_whole_range(tmp_path: Path) -> None:
         sent = [batch("x" * 2_000, at_ms=clock.wall)]
         for _ in range(20):
             await stage.broker.call(AppendBatches(topic, 0, acks=-1, batches=sent))
-        reader = await open_share(stage, topic, until=[3])
+        reader = await open_share(stage, topic, until=(3,))
         assert await stage.broker.call(ShareLag(reader, 0)) == 3
         clock.advance(61_000)
         young = [batch("young", at_ms=clock.wall)]
@@ -226,7 +226,7 @@ async def test_retention_may_take_a_whole_range(tmp_path: Path) -> None:
         assert await partition.clean() > 0
         assert await stage.broker.call(ShareLag(reader, 0)) == 0
         assert (await acquire(stage, reader)).picks == []
-        late = await open_share(stage, topic, "late", until=[3])
+        late = await open_share(stage, topic, "late", until=(3,))
         assert await stage.broker.call(ShareLag(late, 0)) == 0
     async with on_stage(tmp_path, clock, log=small) as stage:
         for each in (reader, late):
@@ -242,6 +242,6 @@ async def test_a_range_needs_an_end_in_each_partition_within_the_log(tmp_path: P
             with pytest.raises(InvalidRequest, match="end offset for each partition"):
                 await open_share(stage, topic, until=until)
         with pytest.raises(OffsetOutOfRange):
-            await open_share(stage, topic, until=[2])
+            await open_share(stage, topic, until=(2,))
         assert stage.broker.shares.find_share(topic, "g") is None
-        await open_share(stage, topic, until=[1])
+        await open_share(stage, topic, until=(1,))
