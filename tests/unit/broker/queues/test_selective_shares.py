@@ -238,7 +238,7 @@ async def test_a_range_needs_an_end_in_each_partition_within_the_log(tmp_path: P
     async with on_stage(tmp_path) as stage:
         topic = await stream(stage)
         await send(stage, topic, "a")
-        for until in ([1, 1], [-1]):
+        for until in ((1, 1), (-1,)):
             with pytest.raises(InvalidRequest, match="end offset for each partition"):
                 await open_share(stage, topic, until=until)
         with pytest.raises(OffsetOutOfRange):
