@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import uvloop
@@ -31,6 +31,8 @@ from penstock.net.http.client_messages import ClientReply, ClientRequest, Origin
 BODY = "x" * 1_024
 REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 FAILURE = b"HTTP/1.1 500 No\r\nContent-Length: 2\r\n\r\nno"
+GONE = b"HTTP/1.1 410 Gone\r\nContent-Length: 2\r\n\r\nno"
+GONE_AFTER = 100  # requests to a path /gone… that get 200
 FORM = (("Content-Type", "application/x-www-form-urlencoded"),)
 SECONDS_MAX = 120.0  # only a hang takes so long
 
@@ -44,6 +46,7 @@ class _Site:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.late_ms: dict[str, list[float]] = {}
+        self.last_ns: dict[str, float] = {}  # of the last request
 
 
 class _Endpoint(asyncio.Protocol):
@@ -70,12 +73,15 @@ class _Endpoint(asyncio.Protocol):
     def _answer(self, path: str, body: bytes) -> None:
         site = self._site
         site.counts[path] = site.counts.get(path, 0) + 1
+        site.last_ns[path] = time.monotonic_ns()
         if body.startswith(b"at "):
             sent_ns = int(body[3:].split(b" ", 1)[0])
             site.late_ms.setdefault(path, []).append((time.monotonic_ns() - sent_ns) / 1e6)
         if path.startswith("/hang"):
             return
-        self._transport.write(FAILURE if path.startswith("/fail") else REPLY)
+        reply = FAILURE if path.startswith("/fail") else REPLY
+        is_gone = path.startswith("/gone") and site.counts[path] > GONE_AFTER
+        self._transport.write(GONE if is_gone else reply)
 
 
 def _serve(pipe: Connection, cores: set[int]) -> None:
@@ -92,12 +98,21 @@ def _serve(pipe: Connection, cores: set[int]) -> None:
             if what == "reset":
                 site.counts.clear()
                 site.late_ms.clear()
-            pipe.send((dict(site.counts), {k: list(v) for k, v in site.late_ms.items()}))
+            late = {path: list(found) for path, found in site.late_ms.items()}
+            pipe.send((dict(site.counts), late, dict(site.last_ns)))
 
         loop.add_reader(pipe.fileno(), asked)
         await asyncio.Event().wait()
 
     uvloop.run(run())
+
+
+class Seen(NamedTuple):
+    """What the endpoint has seen, by path."""
+
+    counts: dict[str, int]
+    late_ms: dict[str, list[float]]
+    last_ns: dict[str, float]
 
 
 class Endpoint:
@@ -111,15 +126,16 @@ class Endpoint:
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
 
-    def ask(self, what: str = "read") -> tuple[dict[str, int], dict[str, list[float]]]:
+    def ask(self, what: str = "read") -> Seen:
         self._near.send(what)
-        found: tuple[dict[str, int], dict[str, list[float]]] = self._near.recv()
-        return found
+        return Seen(*self._near.recv())
 
     async def count(self, path: str, wanted: int) -> None:
         ends_at = time.monotonic() + SECONDS_MAX
-        while self.ask()[0].get(path, 0) < wanted:
-            assert time.monotonic() < ends_at, f"{path}: {self.ask()[0].get(path, 0)} of {wanted}"
+        while self.ask().counts.get(path, 0) < wanted:
+            assert time.monotonic() < ends_at, (
+                f"{path}: {self.ask().counts.get(path, 0)} of {wanted}"
+            )
             await asyncio.sleep(0.005)
 
     def close(self) -> None:
@@ -348,7 +364,7 @@ class Bench:
         await asyncio.gather(*tasks)
         for path in paths:
             await self.endpoint.count(path, count)
-        found = self.endpoint.ask()[1]
+        found = self.endpoint.ask().late_ms
         return [late for path in paths for late in found.get(path, ())]
 
     async def isolation(self) -> None:
@@ -366,6 +382,23 @@ class Bench:
         self.add(
             f"{count} endpoints beside one that hangs and one that fails: p99", ratio, most=1.5
         )
+
+    async def ends(self) -> None:
+        """How long requests go on after a pause, a deletion, and the first reply 410."""
+        client = self.client
+        for what in ("pause", "delete", "gone"):
+            path, arn = f"/{what}", await client.topic(f"ends-{what}")
+            made = client.webhook(arn, self.endpoint.url(path), rate_per_s=200)
+            await client.fill(arn, 1_000)
+            await self.endpoint.count(path, GONE_AFTER)
+            if what == "pause":
+                client.ask("POST", f"/subscriptions/{made}/pause", {})
+            elif what == "delete":
+                client.ask("DELETE", f"/subscriptions/{made}")
+            ended_ns = time.monotonic_ns()
+            await asyncio.sleep(2.0)
+            over_ms = max(0.0, self.endpoint.ask().last_ns[path] - ended_ns) / 1e6
+            self.add(f"requests go on after {what} for ms", over_ms, most=1_000)
 
     async def idle(self) -> None:
         client, count = self.client, 1_000 // self.part
@@ -394,6 +427,7 @@ async def run(server: Server, endpoint: Endpoint, *, is_quick: bool, is_synced: 
         await bench.latency()
         await bench.isolation()
         await bench.fan_out()
+        await bench.ends()
         await bench.idle()
     finally:
         client.close()

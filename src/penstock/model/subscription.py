@@ -89,6 +89,11 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.source_arn}:{self.id}"
 
     @property
+    def open_replay(self) -> Replay | None:
+        """Return the replay that is next or running. The others wait for it."""
+        return next((each for each in self.replays if each.is_open), None)
+
+    @property
     def secrets_context(self) -> bytes:
         return f"/subscriptions/{self.id}".encode()
 

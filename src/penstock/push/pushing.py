@@ -38,6 +38,7 @@ from penstock.wire.webhooks.delivery_requests import DeliveryRequest
 
 LEASE_MARGIN_MS: Final = 15_000  # a lease outlasts its request by this
 RETRIES_MAX: Final = 10_000  # messages of one subscription that wait for another attempt
+FULL_SECONDS: Final = 1.0  # until their number is looked at again
 COUNTED_AT_ONCE: Final = 100  # messages whose attempts are counted while the breaker is open
 OPEN_RETRY_SECONDS: Final = 1.0  # between attempts to open a share
 RELEASE_SECONDS: Final = 1.0  # to write results at the end
@@ -74,7 +75,7 @@ class Pusher:
         self._appetite = 1  # slots to ask for while there are messages
         self._is_filling = self._is_counting = self._is_opening = self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._loop = asyncio.get_running_loop()
         self._open()
 
@@ -130,7 +131,7 @@ class Pusher:
     async def _open_sources(self) -> None:
         try:
             while True:
-                replay = self._wanted_replay()
+                replay = self.one.open_replay
                 try:
                     if not self._sources:
                         await self._add_source(None)
@@ -144,14 +145,11 @@ class Pusher:
                     self._log(logging.WARNING, "opening the share of a subscription failed", error)
                     await asyncio.sleep(OPEN_RETRY_SECONDS)
                 else:
-                    if replay == self._wanted_replay():
+                    if replay == self.one.open_replay:
                         break
         finally:
             self._is_opening = False
         self._want()
-
-    def _wanted_replay(self) -> Replay | None:
-        return next((each for each in self.one.replays if each.is_open), None)
 
     async def _add_source(self, replay: Replay | None) -> None:
         setup, share = self._setup, self.topic
@@ -163,8 +161,7 @@ class Pusher:
         try:
             await source.listen(self._available)
             delay_ms = self._starts_at_ms - setup.clock.mono_ms()
-            if delay_ms > 0:
-                await asyncio.sleep(delay_ms / 1_000)
+            await asyncio.sleep(max(0, delay_ms) / 1_000)
         except BaseException:
             source.close()
             raise
@@ -178,9 +175,8 @@ class Pusher:
             self._want()
 
     def _is_ready(self, source: Source) -> bool:
-        if not source.has_news or self.is_paused or source.retry_count >= RETRIES_MAX:
-            return False
-        return source.replay is None or source.in_flight < max(1, self.lane.limit // 2)
+        has_room = source.replay is None or source.in_flight < max(1, self.lane.limit // 2)
+        return source.has_news and has_room and not self.is_paused
 
     # ── Slots ────────────────────────────────────────────────────────────────────────────────
 
@@ -189,7 +185,9 @@ class Pusher:
         if self._is_closed:
             return
         count = len(self._singles) + len(self._leased)
-        if any(map(self._is_ready, self._sources)):
+        if any(source.retry_count >= RETRIES_MAX for source in self._sources):
+            self._later(FULL_SECONDS, self._want)
+        elif any(map(self._is_ready, self._sources)):
             count += self._appetite
             if self.plan.is_counted and self._is_breaker_open():
                 self._count_attempts()
@@ -452,12 +450,13 @@ class Pusher:
         log_.log(level, event, extra={"subscription": self.one.id, "reason": str(error)})
 
     def _later(self, seconds: float, work: Callable[[], None]) -> None:
-        def run() -> None:
-            self._timers.discard(timer)
-            work()
+        """Do something after a time, once even if it is asked for several times."""
+        if work not in self._timers:
+            self._timers[work] = self._loop.call_later(seconds, self._due, work)
 
-        timer = self._loop.call_later(seconds, run)
-        self._timers.add(timer)
+    def _due(self, work: Callable[[], None]) -> None:
+        del self._timers[work]
+        work()
 
     def _spawn(self, work: Coroutine[Any, Any, None], what: str) -> None:
         task = self._loop.create_task(work, name=f"{what} {self.one.id}")
@@ -474,7 +473,7 @@ class Pusher:
         self._is_closed = True
         slots, clock = self._setup.slots, self._setup.clock
         slots.remove(self.lane, now_ms=clock.mono_ms())
-        for timer in self._timers:
+        for timer in self._timers.values():
             timer.cancel()
         for source in self._sources:
             source.close()

@@ -12,6 +12,7 @@ from tests.unit.push.stage import PushStage, on_push, until
 
 from penstock.model.message import Attribute
 from penstock.model.subscription import Replay, ReplayState, share_group
+from penstock.push import pushing
 
 FAST = {"min_ms": 100, "max_ms": 100, "factor": 1.0}
 RETRIES = '{"healthyRetryPolicy":{"minDelayTarget":1,"maxDelayTarget":1,"numRetries":1}}'
@@ -409,3 +410,16 @@ async def test_a_changed_delivery_policy_of_the_topic_holds_from_the_next_attemp
     await push.publish(changed, "x")
     await push.received(dead)
     assert len(push.ledger()) == 1
+
+
+async def test_a_subscription_with_many_waiting_retries_goes_on_when_they_are_due(
+    push: PushStage, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushing, "RETRIES_MAX", 5)
+    monkeypatch.setattr(pushing, "FULL_SECONDS", 0.05)
+    topic = await push.sns_topic()
+    endpoint.plan("/full", *[Step(status=425)] * 5, Step())
+    one = await push.subscribe(topic, "/full", webhook={"retry": FAST})
+    await push.publish(topic, *[str(n) for n in range(30)])
+    await push.finished(topic, one)
+    assert len(push.ledger()) == 35
