@@ -29,6 +29,7 @@ OWN = "000000000000"
 HANGING = 200
 HANGING_AT_ONCE = 50  # the server waits for so many at least
 NO_TOKEN = (400, "Invalid parameter: Token")
+FORMATS = ("raw", "sns", "standard", "cloudevents-binary", "cloudevents-structured")
 CONFIRMATION = "SubscriptionConfirmation"
 CODE = re.compile("<Code>([^<]*)</Code>")
 MESSAGE = re.compile("<Message>([^<]*)</Message>")
@@ -316,7 +317,8 @@ def send_sqs(server: Server, action: str, **fields: object) -> None:
 def test_the_ports_of_the_server_are_no_endpoint_even_in_development(
     open_server: Server, endpoint: Endpoint, webhooks: Webhooks
 ) -> None:
-    assert webhooks.test(endpoint.url("/control"))["is_delivered"]
+    for form in FORMATS:  # another port of the same machine gets requests in each of them
+        assert webhooks.test(endpoint.url("/control"), format=form)["is_delivered"], form
     admin = urlsplit(open_server.admin_url).port
     for port in (open_server.port, open_server.kafka_port, admin):
         for host in ("127.0.0.1", "localhost", "127.0.0.2", "[::ffff:127.0.0.1]", "0.0.0.0"):
@@ -363,7 +365,6 @@ def test_endpoints_that_hang_delay_no_other_tenant(
 # ── What requests have ───────────────────────────────────────────────────────────────────────
 
 LINE = "a\r\nX-Injected: 1\r\nContent-Length: 0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
-FORMATS = ("raw", "sns", "standard", "cloudevents-binary", "cloudevents-structured")
 
 
 def produce_hostile(server: Server, topic: str) -> None:
