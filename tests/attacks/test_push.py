@@ -1,6 +1,6 @@
 """Attacks on SNS subscriptions and webhooks: forged tokens, links that do more than they should,
-endpoints that are this server or lead into its network, messages that add headers, and secrets of
-endpoints in what the server shows, logs and stores."""
+endpoints that are this server or lead into its network, messages that add headers or requests, and
+endpoints that hang."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from tests.harness.server import Server
 
 from penstock.flow.verdicts import Failure
 from penstock.record.batch import encode_batch
-from penstock.record.record import encode_record
+from penstock.record.record import Header, encode_record
 from penstock.wire.kafka.produce import ProducePartition, ProduceTopic
 
 OWN = "000000000000"
+HANGING = 200
+HANGING_AT_ONCE = 50  # the server waits for so many at least
 NO_TOKEN = (400, "Invalid parameter: Token")
+FORMATS = ("raw", "sns", "standard", "cloudevents-binary", "cloudevents-structured")
 CONFIRMATION = "SubscriptionConfirmation"
 CODE = re.compile("<Code>([^<]*)</Code>")
 MESSAGE = re.compile("<Message>([^<]*)</Message>")
@@ -262,8 +265,9 @@ def test_a_tenant_whose_right_was_withdrawn_reads_nothing_by_its_subscription(
 class Webhooks:
     """Webhooks on a queue of a server that trusts everybody."""
 
-    def __init__(self, server: Server, source: str) -> None:
+    def __init__(self, server: Server, source: str, *, account: str = OWN) -> None:
         self._host, self.source = urlsplit(server.admin_url).netloc, source
+        self._account = account
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         text = None if body is None else json.dumps(body)
@@ -275,7 +279,7 @@ class Webhooks:
 
     def make(self, url: str, **settings: object) -> str:
         body = {"source": self.source, "endpoint": url, "settings": settings}
-        return str(self.ask("POST", "", body)["id"])
+        return str(self.ask("POST", f"?account={self._account}", body)["id"])
 
     def test(self, url: str, **settings: object) -> Any:
         """Send one test request."""
@@ -313,7 +317,8 @@ def send_sqs(server: Server, action: str, **fields: object) -> None:
 def test_the_ports_of_the_server_are_no_endpoint_even_in_development(
     open_server: Server, endpoint: Endpoint, webhooks: Webhooks
 ) -> None:
-    assert webhooks.test(endpoint.url("/control"))["is_delivered"]
+    for form in FORMATS:  # another port of the same machine gets requests in each of them
+        assert webhooks.test(endpoint.url("/control"), format=form)["is_delivered"], form
     admin = urlsplit(open_server.admin_url).port
     for port in (open_server.port, open_server.kafka_port, admin):
         for host in ("127.0.0.1", "localhost", "127.0.0.2", "[::ffff:127.0.0.1]", "0.0.0.0"):
@@ -333,19 +338,41 @@ def test_a_redirect_is_not_followed(endpoint: Endpoint, webhooks: Webhooks) -> N
     assert len(endpoint.ledger()) >= 5
 
 
+def test_endpoints_that_hang_delay_no_other_tenant(
+    open_server: Server, name: Callable[..., str]
+) -> None:
+    """More of them than the server sends requests at once."""
+    topic = name()
+    theirs = sns_as(open_server, Credentials("222222222222", "y"))
+    client = sns_as(open_server, Credentials("x", "y"))
+    with Endpoint() as hanging, Endpoint() as other:
+        arn = str(theirs.create_topic(Name=topic)["TopicArn"])
+        hanging.plan("/hang", Step(hold=True))
+        webhooks = Webhooks(open_server, arn, account="222222222222")
+        for number in range(HANGING):
+            webhooks.make(hanging.url(f"/hang?{number}"), timeout_ms=60_000)
+        theirs.publish(TopicArn=arn, Message="held")
+        hanging.wait_for(HANGING_AT_ONCE)
+        own = str(client.create_topic(Name=topic)["TopicArn"])
+        Webhooks(open_server, own).make(other.url("/hook"))
+        client.publish(TopicArn=own, Message="in time")
+        eventually(lambda: seen(other, "/hook"), seconds=40, what="a message in the meantime")
+        theirs.delete_topic(TopicArn=arn)
+    for each in (theirs, client):
+        each.close()
+
+
 # ── What requests have ───────────────────────────────────────────────────────────────────────
 
 LINE = "a\r\nX-Injected: 1\r\nContent-Length: 0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
-FORMATS = ("raw", "sns", "standard", "cloudevents-binary", "cloudevents-structured")
 
 
-def produce_hostile(server: Server, topic: str) -> int:
-    """Write records whose keys, header names and header values have lines. Returns their number."""
+def produce_hostile(server: Server, topic: str) -> None:
+    """Write records whose keys, header names and header values have lines."""
     line = LINE.encode()
     names = ["ce_id", "ce_type", "ce_source", "ce_subject", "ce_time", "ce_x", "ce_datacontenttype"]
     names += ["content-type", "penstock.type.a", "a", "ce_x\r\nX-Injected", line.decode()]
-    records: list[list[tuple[bytes, bytes | None]]]
-    records = [[(each.encode(), line)] for each in names]
+    records: list[list[Header]] = [[(each.encode(), line)] for each in names]
     records += [[(b"penstock", line)], [(line, None)], [(b"ce_specversion", line)]]
     data = [
         encode_record(offset_delta=number, timestamp_delta=0, key=line, value=line, headers=headers)
@@ -360,7 +387,6 @@ def produce_hostile(server: Server, topic: str) -> int:
             "Produce", 9, transactional_id=None, acks=-1, timeout_ms=9_000, topics=topics
         )
     assert reply.topics[0].partitions[0].error_code == 0, reply
-    return len(records)
 
 
 @pytest.mark.parametrize(
@@ -400,6 +426,7 @@ def test_no_record_adds_a_header_or_a_request(
         return any("last" in each.body or "bGFzdA" in each.body for each in requests())
 
     eventually(is_last_seen, seconds=60, what="the last message")
+    assert sum("smuggled" in each.body for each in requests()) >= 2, "as a body it is sent"
     for request in requests():
         assert request.target == f"/{topic}", request
         assert request.method == "POST"

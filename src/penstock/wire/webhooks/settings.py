@@ -219,7 +219,9 @@ Rule = Callable[[str, Any], Any]
 
 def _object(what: str, value: object, allowed: Collection[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InvalidSettings(f"{what} must be a JSON object, not {_short(value)}.")
+        # A text may be a secret that belongs into the object.
+        found = "a text" if isinstance(value, str) else _short(value)
+        raise InvalidSettings(f"{what} must be a JSON object, not {found}.")
     for name in value:
         if name not in allowed:
             known = ", ".join(sorted(allowed))

@@ -237,6 +237,8 @@ async def test_links_with_bad_tokens_do_not_fill_the_audit_log(tmp_path: Path) -
         ("https://example.com/@me", "https://example.com/@me"),
         ("https://me:ge/heim@example.com", "https://****@example.com"),
         ("https://me:geheim@exa mple.com", "https://****@exa mple.com"),
+        ("https:/me:geheim@example.com", "****@example.com"),
+        ("me:geheim@example.com", "****@example.com"),
         ("https://exa mple.com", "https://exa mple.com"),
         ("ann@example.com", "ann@example.com"),
         (QUEUE, QUEUE),

@@ -267,7 +267,7 @@ SETTINGS = ", ".join(sorted(shown(*made())))
             "The headers have 4,097 bytes with auth; 4,096 are allowed.",
         ),
         # Authentication.
-        (b'{"auth": "basic"}', "auth must be a JSON object, not 'basic'."),
+        (b'{"auth": "basic"}', "auth must be a JSON object, not a text."),
         (
             b'{"auth": {"type": "digest"}}',
             "auth.type must be one of none, basic, bearer, header, certificate, not 'digest'.",

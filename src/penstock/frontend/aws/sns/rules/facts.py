@@ -51,14 +51,15 @@ def topic_of(call: Call) -> Topic | None:
 
 
 def _endpoint(text: str | None) -> str:
-    """Return an endpoint without the password of a URL."""
-    if text is None or "://" not in text:
-        return text or ""
+    """Return an endpoint without the password of a URL, which may be malformed."""
     try:
-        return parse_endpoint_url(text).shown
+        return parse_endpoint_url(text or "").shown
     except UrlInvalid:
-        scheme, _, rest = text.partition("://")
-        return f"{scheme}://****@{rest.rpartition('@')[2]}" if "@" in rest else text
+        login, _, host = (text or "").rpartition("@")
+        if ":" not in login:  # a mail address has none before the at sign
+            return text or ""
+        scheme, mark, _ = login.partition("://")
+        return f"{scheme}{mark}****@{host}" if mark else f"****@{host}"
 
 
 def _attribute(request: Any) -> Mapping[str, object]:
