@@ -157,7 +157,7 @@ class Pusher:
             share = await open_share(
                 self.one, self.topic, replay, setup.broker, is_ordered=self.plan.is_ordered
             )
-        source = Source(share, replay, setup.broker, setup.clock, self._spawn)
+        source = Source(share, replay, setup.broker, setup.clock, self._spawn, self._want)
         try:
             await source.listen(self._available)
             delay_ms = self._starts_at_ms - setup.clock.mono_ms()
@@ -188,7 +188,9 @@ class Pusher:
         if any(source.retry_count >= RETRIES_MAX for source in self._sources):
             self._later(FULL_SECONDS, self._want)
         elif any(map(self._is_ready, self._sources)):
-            count += self._appetite
+            # Results that are not in the log yet count: after a failure they are sent again.
+            unwritten = sum(source.unwritten for source in self._sources)
+            count += min(self._appetite, max(0, self.lane.limit - self.lane.held - unwritten))
             if self.plan.is_counted and self._is_breaker_open():
                 self._count_attempts()
         self._setup.slots.want(self.lane, count, now_ms=self._setup.clock.mono_ms())
@@ -491,7 +493,6 @@ class Pusher:
             await asyncio.wait(set(self._tasks))
         for slot in self._granted:
             slots.end(slot, Health.UNKNOWN, now_ms=clock.mono_ms())
-        self._granted.clear()
         self._kick()
 
     async def _finish(self, seconds_max: float) -> None:

@@ -27,7 +27,13 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], object]
 
 class Source:
     def __init__(
-        self, topic: Topic, replay: Replay | None, broker: BrokerPort, clock: Clock, spawn: Spawn
+        self,
+        topic: Topic,
+        replay: Replay | None,
+        broker: BrokerPort,
+        clock: Clock,
+        spawn: Spawn,
+        on_written: Callable[[], None],  # called when results are in the log
     ) -> None:
         self.topic = topic  # the share or queue
         self.replay = replay
@@ -37,6 +43,8 @@ class Source:
         self._acks: dict[int, list[Claim]] = {}  # by partition
         self._extensions: dict[int, list[tuple[Claim, int]]] = {}
         self._retries: list[int] = []  # heap of the ends of extended leases
+        self.unwritten = 0  # results that are not in the log yet
+        self._on_written = on_written
         self._is_writing = False
         self._removes: list[Callable[[], None]] = []
 
@@ -77,6 +85,7 @@ class Source:
 
     def ack(self, delivery: Delivery) -> None:
         self._acks.setdefault(delivery.partition, []).append(delivery.claim)
+        self.unwritten += 1
         self._write()
 
     def extend(self, delivery: Delivery, lease_ms: int) -> None:
@@ -84,6 +93,7 @@ class Source:
         claims = self._extensions.setdefault(delivery.partition, [])
         claims.append((delivery.claim, lease_ms))
         heappush(self._retries, self._clock.mono_ms() + lease_ms)
+        self.unwritten += 1
         self._write()
 
     async def ack_now(self, deliveries: Sequence[Delivery]) -> None:
@@ -103,6 +113,7 @@ class Source:
             while self._acks or self._extensions:
                 acks, self._acks = self._acks, {}
                 extensions, self._extensions = self._extensions, {}
+                count = self.unwritten
                 calls: list[BrokerCall[Any]] = [
                     *(Ack(self.topic, at, claims) for at, claims in acks.items()),
                     *(
@@ -111,6 +122,8 @@ class Source:
                     ),
                 ]
                 await asyncio.gather(*map(self._call, calls))
+                self.unwritten -= count
+                self._on_written()
         finally:
             self._is_writing = False
 
