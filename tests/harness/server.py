@@ -240,6 +240,11 @@ class Server:
                 f"penstock serve still ran {seconds} s after SIGTERM\n{self.stderr_tail()}"
             ) from None
 
+    def freeze(self) -> None:
+        """Run no more code of the server. System calls that it is in go on in the kernel. The main
+        thread, which writes the replies, gets the signal, so no reply is sent from now on."""
+        os.kill(self.pid, signal.SIGSTOP)
+
     def kill(self) -> None:
         """kill -9: nothing in the process gets to say goodbye."""
         if self._process is not None:

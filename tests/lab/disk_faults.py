@@ -28,6 +28,8 @@ class PowerCut(Fault):
         nodes, disks = self.cluster.nodes, self.cluster.disks
         self.victims, self.silent = tuple(f"n{number}" for number in nodes), tuple(nodes)
         self.injected_at = now_ns()
+        for node in nodes.values():
+            node.freeze()  # without power, no replies
         for disk in disks.values():
             disk.cut()
         for node in nodes.values():

@@ -285,7 +285,7 @@ def _overview(situation: Situation, reasons: tuple[Reason, ...], now_ms: int) ->
         parts.append(f"{stats.in_flight:,} in flight{_until(found.lease_ends_ms, now_ms)}")
     free = stats.visible - found.blocked
     if free > 0:
-        parts.append(f"{free:,} more visible")
+        parts.append(f"{free:,} {'more ' if found.blocked else ''}visible")
     return ", ".join(parts)
 
 

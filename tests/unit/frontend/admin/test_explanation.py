@@ -74,6 +74,15 @@ def test_a_delay_and_a_lease_say_when_they_end() -> None:
     assert found.summary == "3 delayed until 12:00:01 UTC, 1 in flight until 12:00:05 UTC"
 
 
+def test_visible_messages_are_counted_beside_blocked_ones() -> None:
+    found = explain(situation(Obstacles(available=1), visible=1), now_ms=NOON_MS)
+    assert found.summary == "0 delayed, 1 visible"
+    lock = GroupLock(partition=0, group="g1", offset=0, until_ms=NOON_MS + 60_000, blocked=2)
+    obstacles = Obstacles(available=1, blocked=2, locked_groups=1, locks=(lock,))
+    found = explain(situation(obstacles, visible=3), now_ms=NOON_MS)
+    assert found.summary.endswith("0 delayed, 1 more visible")
+
+
 def test_messages_that_used_up_their_attempts_go_to_the_dead_letter_queue() -> None:
     given = msgspec.structs.replace(
         situation(Obstacles(exhausted=1), visible=1, dead_lettered=4),
