@@ -4,6 +4,7 @@ KIB = 1_024
 MIB = 1_048_576
 SECOND_MS = 1_000
 MINUTE_MS = 60_000
+FOREVER_MS = 1 << 62  # beyond every time
 
 # ── Limits of SQS ────────────────────────────────────────────────────────────────────────────
 MESSAGE_BYTES_MAX = MIB  # body + attributes; also the sum over one batch call

@@ -3,7 +3,7 @@
 Leases and delays use CLOCK_BOOTTIME. Unlike CLOCK_MONOTONIC, it continues while a laptop sleeps, so
 a lease does not last longer because the lid was closed. CLOCK_BOOTTIME starts again when the
 machine reboots. So a node that restarts subtracts the elapsed time from its leases only if the
-machine has not rebooted and the wall clock was not set."""
+machine has not rebooted and the wall clock was not set since they began."""
 
 import time
 from pathlib import Path
@@ -17,6 +17,7 @@ JUMP_MS_MAX = 1_000  # slewing by a time daemon stays below this; a step does no
 class ClockAnchor(msgspec.Struct, frozen=True):
     boot_id: str  # empty if the kernel has none; then the clock is never trusted
     offset_ms: int  # wall clock minus boot clock: constant unless the wall clock is set
+    since_ms: int = 0  # wall time; since then there was no reboot and no change of the wall clock
 
 
 class SystemClock:
@@ -32,7 +33,8 @@ class SystemClock:
             boot_id = BOOT_ID.read_text("ascii").strip()
         except OSError:
             boot_id = ""
-        return ClockAnchor(boot_id, self.wall_ms() - self.mono_ms())
+        wall_ms = self.wall_ms()
+        return ClockAnchor(boot_id, wall_ms - self.mono_ms(), wall_ms)
 
 
 def elapsed_trustworthy(before: ClockAnchor, now: ClockAnchor) -> bool:

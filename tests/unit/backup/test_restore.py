@@ -83,7 +83,7 @@ async def test_what_was_not_acknowledged_comes_back_and_leases_go_on(tmp_path: P
         await stage.broker.call(Append(topic, 0, [message("too late")]))
     assert len(manifest.partitions) == 4
     await laid_out(backup, tmp_path / "new")
-    async with on_stage(tmp_path / "new", clock, is_elapsed_trusted=False) as stage:
+    async with on_stage(tmp_path / "new", clock, elapsed_since_ms=clock.wall_ms()) as stage:
         found = stage.catalog.find_id(topic.topic_id)
         assert found == topic
         assert await all_bodies(stage, topic) == [str(n) for n in range(10, 20)]

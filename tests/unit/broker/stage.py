@@ -83,7 +83,7 @@ async def on_stage(
     in_flight_max: int = 120_000,
     clean_interval_ms: int = 3_600_000,
     compact_interval_ms: int = 3_600_000,
-    is_elapsed_trusted: bool = True,
+    elapsed_since_ms: int = 0,
     is_crash: bool = False,
 ) -> AsyncIterator[Stage]:
     """A broker from start to stop; with ``is_crash`` it is dropped as a killed process would be:
@@ -110,7 +110,7 @@ async def on_stage(
         compact_interval_ms=compact_interval_ms,
         in_flight_max=in_flight_max,
         grain_ms=0,  # a clock moved by hand has no fractions
-        is_elapsed_trusted=is_elapsed_trusted,
+        elapsed_since_ms=elapsed_since_ms,
     )
     broker = Broker(context, tasks, entropy=secrets.token_bytes)
     await broker.start()

@@ -246,17 +246,21 @@ async def test_everything_answered_is_there_after_a_restart(tmp_path: Path, is_c
         assert bodies(await stage.broker.call(Lease(topic, TEN))) == ["1", "3", "4"]
 
 
-@pytest.mark.parametrize(("is_trusted", "visible_after_ms"), [(True, 20_000), (False, 30_000)])
+@pytest.mark.parametrize(
+    ("clock_set_at_ms", "visible_after_ms"),
+    [(None, 20_000), (4_000, 24_000), (10_000, 30_000)],  # by a node that started then
+)
 async def test_a_lease_goes_on_over_a_restart_and_is_never_shortened(
-    tmp_path: Path, is_trusted: bool, visible_after_ms: int
+    tmp_path: Path, clock_set_at_ms: int | None, visible_after_ms: int
 ) -> None:
     clock = HandClock()
     async with on_stage(tmp_path, clock, is_crash=True) as stage:
         topic = await stage.topic()
         await stage.broker.call(Append(topic, 0, [message()]))
         await stage.broker.call(Lease(topic, LeaseRequest(lease_ms=30_000)))
+    since_ms = 0 if clock_set_at_ms is None else clock.wall_ms() + clock_set_at_ms
     clock.advance(10_000)
-    async with on_stage(tmp_path, clock, is_elapsed_trusted=is_trusted) as stage:
+    async with on_stage(tmp_path, clock, elapsed_since_ms=since_ms) as stage:
         clock.advance(visible_after_ms - 1)
         assert not await stage.broker.call(Lease(topic, TEN))
         clock.advance(1)

@@ -437,7 +437,7 @@ async def _start(
         clean_interval_ms=3_600_000,
         in_flight_max=in_flight_max,
         grain_ms=0,
-        is_elapsed_trusted=True,
+        elapsed_since_ms=0,
     )
     broker = Broker(context, tasks, entropy=secrets.token_bytes)
     await broker.start()

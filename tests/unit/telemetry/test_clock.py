@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from penstock.model.ports import Clock
+from penstock.node.process.folder import DataFolder
 from penstock.telemetry import clock as clock_module
 from penstock.telemetry.clock import ClockAnchor, SystemClock, elapsed_trustworthy
 
@@ -44,3 +45,25 @@ def test_without_a_boot_id_nothing_is_trusted(
     monkeypatch.setattr(clock_module, "BOOT_ID", tmp_path / "missing")
     assert SystemClock().anchor().boot_id == ""
     assert not elapsed_trustworthy(SystemClock().anchor(), SystemClock().anchor())
+
+
+class SetClock(SystemClock):
+    """A system clock whose wall clock was set by ``by_ms``."""
+
+    by_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.by_ms
+
+
+def test_time_is_trusted_from_the_first_start_after_the_clock_was_set(tmp_path: Path) -> None:
+    folder, clock = DataFolder(tmp_path), SetClock()
+    try:
+        first = folder.renew_anchor(clock)
+        assert folder.renew_anchor(clock) == first
+        clock.by_ms = 5_000
+        second = folder.renew_anchor(clock)
+        assert second >= first + 5_000
+        assert folder.renew_anchor(clock) == second  # the start after that does not forget it
+    finally:
+        folder.release()

@@ -149,8 +149,8 @@ class BrokerContext:
     # Clocks are read in whole milliseconds, rounded down. Without this margin a lease could end a
     # fraction of a millisecond too early, and two consumers could hold the same message.
     grain_ms: int = 1
-    # True if the wall clock measures the time in which this process was not running.
-    is_elapsed_trusted: bool = False
+    # The wall clock measures elapsed time since this wall time, also while no process was running.
+    elapsed_since_ms: int = limits.FOREVER_MS
     hold: BackupHold = field(default_factory=BackupHold)  # of backups in progress
     opened: OpenedBatches = field(default_factory=OpenedBatches)
     defaults: TopicDefaults = field(default_factory=TopicDefaults)

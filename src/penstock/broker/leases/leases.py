@@ -33,7 +33,6 @@ from penstock.record.batch import BatchHeader
 
 EXPIRY_ROUNDS_MAX = 64  # rounds per cleaning; the next cleaning continues
 FED_PER_TURN_MAX = limits.WINDOW_RECORDS_MAX  # records read per attempt to lease
-FOREVER_MS = 1 << 62  # a share keeps a record as long as its source topic does
 
 
 class _AppendedBatch(NamedTuple):
@@ -122,7 +121,8 @@ class Leases:
 
     @property
     def retention_ms(self) -> int:
-        return FOREVER_MS if self.topic.is_share else self.topic.settings.retention_ms
+        # A share keeps a record as long as its source topic does.
+        return limits.FOREVER_MS if self.topic.is_share else self.topic.settings.retention_ms
 
     def lease(
         self,

@@ -119,18 +119,19 @@ class DataFolder:
     def metadata_path(self) -> Path:
         return self.path / METADATA_NAME
 
-    def renew_anchor(self, clock: SystemClock) -> bool:
-        """Store the current time. Returns False if the clock was set or the machine was restarted
-        since the last call."""
+    def renew_anchor(self, clock: SystemClock) -> int:
+        """Store the state of the clock. Returns the wall time since which there was no reboot and
+        no change of the clock, as far as this folder shows; the current time if there was one."""
         now = clock.anchor()
         file = self.path / ANCHOR_NAME
         try:
             before = msgspec.json.decode(file.read_bytes(), type=ClockAnchor)
-            is_trusted = elapsed_trustworthy(before, now)
+            if elapsed_trustworthy(before, now):
+                now = msgspec.structs.replace(now, since_ms=before.since_ms)
         except (OSError, msgspec.MsgspecError):
-            is_trusted = False
+            pass
         replace_file(file, msgspec.json.encode(now))
-        return is_trusted
+        return now.since_ms
 
     def identity(self, entropy: Callable[[int], bytes]) -> str:
         """Return the random id of this folder, which a single node uses as its Kafka cluster id."""

@@ -151,7 +151,8 @@ class NodeSetup:
     folder: DataFolder
     certificates: CertificateKeeper
     is_auth_on: bool
-    is_elapsed_trusted: bool  # whether clocks have run without a gap since the last start
+    started_ms: int  # wall time
+    elapsed_since_ms: int  # wall time since which clocks have run without a gap
     endpoints: dict[str, str]  # filled as listeners open
     worker_secret: bytes | None = None  # shared by the workers of one server; None: not a worker
 
@@ -172,11 +173,11 @@ class NodeSetup:
             account=node.account,
             region=node.region,
             data=str(self.folder.path),
-            started_at_ms=self.clock.wall_ms(),
+            started_at_ms=self.started_ms,
             endpoints=self.endpoints,
             kafka_protocol=kafka_protocol,
             roles=sorted(parse_roles(node.roles)),
-            clock_trusted=self.is_elapsed_trusted,
+            clock_trusted=self.elapsed_since_ms < self.started_ms,
         )
 
     def start_jobs(
@@ -206,6 +207,7 @@ def make_setup(loaded: Loaded[Config], *, is_auth_on: bool) -> NodeSetup:
     certificates = CertificateKeeper(loaded.config.tls, loaded.config.internal)
     worker_secret = receive_secret(os.environ)
     clock = SystemClock()
+    started_ms = clock.wall_ms()
     folder = DataFolder(Path(loaded.config.node.data))
     return NodeSetup(
         loaded=loaded,
@@ -216,7 +218,8 @@ def make_setup(loaded: Loaded[Config], *, is_auth_on: bool) -> NodeSetup:
         folder=folder,
         certificates=certificates,
         is_auth_on=is_auth_on,
-        is_elapsed_trusted=folder.renew_anchor(clock),
+        started_ms=started_ms,
+        elapsed_since_ms=folder.renew_anchor(clock),
         endpoints={},
         worker_secret=worker_secret,
     )

@@ -24,7 +24,7 @@ from penstock.log.batch_cache import BatchCacheBudget
 from penstock.log.log import LogConfig
 from penstock.metadata.topics.catalog import MoveTasks, StoredProducerIds
 from penstock.metadata.topics.resource_configs import DynamicConfigs, ResourceConfigs
-from penstock.model import troubles
+from penstock.model import limits, troubles
 from penstock.model.levels import LEVEL_MAX
 from penstock.model.replication import IN_SYNC_MIN
 from penstock.model.topic import partition_of_group
@@ -86,7 +86,7 @@ class BrokerRole:
             defaults=self.dynamic.defaults,
             level=self.level,
             # In a cluster, logs contain times of other nodes.
-            is_elapsed_trusted=setup.is_elapsed_trusted and not is_clustered,
+            elapsed_since_ms=limits.FOREVER_MS if is_clustered else setup.elapsed_since_ms,
         )
         self._tasks = MoveTasks(metadata.own_store)
         self.disk = disk
