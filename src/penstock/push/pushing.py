@@ -23,6 +23,7 @@ from penstock.flow.verdicts import Action, Failure, Health
 from penstock.model.calls import CloseShare, ShareLag
 from penstock.model.errors import PenstockError
 from penstock.model.ports import PushReply, PushStatus
+from penstock.model.quotas import NO_LIMIT
 from penstock.model.subscription import Replay, ReplayState, Subscription, share_group
 from penstock.model.topic import Topic
 from penstock.net.http.client_messages import FailureReason, RequestFailed, RequestInvalid
@@ -59,8 +60,7 @@ class Pusher:
         starts_at_ms: int,  # no request before this time of the monotonic clock
     ) -> None:
         self.outcomes = Outcomes(one, topic, plan, setup, self._spawn)
-        self._setup, self._kick = setup, kick
-        self._starts_at_ms = starts_at_ms
+        self._setup, self._kick, self._starts_at_ms = setup, kick, starts_at_ms
         self.lane: Lane = setup.slots.add(
             one.account,
             plan.destination,
@@ -188,9 +188,9 @@ class Pusher:
         if any(source.retry_count >= RETRIES_MAX for source in self._sources):
             self._later(FULL_SECONDS, self._want)
         elif any(map(self._is_ready, self._sources)):
-            # Results that are not in the log yet count: after a failure they are sent again.
-            unwritten = sum(source.unwritten for source in self._sources)
-            count += min(self._appetite, max(0, self.lane.limit - self.lane.held - unwritten))
+            # A fixed limit counts requests until their results are in the log.
+            held = self.lane.held + sum(source.unwritten for source in self._sources)
+            count += min(self._appetite, max(0, (self.plan.limit or NO_LIMIT) - held))
             if self.plan.is_counted and self._is_breaker_open():
                 self._count_attempts()
         self._setup.slots.want(self.lane, count, now_ms=self._setup.clock.mono_ms())
@@ -496,5 +496,5 @@ class Pusher:
         self._kick()
 
     async def _finish(self, seconds_max: float) -> None:
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=seconds_max)
+        if tasks := set(self._tasks):
+            await asyncio.wait(tasks, timeout=seconds_max)
