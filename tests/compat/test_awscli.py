@@ -1,20 +1,14 @@
-"""The AWS command line, run as its users run it: one process per command, JSON in and out."""
+"""SQS with the AWS command line."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.harness.awscli import AWS, Aws, aws_command
 from tests.harness.server import Server
-
-AWS = Path(sys.prefix) / "awscli" / "bin" / "aws"
-Aws = Callable[..., Any]
 
 pytestmark = [
     pytest.mark.skipif(not AWS.exists(), reason=f"no AWS command line at {AWS}"),
@@ -24,35 +18,7 @@ pytestmark = [
 
 @pytest.fixture
 def aws(server: Server, tmp_path: Path) -> Aws:
-    """``aws("create-queue", "--queue-name", "q")`` gives the decoded answer, None when empty;
-    ``is_ok=False`` expects failure and gives what was said on stderr."""
-    env = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(tmp_path),
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_MAX_ATTEMPTS": "1",
-        "AWS_PAGER": "",
-    }
-
-    def run(*arguments: str, is_ok: bool = True) -> Any:
-        done = subprocess.run(
-            [str(AWS), "--endpoint-url", server.url, "--output", "json", "sqs", *arguments],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        if not is_ok:
-            assert done.returncode != 0, done.stdout
-            return done.stderr
-        assert done.returncode == 0, f"aws sqs {' '.join(arguments)}\n{done.stderr}"
-        return json.loads(done.stdout) if done.stdout.strip() else None
-
-    return run
+    return aws_command("sqs", server.url, tmp_path)
 
 
 def test_messages_from_send_to_delete(aws: Aws, queue_name: Callable[..., str]) -> None:
