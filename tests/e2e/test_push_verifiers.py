@@ -72,6 +72,8 @@ class Stage(PushSite):
         return f"/{len(self.servers)}-{next(self._numbers)}"
 
     def seen(self, path: str, count: int = 1) -> list[Seen]:
+        """Wait for requests to a path, and return all of them."""
+
         def found() -> list[Seen]:
             all_ = [each for each in self.endpoint.ledger() if each.target == path]
             return all_ if len(all_) >= count else []
@@ -118,7 +120,7 @@ def test_standard_webhooks_are_accepted(stage: Stage) -> None:
     arn = stage.topic("webhooks")
     _, single, secret = stage.hook(arn, format="standard")
     _, raw, raw_secret = stage.hook(arn, format="raw")
-    _, batch, batch_secret = stage.hook(arn, format="standard", batch_max=3, batch_wait_ms=10_000)
+    _, batch, batch_secret = stage.hook(arn, format="standard", batch_max=3)
     texts, data = [TEXT, '{"n": 1}', "-"], [TEXT, {"n": 1}, "-"]
     entries = [{"Id": str(at), "Message": text} for at, text in enumerate(texts)]
     reply = stage.sns[-1].publish_batch(TopicArn=arn, PublishBatchRequestEntries=entries)
@@ -216,8 +218,7 @@ def test_cloudevents_of_an_sns_topic_are_accepted(stage: Stage) -> None:
     arn = stage.topic("events")
     _, binary, _ = stage.hook(arn, format="cloudevents-binary")
     _, structured, _ = stage.hook(arn, format="cloudevents-structured")
-    wait = {"batch_max": 3, "batch_wait_ms": 10_000}
-    _, batch, batch_secret = stage.hook(arn, format="cloudevents-structured", **wait)
+    _, batch, batch_secret = stage.hook(arn, format="cloudevents-structured", batch_max=3)
     kind = {"ce_type": {"DataType": "String", "StringValue": "shop.order"}}
     entries = [
         {"Id": "0", "Message": TEXT, "Subject": "Größe 100%"},
