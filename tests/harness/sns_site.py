@@ -41,6 +41,7 @@ class Site:
             QueueUrl=url,
             MaxNumberOfMessages=10,
             WaitTimeSeconds=wait_s,
+            AttributeNames=["MessageGroupId"],
             MessageAttributeNames=["All"],
         )
         messages: list[dict[str, Any]] = reply.get("Messages", [])

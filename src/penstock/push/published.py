@@ -45,7 +45,7 @@ class Published:
         if message.attributes:
             self.attributes = dict(message.attributes)
             subject = self.attributes.pop(SUBJECT, None)
-            if subject is not None:
+            if subject is not None and subject.value:  # SNS has no empty subjects
                 self.subject = subject.value.decode("utf-8", "replace")
             if self.attributes.pop(STRUCTURE, None) is not None:
                 with suppress(Fault):  # a Kafka producer may write any body: it is sent as it is

@@ -327,9 +327,13 @@ class Leases:
         """Move the cursor to ``offset``. ``backlog`` is the number of messages from there on."""
         self._forget_ahead()
         self._oldest = None
-        events = self.cursor.start(offset, backlog=backlog).events
+        flush = self._journal_events(self.cursor.start(offset, backlog=backlog).events)
+        assert flush is not None
+        # Written at once, because a replay resets the count to ``backlog`` where the event is: it
+        # must not come after messages and leases of this turn.
+        self._journal.flush()
         self.wake()
-        await self.settled(events)
+        await flush.committed.wait()
 
     def clip(self, start_offset: int, *, passed: int, is_expiry: bool) -> Sequence[Event]:
         """Drop records below an offset from the cursor. Returns the events to write to the log."""

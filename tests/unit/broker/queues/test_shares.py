@@ -85,6 +85,22 @@ async def test_each_group_gets_every_message_and_the_queue_keeps_its_own(tmp_pat
         assert (await stage.broker.call(Stats(two))).in_flight == 1
 
 
+async def test_a_message_sent_while_a_share_begins_is_counted_after_a_crash(tmp_path: Path) -> None:
+    readers = []
+    async with on_stage(tmp_path, is_crash=True) as stage:
+        queue = await stage.topic()
+        for turns in range(12):  # of the event loop; in one of them the share begins
+            opening = asyncio.create_task(share(stage, queue, f"g{turns}"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await stage.broker.call(Append(queue, 0, [message(str(turns))]))
+            readers.append(await opening)
+    async with on_stage(tmp_path) as stage:
+        for reader in readers:
+            assert (await stage.broker.call(Stats(reader))).visible == 12
+            assert len(await receive_all(stage, reader)) == 12
+
+
 async def test_batches_of_a_producer_are_leased_whole_and_counted_by_record(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as stage:
         topic = await stream(stage)
