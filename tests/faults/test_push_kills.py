@@ -23,9 +23,10 @@ from tests.harness.patience import eventually
 
 from penstock.model.subscription import Subscription, home_partition
 
-pytestmark = [pytest.mark.slow]
-
 KILLS = int(os.environ.get("PENSTOCK_KILLS", "1"))
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + 60 * KILLS)]
+
 PARTITIONS = 6
 LIMIT = 3
 GROUPS = 12
