@@ -22,6 +22,7 @@ from penstock.flow.slots import Subscription as Lane
 from penstock.flow.verdicts import Action, Failure, Health
 from penstock.model.calls import CloseShare, ShareLag
 from penstock.model.errors import PenstockError
+from penstock.model.message import AckReason
 from penstock.model.ports import PushReply, PushStatus
 from penstock.model.subscription import Replay, ReplayState, Subscription, share_group
 from penstock.model.topic import Topic
@@ -279,7 +280,7 @@ class Pusher:
             if policy is None or matches(policy, message.prepared):
                 items.append(Item(message, delivery, source))
             else:
-                source.ack(delivery)
+                source.ack(delivery, AckReason.UNWANTED)
         return items
 
     def _split(self, source: Source, items: Sequence[Item]) -> list[list[Item]]:
