@@ -3,8 +3,7 @@
 The position of a subscription is a share of its topic: a lease cursor in the log (a webhook that
 consumes a queue uses the queue's own). A message is leased when its request has a slot, and not
 before, so a slow endpoint keeps its messages in the log and not in memory. A delivered message is
-acked. One that has to be sent again keeps its lease until then: time and number of the attempt are
-in the log and outlast this node. A message that cannot be delivered goes to the dead-letter queue.
+acked. One that is sent again keeps its lease until then, so a new home knows when and how often.
 
 A replay is a second share, of a range of the log. Its messages are sent when no new ones are
 waiting, in at most half of the slots."""
