@@ -11,7 +11,7 @@ from tests.harness.endpoint import Endpoint, Step
 from tests.unit.push.stage import PushStage, on_push, until
 
 from penstock.cursor.leases.events import AckEvent, decode, is_shared_type, split_shared
-from penstock.model.calls import Fetch
+from penstock.model.calls import Fetch, PushOne
 from penstock.model.limits import MIB
 from penstock.model.message import AckReason, Attribute
 from penstock.model.subscription import Replay, ReplayState, Subscription, share_group
@@ -327,6 +327,19 @@ async def test_a_replay_sends_old_messages_again_marked_as_replayed(push: PushSt
         lambda: push.stage.broker.find_share(topic, share_group(one, 1)) is None,
         "the share of the replay is left",
     )
+
+
+async def test_a_redelivery_is_a_replay_and_a_test_is_not(push: PushStage) -> None:
+    topic = await push.sns_topic()
+    one = await push.subscribe(topic, "/again")
+    await push.publish(topic, "once")
+    await push.outcomes(1)
+    place = {"topic": topic, "partition": 0, "subscription_id": one.id, "record_partition": 0}
+    for is_test in (False, True):
+        call = PushOne(**place, offset=push.rows[0].offset, is_test=is_test)
+        assert (await push.pushers.push_one(call)).status == 200
+    marks = [(row.is_replay, row.is_test, bool(row.share)) for row in push.rows]
+    assert marks == [(False, False, True), (True, False, False), (False, True, False)]
 
 
 async def test_attempts_count_while_the_breaker_of_an_sns_subscription_is_open(
