@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -95,7 +95,7 @@ class Kill(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """The time before a kill of which a node had not written anything yet."""
+    """A time before a kill of which facts may be lost."""
 
     begin: float
     end: float
@@ -104,14 +104,15 @@ class Loss(NamedTuple):
         return self.begin <= end and begin <= self.end
 
 
-def losses(kills: Sequence[Kill], written: Sequence[tuple[str, int]]) -> list[Loss]:
-    """Return what the kills may have lost of facts that were written by (node, wall time)."""
+def losses(kills: Sequence[Kill], told_ms: Callable[[str], Iterable[int]]) -> list[Loss]:
+    """Return when requests were made whose facts the kills may have lost. ``told_ms`` returns the
+    wall times up to which a node has told everything."""
     ahead = time.time() - time.monotonic()
     found = []
     for kill in kills:
-        times = [at_ms / 1_000 - ahead for node, at_ms in written if node == kill.node]
+        times = [at_ms / 1_000 - ahead for at_ms in told_ms(kill.node)]
         last = max((at for at in times if at <= kill.at), default=0.0)
-        # A request that was under way at the last write is counted when it ends.
+        # A request that was under way at that time is noted when it ends.
         found.append(Loss(last - TIMEOUT_MS / 1_000, kill.at))
     return found
 
@@ -160,10 +161,10 @@ class Books:
         self.messages = {
             each.value().decode(): (each.partition(), each.offset()) for each in read(kafka, TOPIC)
         }
-        self._facts = [rows.decode(each.value()) for each in read(kafka, "__deliveries")]
-        self.rows = [row for facts in self._facts for row in facts.columns.rows()]
-        written = [(facts.node, facts.written_at_ms) for facts in self._facts]
-        self.losses = losses(kills, written)
+        facts = [rows.decode(each.value()) for each in read(kafka, "__deliveries")]
+        self.rows = [row for each in facts for row in each.columns.rows()]
+        # One node at a time sends, and writes its rows in order: only the last can be missing.
+        self.losses = losses(kills, lambda _: [row.at_ms for row in self.rows])
 
     def state(self, text: str) -> str:
         return "delivered" if self.last[text].status == 200 else "dead"
@@ -293,7 +294,7 @@ def judge_usage(
     for row in (row for each in facts for row in each.columns.rows() if row.resource == TOPIC):
         counted[f"{row.op} requests"] += row.requests
         counted[f"{row.op} messages"] += row.messages
-    lost = losses(kills, [(each.node, each.written_at_ms) for each in facts])
+    lost = losses(kills, lambda node: [e.written_at_ms for e in facts if e.node == node])
     requests = len(books.requests)
     requests_lost = sum(is_lost(lost, each.at_ns / 1e9) for each in books.requests)
     rows_lost = sum(is_lost(books.losses, each.at_ns / 1e9) for each in books.requests)

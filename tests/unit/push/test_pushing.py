@@ -334,9 +334,8 @@ async def test_a_redelivery_is_a_replay_and_a_test_is_not(push: PushStage) -> No
     one = await push.subscribe(topic, "/again")
     await push.publish(topic, "once")
     await push.outcomes(1)
-    place = {"topic": topic, "partition": 0, "subscription_id": one.id, "record_partition": 0}
     for is_test in (False, True):
-        call = PushOne(**place, offset=push.rows[0].offset, is_test=is_test)
+        call = PushOne(topic, 0, one.id, offset=push.rows[0].offset, is_test=is_test)
         assert (await push.pushers.push_one(call)).status == 200
     marks = [(row.is_replay, row.is_test, bool(row.share)) for row in push.rows]
     assert marks == [(False, False, True), (True, False, False), (False, True, False)]
