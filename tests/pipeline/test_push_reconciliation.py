@@ -20,6 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from confluent_kafka.admin import AdminClient
 from tests.compat.kafka.confluent import read_all
 from tests.e2e.test_push import PushSite
+from tests.faults.test_push_kills import leaders
 from tests.harness.cluster import ClusterNode, PenstockCluster
 from tests.harness.endpoint import Endpoint, Seen, Step
 from tests.harness.etcd import LACKING
@@ -198,8 +199,12 @@ def test_the_job_balances_to_the_message_after_kills(spark: SparkSession, tmp_pa
         publisher = Publisher(site, arn)
         publisher.start()
         try:
-            nodes = [cluster.nodes[1 + number % 3] for number in range(KILLS)]
-            kills = [kill_and_restart(endpoint, node) for node in nodes]
+            kills = []
+            for number in range(KILLS):
+                # The home has rows to lose. The other nodes write them, and copy to the queue.
+                home = leaders(site, cluster.bootstrap, TOPIC)[home_of(hook)]
+                victim = home if number % 2 == 0 else 1 + (number // 2 + home) % 3
+                kills.append(kill_and_restart(endpoint, cluster.nodes[victim]))
         finally:
             publisher.is_ending.set()
             publisher.join()
