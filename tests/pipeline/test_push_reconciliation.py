@@ -16,6 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from confluent_kafka.admin import AdminClient
 from tests.compat.kafka.confluent import read_all
@@ -68,7 +69,11 @@ class Publisher(threading.Thread):
 
     def __init__(self, site: PushSite, arn: str) -> None:
         super().__init__(name="publisher")
-        self._site, self._arn = site, arn
+        once = Config(retries={"total_max_attempts": 1})
+        self._clients = [
+            site.client("sns", each.meta.endpoint_url, config=once) for each in site.sns
+        ]
+        self._arn = arn
         self.is_ending = threading.Event()
         self.confirmed: list[str] = []
         self.spans: list[tuple[float, float]] = []  # of the request of each message
@@ -80,7 +85,7 @@ class Publisher(threading.Thread):
             number += 10
             began = time.monotonic()
             entries = [{"Id": text, "Message": text} for text in texts]
-            client = self._site.sns[number // 10 % len(self._site.sns)]
+            client = self._clients[number // 10 % len(self._clients)]
             try:
                 reply = client.publish_batch(TopicArn=self._arn, PublishBatchRequestEntries=entries)
                 self.confirmed += [each["Id"] for each in reply["Successful"]]
@@ -159,9 +164,11 @@ class Books:
         self.requests = requests
         # The last request decides: nothing is sent after an ack.
         self.last = {each.body: each for each in requests}
+        records = read(kafka, TOPIC)
         self.messages = {
-            each.value().decode(): (each.partition(), each.offset()) for each in read(kafka, TOPIC)
+            each.value().decode(): (each.partition(), each.offset()) for each in records
         }
+        assert len(self.messages) == len(records), "a text was published twice"
         facts = [rows.decode(each.value()) for each in read(kafka, "__deliveries")]
         self.rows = [row for each in facts for row in each.columns.rows()]
         # One node at a time sends, and writes its rows in order: only the last can be missing.
