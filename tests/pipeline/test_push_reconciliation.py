@@ -46,7 +46,7 @@ pytestmark = [
 ]
 
 PARTITIONS = 3
-REQUESTS_BETWEEN_KILLS = 250
+REQUESTS_BETWEEN_KILLS = 150
 TOPIC, PATH = "sns.ledger", "/ledger"
 PAUSE_SECONDS = 0.05  # between requests of the publisher: the endpoint keeps up
 USAGE_FLUSH_MS = 1_000
@@ -183,10 +183,13 @@ class Books:
         places = self.messages.items()
         return {text for text, place in places if (*place, self.state(text)) not in told}
 
-    def unexplained(self) -> set[str]:
-        """Messages whose row is missing, although no node was killed before it could write it."""
-        lost = self.unrecorded()
-        return {text for text in lost if not is_lost(self.losses, self.last[text].at_ns / 1e9)}
+    def lost_at(self) -> list[float]:
+        """When the requests were made that have no row."""
+        return [self.last[text].at_ns / 1e9 for text in self.unrecorded()]
+
+    def is_settled(self) -> bool:
+        """Return whether each row is there, or its node was killed before it could write it."""
+        return all(is_lost(self.losses, at) for at in self.lost_at())
 
 
 def test_the_job_balances_to_the_message_after_kills(spark: SparkSession, tmp_path: Path) -> None:
@@ -227,7 +230,7 @@ def test_the_job_balances_to_the_message_after_kills(spark: SparkSession, tmp_pa
         def settled() -> Books | None:
             """The books when all rows are written that were not lost."""
             books = Books(kafka, endpoint.ledger(), kills)
-            return None if books.unexplained() else books
+            return books if books.is_settled() else None
 
         books = eventually(settled, seconds=60, what="the rows of all requests")
         assert books is not None
@@ -270,7 +273,11 @@ def judge_webhook(books: Books, verify: Verify, hook: str) -> None:
     faults = {books.messages[text]: "unrecorded" for text in books.unrecorded()}
     doubles = {place: "double" for place, count in finals.items() if count > 1}
     text, found = verify(hook, doubles_max=len(doubles))
-    print(text)
+    ages = [
+        loss.end - min((at for at in books.lost_at() if loss.has(at, at)), default=loss.end)
+        for loss in books.losses
+    ]
+    print(text, f"(each kill lost {', '.join(f'{age:.2f}' for age in ages)} s)")
     assert found == faults | doubles
     states = Counter(map(books.state, books.messages))
     counts = [f"{states[state]} {state}" for state in FINAL if states[state]]
