@@ -290,7 +290,7 @@ def test_a_check_needs_a_subscription_and_its_rows(
     check = delivery_balance.check
     with pytest.raises(JobMisused, match="--subscription is required"):
         check(context_of(spark, server, lake, tmp_path))
-    with pytest.raises(NotFound, match="has no deliveries of subscription s"):
+    with pytest.raises(NotFound, match="has no table delivery"):
         check(context_of(spark, server, lake, tmp_path, subscription="s"))
     with pytest.raises(NotFound, match="there is no topic sns-absent"):
         check(context_of(spark, server, lake, tmp_path, subscription="s", source="sns-absent"))

@@ -22,7 +22,16 @@ import pyarrow as pa
 from penstock.net.kafka_client.client import EARLIEST, LATEST
 from penstock.pipeline.arrow_map import batch_of, schema_of
 from penstock.pipeline.decoding.cursor_events import BOOKMARK, HEAD, LEASED, REMOVED, START, TRIM
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, NotFound, Unsound, option
+from penstock.pipeline.job import (
+    Job,
+    JobContext,
+    JobMisused,
+    Mode,
+    NotFound,
+    Unsound,
+    option,
+    require_table,
+)
 from penstock.pipeline.jobs.deliveries import ALL_ROWS, NAME, ROWS
 from penstock.pipeline.jobs.queries import check_topics, client_of
 from penstock.pipeline.reading.cursor_events import read_cursor_events
@@ -263,15 +272,13 @@ def _subscription(context: JobContext) -> str:
 
 
 def check(context: JobContext) -> None:
-    subscription, source = _subscription(context), context.arguments.get("source")
+    _subscription(context)
     _firsts(context)
+    source = context.arguments.get("source")
     if source:
         check_topics(context, [str(source)])
-    elif not context.lake.exists(ROWS):
-        raise NotFound(
-            f"the lake {context.lake.path} has no deliveries of subscription {subscription}",
-            f"penstock pipeline run {NAME}",
-        )
+    else:
+        require_table(context.lake, ROWS, job=NAME)
 
 
 VERIFY: Final = Job(
