@@ -34,7 +34,6 @@ from penstock.pipeline.job import (
 )
 from penstock.pipeline.jobs.deliveries import ALL_ROWS, NAME, ROWS
 from penstock.pipeline.jobs.queries import check_topics, client_of
-from penstock.pipeline.reading.cursor_events import read_cursor_events
 from penstock.pipeline.reading.expand import DELIVERIES_SCHEMA
 from penstock.pipeline.reading.offsets import Range
 
@@ -222,6 +221,8 @@ def _read_records(
 
 
 def run(context: JobContext) -> None:
+    from penstock.pipeline.reading.cursor_events import read_cursor_events
+
     subscription = _subscription(context)
     rows = _read_rows(context, subscription)
     topic, readers, is_queue = _source(context, rows, subscription)
