@@ -7,24 +7,26 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
+RETRIES = Config(retries={"max_attempts": 5, "mode": "standard"})
+
 
 class Site:
     """Clients of every node, and the address for Kafka."""
 
     def __init__(self, urls: list[str], kafka: str) -> None:
-        self.sns = [self._client("sns", url) for url in urls]
-        self.sqs = [self._client("sqs", url) for url in urls]
+        self.sns = [self.client("sns", url) for url in urls]
+        self.sqs = [self.client("sqs", url) for url in urls]
         self.kafka = kafka
 
     @staticmethod
-    def _client(service: str, url: str) -> Any:
+    def client(service: str, url: str, config: Config = RETRIES) -> Any:
         return boto3.client(
             service,
             endpoint_url=url,
             region_name="us-east-1",
             aws_access_key_id="test",
             aws_secret_access_key="test",
-            config=Config(retries={"max_attempts": 5, "mode": "standard"}),
+            config=config,
         )
 
     def queue(self, name: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from penstock.model.calls import BrokerCall, BrokerPort, PartitionCall, R, Stats
 from penstock.model.errors import DiskFull, InvalidRequest, PurgeInProgress, TopicNotFound
 from penstock.model.levels import PUSH
 from penstock.model.limits import PURGE_INTERVAL_MS
-from penstock.model.message import Appended, Delivery
+from penstock.model.message import AckReason, Appended, Delivery
 from penstock.model.names import is_internal
 from penstock.model.ports import BatchAppended, Fetched, MoveTask, Peeked, ProducerSeen, StreamEnds
 from penstock.model.stream import settings_of
@@ -151,7 +151,10 @@ class Broker:
 
     async def _ack(self, call: calls.Ack) -> calls.Results:
         queue = self.partitions.find(call.topic) or await self.partitions.open(call.topic)
-        return await queue.leases[call.partition].ack(call.claims)
+        leases = queue.leases[call.partition]
+        # An expired receipt must not unlock a message group. For ACKED the cursor checks it.
+        is_strict = leases.topic.is_fifo and call.reason is not AckReason.ACKED
+        return await leases.ack(call.claims, reason=call.reason, is_strict=is_strict)
 
     async def _extend(self, call: calls.Extend) -> calls.Results:
         queue = await self.partitions.open(call.topic)

@@ -11,6 +11,7 @@ from penstock.model.calls import Append, BrokerPort, Ends, Fetch, MoveBookmark
 from penstock.model.errors import InvalidRequest, PenstockError, TopicNotFound
 from penstock.model.limits import MIB
 from penstock.model.message import Message, Record
+from penstock.model.names import uuid_text
 from penstock.model.ports import Catalog, Clock, Subscriptions
 from penstock.model.topic import Topic, partition_of_group
 from penstock.net.slices import Slices, Turns, in_slices
@@ -21,6 +22,7 @@ from penstock.wire.aws.attributes import message_bytes
 from penstock.wire.aws.sns.filter_match import PolicyIndex
 from penstock.wire.aws.sns.filter_policy import Scope, compile_policy
 from penstock.wire.aws.sns.notification import Signer
+from penstock.wire.facts.deliveries import DeliveryRow
 
 ROUND_BYTES: Final = 1 * MIB
 ROUND_MESSAGES: Final = 64
@@ -56,6 +58,7 @@ class FanOutSetup:
     signer_of: Callable[[Topic], Awaitable[Signer | None]]
     # Adds to the usage of the topic's owner: attempts, delivered messages, and their bytes.
     count: Callable[[Topic, int, int, int], None]
+    note: Callable[[DeliveryRow], None]  # adds a row to ``__deliveries``
     metrics: PushMetrics = field(default_factory=PushMetrics)
     turns: Turns = field(default_factory=Turns)
 
@@ -184,7 +187,12 @@ class Copier:
         return slow
 
     def _plan_copy(
-        self, plan: Plan, arn: str, source: Published, target: Target, *, is_dead: bool = False
+        self,
+        plan: Plan,
+        arn: str,
+        source: Published,
+        target: Target,
+        refusal: Refusal | None = None,  # why the copy goes to the dead-letter queue
     ) -> Refusal | None:
         setup = self._setup
         queue = setup.catalog.find_arn(arn)
@@ -192,10 +200,12 @@ class Copier:
             return Refusal.MISSING
         if not setup.may_send(self.topic, queue):
             return Refusal.DENIED
-        made = copy_of(source, target, queue, message_id=setup.entropy(16), is_dead=is_dead)
+        made = copy_of(
+            source, target, queue, message_id=setup.entropy(16), is_dead=refusal is not None
+        )
         if isinstance(made, Refusal):
             return made
-        plan.add(queue, self._partition_of(queue, made), Copy(made, source, target, is_dead))
+        plan.add(queue, self._partition_of(queue, made), Copy(made, source, target, refusal))
         return None
 
     def _give_up(self, plan: Plan, source: Published, target: Target, refusal: Refusal) -> None:
@@ -203,8 +213,31 @@ class Copier:
         arn = target.dead_letter_arn
         self._setup.metrics.refused[refusal] += 1
         self._refusals[refusal] += 1
-        if arn is None or self._plan_copy(plan, arn, source, target, is_dead=True) is not None:
-            self._count(Outcome.DROPPED)
+        if arn is None or self._plan_copy(plan, arn, source, target, refusal) is not None:
+            self._lose(source, target, refusal)
+
+    def _lose(self, source: Published, target: Target, refusal: Refusal) -> None:
+        self._note(Outcome.DROPPED, source, target, refusal)
+        self._count(Outcome.DROPPED)
+
+    def _note(self, outcome: Outcome, source: Published, target: Target, reason: Refusal) -> None:
+        """Add the row of a message that cannot be delivered. Other copies have no rows."""
+        one, record = target.subscription, source.record
+        self._setup.note(
+            DeliveryRow(
+                at_ms=self._setup.clock.wall_ms(),
+                tenant=one.account,
+                region=one.region,
+                subscription=one.id,
+                topic=self.topic.name,
+                partition=self.partition,
+                offset=record.offset,
+                message_id=uuid_text(record.message.message_id),
+                attempt=1,
+                outcome=outcome,
+                reason=reason,
+            )
+        )
 
     def _count(self, outcome: Outcome, count: int = 1, bytes_out: int = 0) -> None:
         if count:
@@ -232,8 +265,9 @@ class Copier:
                 done = copies.pop(at)
                 if error is None:
                     for copy in done:
-                        if copy.is_dead:
+                        if copy.refusal is not None:
                             dead += 1
+                            self._note(Outcome.DEAD, copy.source, copy.target, copy.refusal)
                         else:
                             delivered += 1
                             bytes_out += message_bytes(copy.message.body, copy.message.attributes)
@@ -250,8 +284,8 @@ class Copier:
             self._count(Outcome.DELIVERED, delivered, bytes_out)
             self._count(Outcome.DEAD, dead)
             for copy, reason in refused:
-                if copy.is_dead:
-                    self._count(Outcome.DROPPED)
+                if copy.refusal is not None:
+                    self._lose(copy.source, copy.target, copy.refusal)
                 else:
                     self._give_up(plan, copy.source, copy.target, reason)
         return slow

@@ -3,8 +3,7 @@
 The position of a subscription is a share of its topic: a lease cursor in the log (a webhook that
 consumes a queue uses the queue's own). A message is leased when its request has a slot, and not
 before, so a slow endpoint keeps its messages in the log and not in memory. A delivered message is
-acked. One that has to be sent again keeps its lease until then: time and number of the attempt are
-in the log and outlast this node. A message that cannot be delivered goes to the dead-letter queue.
+acked. One that is sent again keeps its lease until then, so a new home knows when and how often.
 
 A replay is a second share, of a range of the log. Its messages are sent when no new ones are
 waiting, in at most half of the slots."""
@@ -22,6 +21,7 @@ from penstock.flow.slots import Subscription as Lane
 from penstock.flow.verdicts import Action, Failure, Health
 from penstock.model.calls import CloseShare, ShareLag
 from penstock.model.errors import PenstockError
+from penstock.model.message import AckReason
 from penstock.model.ports import PushReply, PushStatus
 from penstock.model.quotas import NO_LIMIT
 from penstock.model.subscription import Replay, ReplayState, Subscription, share_group
@@ -279,7 +279,7 @@ class Pusher:
             if policy is None or matches(policy, message.prepared):
                 items.append(Item(message, delivery, source))
             else:
-                source.ack(delivery)
+                source.ack(delivery, AckReason.UNWANTED)
         return items
 
     def _split(self, source: Source, items: Sequence[Item]) -> list[list[Item]]:

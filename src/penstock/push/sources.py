@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.model.calls import Ack, BrokerCall, BrokerPort, Extend, Lease, OpenShare, ShareStart
 from penstock.model.errors import PenstockError
-from penstock.model.message import Claim, Delivery
+from penstock.model.message import AckReason, Claim, Delivery
 from penstock.model.ports import EARLIEST, Clock, LeaseRequest
 from penstock.model.subscription import Replay, Subscription, share_group
 from penstock.model.topic import Topic
@@ -40,7 +40,7 @@ class Source:
         self.has_news = True  # a lease may return messages
         self.in_flight = 0  # requests; counted by the owner
         self._broker, self._clock, self._spawn = broker, clock, spawn
-        self._acks: dict[int, list[Claim]] = {}  # by partition
+        self._acks: dict[tuple[int, AckReason], list[Claim]] = {}  # by partition and reason
         self._extensions: dict[int, list[tuple[Claim, int]]] = {}
         self._retries: list[int] = []  # heap of the ends of extended leases
         self.unwritten = 0  # results that are not in the log yet
@@ -83,8 +83,8 @@ class Source:
             heappop(retries)
         return len(retries)
 
-    def ack(self, delivery: Delivery) -> None:
-        self._acks.setdefault(delivery.partition, []).append(delivery.claim)
+    def ack(self, delivery: Delivery, reason: AckReason = AckReason.ACKED) -> None:
+        self._acks.setdefault((delivery.partition, reason), []).append(delivery.claim)
         self.unwritten += 1
         self._write()
 
@@ -115,7 +115,7 @@ class Source:
                 extensions, self._extensions = self._extensions, {}
                 count = self.unwritten
                 calls: list[BrokerCall[Any]] = [
-                    *(Ack(self.topic, at, claims) for at, claims in acks.items()),
+                    *(Ack(self.topic, at, claims, why) for (at, why), claims in acks.items()),
                     *(
                         Extend(self.topic, at, claims, is_strict=True)
                         for at, claims in extensions.items()

@@ -34,6 +34,7 @@ from penstock.push import copying
 from penstock.push.copying import FanOutSetup
 from penstock.push.fan_out import FanOuts
 from penstock.push.metrics import PushMetrics
+from penstock.wire.facts.deliveries import DeliveryRow
 
 SECONDS_MAX = 60.0  # far more than any copy takes
 RAW = {"RawMessageDelivery": "true"}
@@ -66,6 +67,7 @@ class Fan:
     denied: set[str]  # names of queues
     fan_outs: FanOuts
     used: list[tuple[Any, ...]]  # topic, attempts, delivered, bytes
+    rows: list[DeliveryRow]
 
     async def sns(self, name: str = "orders", *, kind: Kind = Kind.STREAM) -> Topic:
         made = await self.stage.topic(f"sns.{name}", kind=kind)
@@ -130,6 +132,7 @@ async def fanning(folder: Path) -> AsyncIterator[Fan]:
     async with on_stage(folder) as stage:
         subscriptions, metrics, denied = MemorySubscriptions(), PushMetrics(), set[str]()
         queues, used = Troubled(stage.broker), list[tuple[Any, ...]]()
+        rows: list[DeliveryRow] = []
         fan_outs = FanOuts(
             FanOutSetup(
                 broker=stage.broker,
@@ -143,11 +146,12 @@ async def fanning(folder: Path) -> AsyncIterator[Fan]:
                 signer_of=_unsigned,
                 metrics=metrics,
                 count=lambda topic, *counts: used.append((topic.name, *counts)),
+                note=rows.append,
             ),
             publish_wait_ms=int(SECONDS_MAX * 1_000),
         )
         try:
-            yield Fan(stage, subscriptions, metrics, queues, denied, fan_outs, used)
+            yield Fan(stage, subscriptions, metrics, queues, denied, fan_outs, used, rows)
         finally:
             await fan_outs.stop()
 
@@ -167,6 +171,7 @@ async def test_each_queue_gets_a_copy(fan: Fan) -> None:
     for queue in queues:
         assert sorted(await fan.bodies(queue)) == ["one", "two"]
     assert fan.outcomes() == {"delivered": 4}
+    assert fan.rows == [], "copies that succeed have no rows"
     assert not fan.metrics.refused
     assert [sum(numbers) for numbers in zip(*(one[1:] for one in fan.used), strict=True)] == [
         4, 4, 12
@@ -319,6 +324,9 @@ async def test_a_queue_that_rejects_the_append_for_good_gets_no_second_attempt(
     fan.queues.errors |= {"bad": [error], "dead": [error]}
     await fan.publish(topic, "three")
     assert fan.outcomes() == {"dead": 2, "dropped": 1}
+    told = [(row.outcome, row.reason, row.partition, row.topic) for row in fan.rows]
+    assert told == [(outcome, reason, 0, topic.name) for outcome in ("dead", "dead", "dropped")]
+    assert len({row.offset for row in fan.rows}) == 3
 
 
 async def test_a_forged_structure_does_not_stop_the_topic(fan: Fan) -> None:

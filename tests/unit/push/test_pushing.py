@@ -10,9 +10,15 @@ import pytest
 from tests.harness.endpoint import Endpoint, Step
 from tests.unit.push.stage import PushStage, on_push, until
 
-from penstock.model.message import Attribute
-from penstock.model.subscription import Replay, ReplayState, share_group
+from penstock.cursor.leases.events import AckEvent, decode, is_shared_type, split_shared
+from penstock.model.calls import Fetch, PushOne
+from penstock.model.limits import MIB
+from penstock.model.message import AckReason, Attribute
+from penstock.model.subscription import Replay, ReplayState, Subscription, share_group
+from penstock.model.topic import Topic
 from penstock.push import pushing
+from penstock.record.batch import parse_header, split_batches
+from penstock.record.control import iter_control
 
 FAST = {"min_ms": 100, "max_ms": 100, "factor": 1.0}
 RETRIES = '{"healthyRetryPolicy":{"minDelayTarget":1,"maxDelayTarget":1,"numRetries":1}}'
@@ -28,6 +34,26 @@ def endpoint() -> Iterator[Endpoint]:
 async def push(tmp_path: Path, endpoint: Endpoint) -> AsyncIterator[PushStage]:
     async with on_push(tmp_path, endpoint) as made:
         yield made
+
+
+async def reasons(push: PushStage, topic: Topic, one: Subscription, count: int) -> list[AckReason]:
+    """Return the reason of each ack of a subscription, from the events in the log."""
+    share = push.stage.broker.find_share(topic, share_group(one))
+    assert share is not None
+    assert {row.share for row in push.rows} == {share.topic_id}
+    found: list[AckReason] = []
+    while len(found) < count:
+        await asyncio.sleep(0.005)
+        fetched = await push.stage.broker.call(Fetch(topic, 0, 0, MIB, is_committed=False))
+        found.clear()
+        for batch in split_batches(fetched.buffers):
+            for _, kind, value in iter_control(batch) if parse_header(batch).is_control else ():
+                if is_shared_type(kind):
+                    share_id, number, data = split_shared(kind, value)
+                    event = decode(number, data)
+                    if isinstance(event, AckEvent) and share_id.hex() == share.topic_id:
+                        found += [event.reason] * len(event.offsets)
+    return sorted(found)
 
 
 async def test_an_http_subscription_gets_signed_notifications_in_its_own_form(
@@ -124,6 +150,7 @@ async def test_a_message_without_attempts_left_is_a_dead_letter(
     assert attributes["penstock.subscription"].value == one.id.encode()
     await push.finished(topic, one)
     assert await push.outcomes(3) == ["retry", "retry", "dead"]
+    assert await reasons(push, topic, one, 1) == [AckReason.DEAD]
 
 
 async def test_a_message_without_a_dead_letter_queue_is_dropped_and_told(
@@ -134,7 +161,8 @@ async def test_a_message_without_a_dead_letter_queue_is_dropped_and_told(
     one = await push.subscribe(topic, "/drop", webhook={"dead_letter": "no-such-queue"})
     await push.publish(topic, "lost", "kept")
     await push.finished(topic, one)
-    assert sorted(await push.outcomes(2)) == ["dead", "delivered"]
+    assert sorted(await push.outcomes(2)) == ["delivered", "dropped"]
+    assert await reasons(push, topic, one, 2) == [AckReason.ACKED, AckReason.DROPPED]
 
 
 async def test_a_fixed_limit_is_never_exceeded(push: PushStage, endpoint: Endpoint) -> None:
@@ -299,6 +327,18 @@ async def test_a_replay_sends_old_messages_again_marked_as_replayed(push: PushSt
         lambda: push.stage.broker.find_share(topic, share_group(one, 1)) is None,
         "the share of the replay is left",
     )
+
+
+async def test_a_redelivery_is_a_replay_and_a_test_is_not(push: PushStage) -> None:
+    topic = await push.sns_topic()
+    one = await push.subscribe(topic, "/again")
+    await push.publish(topic, "once")
+    await push.outcomes(1)
+    for is_test in (False, True):
+        call = PushOne(topic, 0, one.id, offset=push.rows[0].offset, is_test=is_test)
+        assert (await push.pushers.push_one(call)).status == 200
+    marks = [(row.is_replay, row.is_test, bool(row.share)) for row in push.rows]
+    assert marks == [(False, False, True), (True, False, False), (False, True, False)]
 
 
 async def test_attempts_count_while_the_breaker_of_an_sns_subscription_is_open(

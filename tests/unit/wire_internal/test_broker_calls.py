@@ -51,7 +51,7 @@ from penstock.model.calls import (
     TopicCall,
 )
 from penstock.model.errors import ExpiredReceipt, NotLeased, PenstockError
-from penstock.model.message import Appended, Attribute, Claim, Delivery, Message, Record
+from penstock.model.message import AckReason, Appended, Attribute, Claim, Delivery, Message, Record
 from penstock.model.ports import (
     EARLIEST,
     LATEST,
@@ -176,8 +176,9 @@ def test_the_bytes_are_those_of_the_version_before(call: BrokerCall[Any], reply:
         OpenShare(TOPIC, 0, "g", EARLIEST, starts=(1, 2, 3)),
         Acquire(*AT, 10, 1_000, 30_000, group_max=1),
         Lease(TOPIC, LeaseRequest(10, 30_000, group_max=1)),
+        Ack(*AT, [CLAIM], AckReason.DROPPED),
     ],
-    ids=["ordered OpenShare", "OpenShare with starts", "Acquire", "Lease"],
+    ids=["ordered OpenShare", "OpenShare with starts", "Acquire", "Lease", "Ack"],
 )
 def test_fields_of_a_later_level_are_sent_only_if_set(call: BrokerCall[Any]) -> None:
     form = wire.wire_of(type(call))

@@ -18,14 +18,14 @@ from penstock.broker.leases.record_reader import Opening, Place, Reading, Record
 from penstock.broker.leases.waits import LeaseResult, Waits
 from penstock.broker.storage.flush import Flush
 from penstock.broker.storage.journal import Journal
-from penstock.cursor.leases.events import AckReason, Event, Pick, encode, encode_shared
+from penstock.cursor.leases.events import Event, Pick, encode, encode_shared
 from penstock.cursor.leases.fifo import FifoCursor
 from penstock.cursor.leases.lease import LeaseCursor
 from penstock.cursor.leases.obstacles import QueueTerms
 from penstock.cursor.leases.standard import StandardCursor
 from penstock.model import limits
 from penstock.model.errors import Damaged
-from penstock.model.message import Claim, Delivery, Message, Record
+from penstock.model.message import AckReason, Claim, Delivery, Message, Record
 from penstock.model.ports import LeaseRequest, Peeked
 from penstock.model.topic import Kind, Obstacles, Topic
 from penstock.net.slices import in_slices

@@ -13,7 +13,6 @@ import msgspec
 
 from penstock.cursor.leases.events import (
     AckEvent,
-    AckReason,
     CursorStats,
     Event,
     ExtendEvent,
@@ -41,7 +40,7 @@ from penstock.cursor.leases.parts import (
 )
 from penstock.model.errors import ExpiredReceipt, InvalidRequest, NotLeased
 from penstock.model.limits import ATTEMPT_WINDOW_MS, LEASE_MS_MAX
-from penstock.model.message import Claim, Record
+from penstock.model.message import AckReason, Claim, Record
 from penstock.model.topic import PeekState
 
 Results = tuple[Exception | None, ...]

@@ -338,7 +338,7 @@ async def one(call: Call) -> Shown:
     return {
         **_row(call, found),
         **(_settings(ports, found) if found.webhook else {"attributes": found.attributes}),
-        "replays": found.replays,
+        **picked(found, "replays", "start_offsets"),
         **status,
         **lag,
     }

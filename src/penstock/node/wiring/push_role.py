@@ -152,6 +152,7 @@ class PushRole:
                 signer_of=self._signer,
                 metrics=self.metrics,
                 count=partial(self._count, PUSH_SQS),
+                note=facts.note,
             ),
             publish_wait_ms=config.publish_wait_ms,
         )

@@ -24,6 +24,7 @@ from penstock.model.calls import BrokerCall, PartitionCall, Results, TopicCall
 from penstock.model.errors import PenstockError, PurgeInProgress
 from penstock.model.file_slice import in_memory
 from penstock.model.limits import MIB
+from penstock.model.message import AckReason
 from penstock.model.ports import LATEST, Fetched, LeaseRequest, StreamEnds
 from penstock.model.topic import Topic, join_stats
 from penstock.record.batch import parse_header
@@ -327,6 +328,13 @@ class _AcquireWire(BrokerWire):
         return (request.session, request.ticket) if request.ticket else None
 
 
+class _AckWire(BrokerWire):
+    def pack(self, call: calls.Ack, epoch: int, ticket: Ticket) -> Sequence[object]:
+        """Omit the reason, of feature level PUSH, if it is the default."""
+        fields = super().pack(call, epoch, ticket)
+        return fields if call.reason is not AckReason.ACKED else fields[:-1]
+
+
 class _OpenShareWire(BrokerWire):
     def pack(self, call: calls.OpenShare, epoch: int, ticket: Ticket) -> Sequence[object]:
         """Omit the fields of feature level PUSH if they have their defaults."""
@@ -340,6 +348,7 @@ _WIRES: Final[dict[type[BrokerCall[Any]], BrokerWire]] = {}
 _FORMS: Final[dict[type[BrokerCall[Any]], type[BrokerWire]]] = {
     calls.Lease: _LeaseWire,
     calls.Acquire: _AcquireWire,
+    calls.Ack: _AckWire,
     calls.OpenShare: _OpenShareWire,
 }
 

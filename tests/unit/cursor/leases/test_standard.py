@@ -3,12 +3,11 @@
 import pytest
 from tests.unit.cursor.leases.harness import DAY_MS, Shell, claim_of
 
-from penstock.cursor.leases.events import AckReason
 from penstock.cursor.leases.lease import RecordState
 from penstock.cursor.leases.parts import HELD_PER_LEASE_MAX, HOLD_MS
 from penstock.model.errors import InvalidRequest, NotLeased
 from penstock.model.limits import DEFERRED_MAX, LEASE_MS_MAX
-from penstock.model.message import Claim
+from penstock.model.message import AckReason, Claim
 from penstock.model.topic import PeekState
 
 
