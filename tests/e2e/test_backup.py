@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from tests.e2e.test_cluster import Sender, client, drained, made
+from tests.e2e.test_cluster import Sender, client, drained, made, taken
 from tests.e2e.test_cluster_cli import penstock
+from tests.e2e.test_push import FAST, PushSite, bodies
 from tests.harness.cluster import PenstockCluster
 from tests.harness.command import Done
+from tests.harness.endpoint import Endpoint, Step
 from tests.harness.etcd import LACKING
 from tests.harness.patience import eventually
 from tests.harness.server import Server, penstock_command, stable_port
@@ -43,8 +45,8 @@ def backed_up(url: str, folder: Path, *more: str) -> Path:
     return path
 
 
-def restored(backup: Path, data: Path, original: Server, **more: Any) -> Server:
-    ok("backup", "restore", str(backup), "--data", str(data))
+def restored(backup: Path, data: Path, original: Server, *flags: str, **more: Any) -> Server:
+    ok("backup", "restore", str(backup), "--data", str(data), *flags)
     shutil.copy(original.data / "master.key", data / "master.key")
     return Server(data, **more)
 
@@ -237,6 +239,101 @@ def test_a_group_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
         assert sorted(first + rest, key=int) == [str(number) for number in range(60)]
         produced(copy.kafka, "clicks", range(5))
         copy.assert_no_traceback()
+
+
+def test_a_copy_calls_no_endpoint_until_its_subscriptions_are_resumed(
+    server: Server, tmp_path: Path
+) -> None:
+    site = PushSite([server])
+    sns, arn = site.sns[0], site.topic("calls")
+    queue = site.queue("copies")[1]
+    raw = {"RawMessageDelivery": "true"}
+
+    def subscribe(at: PushSite, protocol: str, to: str) -> str:
+        fields = {"TopicArn": arn, "Protocol": protocol, "Endpoint": to, "Attributes": raw}
+        return str(at.sns[0].subscribe(**fields, ReturnSubscriptionArn=True)["SubscriptionArn"])
+
+    with Endpoint() as endpoint:
+        subscribe(site, "sqs", queue)
+        confirmed = subscribe(site, "http", endpoint.url("/confirmed"))
+        ok("subscription", "confirm", confirmed, url=server.url)
+        subscribe(site, "http", endpoint.url("/pending"))
+        subscribe(site, "email", "ann@example.com")
+        hook = site.webhook(arn, endpoint.url("/hook"))
+        site.queue("failing")
+        endpoint.plan("/retried", Step(status=503))
+        failing = site.webhook("failing", endpoint.url("/retried"), mode="consume", retry=FAST)
+        for message in ("1", "2"):
+            sns.publish(TopicArn=arn, Message=message)
+        ok("message", "send", "failing", "again", url=server.url)
+        for path, count in (("/confirmed", 3), ("/pending", 1), ("/hook", 2), ("/retried", 2)):
+            eventually(
+                lambda path=path, count=count: len(bodies(endpoint, path)) >= count,  # type: ignore[misc]
+                seconds=SECONDS_MAX,
+                what=f"requests to {path}",
+            )
+        endpoint.plan("/hook", Step(hold=True))
+        site.ask("POST", f"/subscriptions/{hook}/replay", {"earliest": True})
+        eventually(
+            lambda: len(bodies(endpoint, "/hook")) == 4, seconds=SECONDS_MAX, what="the replay"
+        )
+        backup = backed_up(server.url, tmp_path)
+        for each in (hook, failing):
+            ok("subscription", "pause", each, url=server.url)
+        endpoint.plan("/retried", Step())
+        endpoint.plan("/hook", Step())
+        endpoint.release("/hook")
+        eventually(
+            lambda: not any((each["status"] or {}).get("in_flight") for each in shown(server)),
+            seconds=SECONDS_MAX,
+            what="the requests of the original end",
+        )
+        before = len(endpoint.ledger())
+
+        def called() -> set[str]:
+            return {each.target for each in endpoint.ledger()[before:]}
+
+        with restored(backup, tmp_path / "paused", server) as copy:
+            at_copy = PushSite([copy])
+            paused = {each["endpoint"]: each["paused"] for each in shown(copy)}
+            assert paused.pop(queue) is None
+            assert {*paused.values()} == {"restored"}
+            at_copy.sns[0].publish(TopicArn=arn, Message="3")
+            # Its queues have what the original's had, and get what is published to the copy.
+            path = "/000000000000/copies"
+            found = [each["Body"] for each in taken(client(copy.url), copy.url + path)]
+            assert sorted(found) == ["1", "2", "3"]
+            subscribe(at_copy, "http", endpoint.url("/pending"))  # asks for a confirmation again
+            ok("subscription", "resume", hook, url=copy.url)
+            eventually(
+                lambda: [each.body for each in endpoint.ledger()[before:]].count("3") == 1,
+                seconds=SECONDS_MAX,
+                what="a request of the copy",
+            )
+            assert called() == {"/hook"}
+            ok("subscription", "resume", "--restored", url=copy.url)
+            assert {each["paused"] for each in shown(copy)} == {None}
+            eventually(
+                lambda: called() == {"/hook", "/confirmed", "/retried"},
+                seconds=SECONDS_MAX,
+                what="requests of all",
+            )
+            copy.assert_no_traceback()
+        count = len(bodies(endpoint, "/retried"))
+        with restored(backup, tmp_path / "pushing", server, "--push") as copy:
+            assert {each["paused"] for each in shown(copy)} == {None}
+            eventually(
+                lambda: len(bodies(endpoint, "/retried")) > count,
+                seconds=SECONDS_MAX,
+                what="a retry of the copy",
+            )
+            copy.assert_no_traceback()
+
+
+def shown(server: Server) -> list[Any]:
+    """All subscriptions with their status."""
+    reply = PushSite([server]).ask("GET", "/subscriptions?status=true")
+    return list(reply["subscriptions"])
 
 
 def test_ctrl_c_leaves_nothing_that_looks_like_a_backup(server: Server, tmp_path: Path) -> None:

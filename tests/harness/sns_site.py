@@ -8,24 +8,25 @@ import boto3
 from botocore.config import Config
 
 
+def connect(service: str, url: str, *, attempts: int = 6) -> Any:
+    """``attempts`` in all; one for those who count failures."""
+    return boto3.client(
+        service,
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        config=Config(retries={"total_max_attempts": attempts, "mode": "standard"}),
+    )
+
+
 class Site:
     """Clients of every node, and the address for Kafka."""
 
     def __init__(self, urls: list[str], kafka: str) -> None:
-        self.sns = [self._client("sns", url) for url in urls]
-        self.sqs = [self._client("sqs", url) for url in urls]
+        self.sns = [connect("sns", url) for url in urls]
+        self.sqs = [connect("sqs", url) for url in urls]
         self.kafka = kafka
-
-    @staticmethod
-    def _client(service: str, url: str) -> Any:
-        return boto3.client(
-            service,
-            endpoint_url=url,
-            region_name="us-east-1",
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-            config=Config(retries={"max_attempts": 5, "mode": "standard"}),
-        )
 
     def queue(self, name: str) -> tuple[str, str]:
         sqs = self.sqs[0]
