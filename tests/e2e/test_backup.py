@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.e2e.test_cluster import Sender, client, drained, made, taken
 from tests.e2e.test_cluster_cli import penstock
-from tests.e2e.test_push import FAST, PushSite, bodies
+from tests.e2e.test_push import FAST, PushSite, bodies, has_all
 from tests.harness.cluster import PenstockCluster
 from tests.harness.command import Done
 from tests.harness.endpoint import Endpoint, Step
@@ -26,6 +26,7 @@ from tests.harness.patience import eventually
 from tests.harness.server import Server, penstock_command, stable_port
 
 from penstock.cli.terminal.failure import ExitCode
+from penstock.model.levels import LEVEL_MAX
 
 pytestmark = pytest.mark.slow
 
@@ -396,6 +397,11 @@ def test_what_workers_have_is_restored_to_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
 def test_a_cluster_is_restored_to_one_node_and_to_a_fresh_cluster(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        check_cluster(tmp_path, endpoint)
+
+
+def check_cluster(tmp_path: Path, endpoint: Endpoint) -> None:
     master = "c2l4dGVlbiBieXRlcyBhbmQgc2l4dGVlbiBtb3JlIGE="
     env = {"PENSTOCK_MASTER_KEY": master}
     with PenstockCluster(tmp_path / "old", env=env) as cluster:
@@ -403,6 +409,13 @@ def test_a_cluster_is_restored_to_one_node_and_to_a_fresh_cluster(tmp_path: Path
         ok("topic", "create", "clicks", "--partitions", "3", url=cluster.nodes[1].url)
         produced(cluster.bootstrap, "clicks", range(60))
         first = consumed(cluster.bootstrap, "clicks", "readers", 20)
+        site = PushSite(list(cluster.nodes.values()))
+        arn = site.topic("calls", 3)
+        fields = {"Endpoint": site.queue("copies")[1], "Attributes": {"RawMessageDelivery": "true"}}
+        site.sns[1].subscribe(TopicArn=arn, Protocol="sqs", **fields)
+        site.webhook(arn, endpoint.url("/hook"))
+        site.publish(arn, 30)
+        eventually(lambda: has_all(endpoint, "/hook", 30), seconds=SECONDS_MAX, what="all requests")
         sender = Sender([node.url for node in cluster.nodes.values()], path, attempts=5)
         sender.start()
         try:
@@ -438,6 +451,9 @@ def test_a_cluster_is_restored_to_one_node_and_to_a_fresh_cluster(tmp_path: Path
         one = fresh.nodes[3]
         eventually(lambda: is_healthy(one.url), seconds=SECONDS_MAX, what="three replicas")
         check(one.url, fresh.bootstrap, path, before, late, first)
+        told = ok("cluster", "status", url=one.url).json
+        assert told["level"]["in_force"] == LEVEL_MAX
+        check_push(PushSite(list(fresh.nodes.values())), arn, endpoint)
         again = penstock(
             "backup", "restore", str(backup), "--data", str(tmp_path / "n4"), "--node", "4",
             "--etcd", etcd,
@@ -449,6 +465,20 @@ def test_a_cluster_is_restored_to_one_node_and_to_a_fresh_cluster(tmp_path: Path
 
 def is_healthy(url: str) -> bool:
     return penstock("cluster", "status", env={"PENSTOCK_ENDPOINT": url}).code == 0
+
+
+def check_push(site: PushSite, arn: str, endpoint: Endpoint) -> None:
+    """The copy's queues get messages; its endpoints do when an operator resumes them."""
+    before = len(bodies(endpoint, "/hook"))
+    site.publish(arn, 30, start=30)
+    url = site.servers[0].url
+    found = [each["Body"] for each in taken(client(url), f"{url}/000000000000/copies")]
+    assert sorted(found, key=int) == [str(number) for number in range(60)]
+    assert {each["paused"] for each in shown(site.servers[2])} == {None, "restored"}
+    assert len(bodies(endpoint, "/hook")) == before
+    ok("subscription", "resume", "--restored", url=site.servers[1].url)
+    eventually(lambda: has_all(endpoint, "/hook", 60), seconds=SECONDS_MAX, what="all requests")
+    assert len(bodies(endpoint, "/hook")) == before + 30
 
 
 def check(

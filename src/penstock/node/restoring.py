@@ -38,6 +38,8 @@ from penstock.metadata.store import CHANGES_PER_TXN_MAX, TXN_BYTES_MAX, Store
 from penstock.metadata.subscriptions import SUBSCRIPTIONS_PREFIX, paused_entry
 from penstock.metadata.topics.catalog import TOPICS_PREFIX
 from penstock.model.errors import Conflict, Damaged, PenstockError, VersionConflict
+from penstock.model.levels import LEVEL_MAX
+from penstock.node.configuration.cluster_config import ClusterConfig
 from penstock.node.configuration.config import Config
 from penstock.node.configuration.exposure import check_etcd
 from penstock.node.keys.keyring import KMS_NAME, MASTER_NAME
@@ -55,6 +57,7 @@ _EMPTY: Final = (
     USERS_PREFIX,
     cluster.PARTITIONS_PREFIX,
     cluster.NODES_PREFIX,
+    cluster.LEVEL_KEY,
 )
 
 Progress = Callable[[int, int], None]
@@ -80,7 +83,7 @@ def restore(
         asyncio.run(_check_fresh(config, data))
         _restore_logs(backup, manifest, data / TOPICS_FOLDER, now_ms, progress)
         definitions = _Definitions(backup, manifest, is_pushing)
-        asyncio.run(_fill(config, data, _entries(definitions, config.cluster.node)))
+        asyncio.run(_fill(config, data, _entries(definitions, config.cluster)))
         if not config.cluster.node:
             (data / RESTORING_NAME).rename(data / METADATA_NAME)
         DISK.sync_folder(data)
@@ -228,10 +231,15 @@ class _Definitions:
             yield line.key, paused or line.value
 
 
-def _entries(definitions: _Definitions, node: int) -> Iterator[tuple[str, bytes]]:
+def _entries(definitions: _Definitions, config: ClusterConfig) -> Iterator[tuple[str, bytes]]:
     """Yield the entries to restore. Partition rows come first, because a topic without rows would
     be treated as a new topic, and get new, empty partitions."""
+    node = config.node
     if node:
+        # As a new cluster does. With rows and without a level, nodes would use the first level, and
+        # ignore definitions that need a higher one.
+        level = cluster.LevelEntry(config.feature_level_max or LEVEL_MAX)
+        yield cluster.LEVEL_KEY, cluster.encode_entry(level)
         for part in definitions.manifest.partitions:
             key = cluster.PartitionKey(part.topic_id, part.partition)
             # The first election has a later epoch than any batch.
