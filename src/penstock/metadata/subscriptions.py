@@ -74,7 +74,7 @@ def decode_subscription(value: bytes) -> Subscription:
 
 
 def paused_entry(value: bytes, reason: str) -> bytes | None:
-    """Return a stored subscription that is paused, or None if it calls nobody as it is."""
+    """Return a stored subscription that is paused, or None if it calls no endpoint anyway."""
     one = decode_subscription(value)
     if one.paused is not None or not one.calls_out:
         return None

@@ -236,7 +236,9 @@ def pause(session: Session, subscription: str, reason: str | None) -> None:
 
 
 @subscription.command()
-@click.option("--restored", is_flag=True, help="all that `penstock backup restore` has paused")
+@click.option(
+    "--restored", is_flag=True, help="all subscriptions that `penstock backup restore` has paused"
+)
 def resume(session: Session, subscriptions: Texts, restored: bool) -> None:
     """Resume paused subscriptions."""
     if bool(subscriptions) == restored:
