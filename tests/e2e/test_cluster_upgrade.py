@@ -228,12 +228,13 @@ def test_push_loses_nothing_while_node_after_node_is_restarted(cluster: Penstock
             endpoint.plan(path, Step(delay_ms=20))
             site.webhook(arn, endpoint.url(path), concurrency=LIMIT, timeout_ms=1_000)
         published: set[str] = set()
+        unknown = 0  # a leader may change during a request, and the client does not retry
         for node in nodes:
             others = [one.url for one in nodes if one is not node]
             by = node.number % len(nodes) + 1
             safe = ask(cluster, "wait-safe", "--node", str(node.number), by=by)
             assert safe.code == 0, safe
-            sender = Publisher(others, arn, start=len(published))
+            sender = Publisher(others, arn, start=1_000_000 * node.number)
             sender.start()
             try:
                 sender.wait_for(10, seconds=SECONDS_MAX)
@@ -241,7 +242,9 @@ def test_push_loses_nothing_while_node_after_node_is_restarted(cluster: Penstock
                 sender.wait_for(10, seconds=SECONDS_MAX)
             finally:
                 sender.end()
-            assert not sender.failed, said(cluster, sender.failed)
+            failed = [each for each in sender.failed if "Outcome unknown" not in each]
+            assert not failed, said(cluster, failed)
+            unknown += len(sender.failed)
             published |= sender.answered
         for path in HOOKS:
             eventually(
@@ -252,10 +255,12 @@ def test_push_loses_nothing_while_node_after_node_is_restarted(cluster: Penstock
         seen = endpoint.ledger()
     at_once = {path: max(one.path_at_once for one in seen if one.target == path) for path in HOOKS}
     assert max(at_once.values()) <= LIMIT, at_once
-    twice = len(seen) - len(HOOKS) * len(published)
-    assert twice <= LIMIT * len(HOOKS) * len(nodes), "only requests that were in progress"
+    again = len(seen) - len(HOOKS) * len(published)
+    most = len(HOOKS) * (LIMIT * len(nodes) + unknown)
+    assert again <= most, "only requests that were in progress are sent again"
     copies = everything(client(nodes[0].url, attempts=5), nodes[0].url + url[url.index("/0") :])
-    assert set(copies) == published
+    assert set(copies) >= published
+    assert len(set(copies) - published) <= unknown
     healthy(cluster)
 
 
