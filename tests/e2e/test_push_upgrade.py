@@ -117,10 +117,12 @@ class Receiving(threading.Thread):
             url = node.url
             sqs = client(url, attempts=5)
             try:
-                for message in sqs.receive_message(
+                reply = sqs.receive_message(
                     QueueUrl=url + self._path, MaxNumberOfMessages=10, WaitTimeSeconds=1
-                ).get("Messages", []):
-                    self.found[message["MessageId"]] += 1
+                )
+                messages = reply.get("Messages", [])
+                self.found.update(message["MessageId"] for message in messages)
+                for message in messages:
                     sqs.delete_message(
                         QueueUrl=url + self._path, ReceiptHandle=message["ReceiptHandle"]
                     )
