@@ -176,7 +176,7 @@ class Pushers:
                 continue
             group = topic.name.removeprefix(f"{source.name}:")
             owner = owner_of_share(group)
-            if owner is not None and self._setup.subscriptions.find(owner) is None:
+            if owner is not None and await self._setup.subscriptions.learn(owner) is None:
                 await self._setup.broker.call(CloseShare(source, group))
 
     def wants(self, share: Topic, partition: int) -> Wants | None:
