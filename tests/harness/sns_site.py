@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import boto3
 from botocore.config import Config
+from tests.harness.patience import eventually
+
+SECONDS_MAX = 120.0
 
 
 def connect(service: str, url: str, *, attempts: int = 6) -> Any:
@@ -48,3 +52,14 @@ class Site:
         for message in messages:
             sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
         return messages
+
+    def received_bodies(self, url: str, is_enough: Callable[[list[str]], bool]) -> list[str]:
+        """Receive and delete messages until there are enough of them."""
+        found: list[str] = []
+
+        def are_enough() -> bool:
+            found.extend(message["Body"] for message in self.received(url, wait_s=1))
+            return is_enough(found)
+
+        eventually(are_enough, seconds=SECONDS_MAX, what="all messages")
+        return found
