@@ -21,6 +21,8 @@ from penstock.model.ports import LeaseRequest, MoveTask
 from penstock.model.topic import QueueSettings, Redrive
 from penstock.wire.internal.node_calls import HoldRequest, PositionsRequest
 
+HELD_SECONDS = 0.2  # much longer than what is held would take
+
 
 async def test_crossings_wait_for_everybody_who_holds_them() -> None:
     hold = BackupHold()
@@ -110,7 +112,7 @@ async def test_a_bookmark_after_copied_messages_is_moved_only_then(tmp_path: Pat
         hold.hold_crossings("backup", CROSSINGS_MS_MAX)
         end = (await stage.broker.call(Ends(topic, 0))).high_watermark
         move = asyncio.create_task(stage.broker.call(MoveBookmark(topic, 0, "sns", 1)))
-        await asyncio.sleep(0)
+        await asyncio.wait((move,), timeout=HELD_SECONDS)
         assert (await stage.broker.call(Ends(topic, 0))).high_watermark == end
         assert not move.done()
         hold.release_crossings("backup")
