@@ -16,7 +16,6 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from confluent_kafka.admin import AdminClient
 from tests.compat.kafka.confluent import read_all
@@ -26,6 +25,7 @@ from tests.harness.cluster import ClusterNode, PenstockCluster
 from tests.harness.endpoint import Endpoint, Seen, Step
 from tests.harness.etcd import LACKING
 from tests.harness.patience import eventually
+from tests.harness.sns_site import connect
 from tests.pipeline.stage import Notes, context_of
 
 from penstock.model.subscription import Subscription, home_partition
@@ -69,10 +69,7 @@ class Publisher(threading.Thread):
 
     def __init__(self, site: PushSite, arn: str) -> None:
         super().__init__(name="publisher")
-        once = Config(retries={"total_max_attempts": 1})
-        self._clients = [
-            site.client("sns", each.meta.endpoint_url, config=once) for each in site.sns
-        ]
+        self._clients = [connect("sns", each.meta.endpoint_url, attempts=1) for each in site.sns]
         self._arn = arn
         self.is_ending = threading.Event()
         self.confirmed: list[str] = []

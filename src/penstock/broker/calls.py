@@ -254,6 +254,7 @@ class Broker:
     async def _move_bookmark(self, call: calls.MoveBookmark) -> int:
         self._context.check_level(PUSH, "Bookmarks")
         owner = await self._of(call)
+        await self._context.hold.crossing()  # the messages before it were copied to queues
         return await owner.move_bookmark(call.reader, call.offset, may_move_back=call.may_move_back)
 
     def on_advance(

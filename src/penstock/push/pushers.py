@@ -23,6 +23,7 @@ from penstock.model.subscription import (
     Subscription,
     SubscriptionState,
     home_partition,
+    owner_of_share,
     share_group,
 )
 from penstock.model.topic import Topic
@@ -174,10 +175,9 @@ class Pushers:
             if source is None or (source.topic_id, 0) not in self._led:
                 continue
             group = topic.name.removeprefix(f"{source.name}:")
-            if group.startswith(SHARE_PREFIX):
-                one = self._setup.subscriptions.find(group[1:].split(".")[0])
-                if one is None:
-                    await self._setup.broker.call(CloseShare(source, group))
+            owner = owner_of_share(group)
+            if owner is not None and await self._setup.subscriptions.learn(owner) is None:
+                await self._setup.broker.call(CloseShare(source, group))
 
     def wants(self, share: Topic, partition: int) -> Wants | None:
         """Return which records of a partition a share wants; None: all. Called for each read."""

@@ -98,7 +98,12 @@ class PushStage:
                 slots=Slots(),
                 signer_of=signer_of,
                 dead_letters=DeadLetters(
-                    stage.broker, stage.catalog, os.urandom, None, lambda _topic, _queue: True
+                    stage.broker,
+                    stage.catalog,
+                    os.urandom,
+                    None,
+                    lambda _topic, _queue: True,
+                    stage.broker._context.hold.crossing,
                 ),
                 note=self.rows.append,
                 count=lambda *_: None,

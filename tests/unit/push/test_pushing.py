@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 from tests.harness.endpoint import Endpoint, Step
 from tests.unit.push.stage import PushStage, on_push, until
 
+from penstock.broker.context.context import CROSSINGS_MS_MAX
 from penstock.cursor.leases.events import AckEvent, decode, is_shared_type, split_shared
-from penstock.model.calls import Fetch, PushOne
+from penstock.model.calls import Fetch, OpenShare, PushOne
 from penstock.model.limits import MIB
 from penstock.model.message import AckReason, Attribute
+from penstock.model.ports import EARLIEST
 from penstock.model.subscription import Replay, ReplayState, Subscription, share_group
 from penstock.model.topic import Topic
 from penstock.push import pushing
@@ -133,6 +136,23 @@ async def test_a_rejected_message_goes_to_the_dead_letter_queue_in_its_form(
         assert json.loads(message.body)["Message"] == "no"
     await push.finished(topic, one)
     assert await push.outcomes(1) == ["dead"]
+
+
+async def test_a_dead_letter_is_acked_only_when_no_backup_begins(
+    push: PushStage, endpoint: Endpoint
+) -> None:
+    topic, dead = await push.sns_topic(), await push.queue("dead")
+    endpoint.plan("/bad", Step(status=400))
+    one = await push.subscribe(topic, "/bad", webhook={"dead_letter": "dead"})
+    hold = push.stage.broker._context.hold
+    hold.hold_crossings("backup", CROSSINGS_MS_MAX)
+    await push.publish(topic, "no")
+    assert await push.received(dead)
+    finished = asyncio.create_task(push.finished(topic, one))
+    await asyncio.wait((finished,), timeout=0.3)
+    assert not finished.done()
+    hold.release_crossings("backup")
+    await finished
 
 
 async def test_a_message_without_attempts_left_is_a_dead_letter(
@@ -463,3 +483,19 @@ async def test_a_subscription_with_many_waiting_retries_goes_on_when_they_are_du
     await push.publish(topic, *[str(n) for n in range(30)])
     await push.finished(topic, one)
     assert len(push.ledger()) == 35
+
+
+async def test_a_sweep_deletes_shares_of_deleted_subscriptions_and_no_others(
+    push: PushStage,
+) -> None:
+    """Older versions have groups whose names begin with the mark of subscriptions."""
+    topic, call, find = await push.sns_topic(), push.stage.broker.call, push.stage.broker.find_share
+    one = await push.subscribe(topic, "/swept")
+    await until(lambda: find(topic, share_group(one)) is not None, "there is no share")
+    gone = share_group(msgspec.structs.replace(one, id=str(uuid.uuid4())), 2)
+    for group in ("~workers", gone):
+        await call(OpenShare(topic, 0, group, start=EARLIEST))
+    await push.pushers.sweep()
+    assert find(topic, share_group(one)) is not None
+    assert find(topic, "~workers") is not None
+    assert find(topic, gone) is None

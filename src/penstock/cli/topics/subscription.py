@@ -28,6 +28,7 @@ _DELIVERY_COLUMNS = columns(
 _REPLAY_COLUMNS = columns("number#, state, partition# PART, start#, until#")
 # Secrets on a command line can be seen by other users of the machine.
 _SECRETS = ("secret", "auth.password", "auth.token", "auth.value", "auth.key")
+_RESTORED = "restored"  # why a subscription is paused, see node/restoring.py
 _NESTED = ("auth", "headers", "retry")
 
 subscription = Noun(
@@ -235,10 +236,19 @@ def pause(session: Session, subscription: str, reason: str | None) -> None:
 
 
 @subscription.command()
-def resume(session: Session, subscription: str) -> None:
-    """Resume a paused subscription."""
-    _ask(session, "resume", subscription, "/resume")
-    session.remark(f"resumed {subscription}")
+@click.option(
+    "--restored", is_flag=True, help="all subscriptions that `penstock backup restore` has paused"
+)
+def resume(session: Session, subscriptions: Texts, restored: bool) -> None:
+    """Resume paused subscriptions."""
+    if bool(subscriptions) == restored:
+        raise click.UsageError("Give subscriptions, or --restored.")
+    if restored:
+        found = session.admin.subscriptions()
+        subscriptions = tuple(each["id"] for each in found if each["paused"] == _RESTORED)
+    for each in subscriptions:
+        _ask(session, "resume", each, "/resume")
+        session.remark(f"resumed {each}")
 
 
 @subscription.command()

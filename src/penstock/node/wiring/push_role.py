@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -157,7 +157,9 @@ class PushRole:
             publish_wait_ms=config.publish_wait_ms,
         )
 
-        pushers = self._pushers = self._make_pushers(anywhere, is_clustered=is_clustered)
+        pushers = self._pushers = self._make_pushers(
+            anywhere, role.hold.crossing, is_clustered=is_clustered
+        )
         self.metrics.measure = pushers.measure
         broker.handlers[ReadPushStatus] = pushers.read_status
         broker.handlers[PushOne] = pushers.push_one
@@ -213,7 +215,13 @@ class PushRole:
             self.books, own_account=node.account, gateway=gateway, outbox=outbox, mail=mail
         )
 
-    def _make_pushers(self, anywhere: BrokerPort, *, is_clustered: bool) -> Pushers:
+    def _make_pushers(
+        self,
+        anywhere: BrokerPort,
+        crossing: Callable[[], Awaitable[None]],
+        *,
+        is_clustered: bool,
+    ) -> Pushers:
         setup, config, sealing = self._setup, self._setup.config.push, self._security.sealing
         proxy = make_proxy(config.proxy_url) if config.proxy_url else None
         self._client = HttpClient(proxy=proxy)
@@ -238,7 +246,9 @@ class PushRole:
                 destination_requests_max=config.host_in_flight_max,
             ),
             signer_of=self._signer,
-            dead_letters=DeadLetters(anywhere, self._topics, setup.entropy, sealing, may_send),
+            dead_letters=DeadLetters(
+                anywhere, self._topics, setup.entropy, sealing, may_send, crossing
+            ),
             note=self.facts.note,
             count=lambda topic, protocol, *counts: self._count(
                 f"push:{_USAGE.get(protocol, 'gateway')}", topic, *counts
