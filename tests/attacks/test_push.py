@@ -1,21 +1,18 @@
-"""Attacks on SNS subscriptions and webhooks: forged tokens, links that do more than they should,
-endpoints that are this server or lead into its network, messages that add headers or requests, and
-endpoints that hang."""
+"""Attacks by endpoints and messages: endpoints that are this server or lead into its network,
+messages that add headers or requests, and endpoints that hang."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-import boto3
 import pytest
-from botocore.config import Config
 from botocore.credentials import Credentials
 from tests.attacks.frames import Wire
-from tests.attacks.kit import EVERYTHING, REGION, ROOT, Operator, policy, send, sns_form
+from tests.attacks.kit import send
+from tests.attacks.push_stage import OWN, seen, sns_as
 from tests.harness.endpoint import Endpoint, Seen, Step
 from tests.harness.patience import eventually
 from tests.harness.server import Server
@@ -25,238 +22,9 @@ from penstock.record.batch import encode_batch
 from penstock.record.record import Header, encode_record
 from penstock.wire.kafka.produce import ProducePartition, ProduceTopic
 
-OWN = "000000000000"
 HANGING = 200
 HANGING_AT_ONCE = 50  # the server waits for so many at least
-NO_TOKEN = (400, "Invalid parameter: Token")
 FORMATS = ("raw", "sns", "standard", "cloudevents-binary", "cloudevents-structured")
-CONFIRMATION = "SubscriptionConfirmation"
-CODE = re.compile("<Code>([^<]*)</Code>")
-MESSAGE = re.compile("<Message>([^<]*)</Message>")
-
-
-def sns_as(server: Server, credentials: Credentials) -> Any:
-    return boto3.client(
-        "sns",
-        endpoint_url=server.url,
-        region_name=REGION,
-        aws_access_key_id=credentials.access_key,
-        aws_secret_access_key=credentials.secret_key,
-        config=Config(retries={"max_attempts": 0, "mode": "standard"}),
-    )
-
-
-def link(server: Server, action: str, body: bytes | None = None, **fields: str) -> tuple[int, str]:
-    """Follow a link without a signature. With a body, as a form."""
-    path = f"/?{sns_form(action, fields).decode()}"
-    headers = {} if body is None else {"content-type": "application/x-www-form-urlencoded"}
-    method = "GET" if body is None else "POST"
-    status, reply, _ = send(urlsplit(server.url).netloc, method, path, body, headers)
-    return status, reply.decode()
-
-
-def refusal(reply: tuple[int, str]) -> tuple[int, str]:
-    found = MESSAGE.search(reply[1])
-    return reply[0], "" if found is None else found[1]
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def sns(locked: Server) -> Iterator[Any]:
-    client = sns_as(locked, ROOT)
-    yield client
-    client.close()
-
-
-def seen(endpoint: Endpoint, path: str) -> list[Seen]:
-    return [each for each in endpoint.ledger() if each.target == path]
-
-
-def first_seen(endpoint: Endpoint, path: str) -> Seen:
-    eventually(lambda: seen(endpoint, path), seconds=60, what=f"a request to {path}")
-    return seen(endpoint, path)[0]
-
-
-class Subscribed:
-    """A topic with a subscription of an endpoint, which is not confirmed."""
-
-    def __init__(self, sns: Any, endpoint: Endpoint, name: str) -> None:
-        self._sns = sns
-        self.topic = str(sns.create_topic(Name=name)["TopicArn"])
-        self.arn = str(
-            sns.subscribe(
-                TopicArn=self.topic,
-                Protocol="http",
-                Endpoint=endpoint.url(f"/{name}"),
-                ReturnSubscriptionArn=True,
-            )["SubscriptionArn"]
-        )
-        request = first_seen(endpoint, f"/{name}")
-        assert request.headers["x-amz-sns-message-type"] == CONFIRMATION
-        self.token = str(json.loads(request.body)["Token"])
-
-    def is_pending(self) -> bool:
-        shown = self._sns.get_subscription_attributes(SubscriptionArn=self.arn)["Attributes"]
-        return str(shown["PendingConfirmation"]) == "true"
-
-
-@pytest.fixture
-def subscribed(sns: Any, endpoint: Endpoint, name: Callable[..., str]) -> Subscribed:
-    return Subscribed(sns, endpoint, name())
-
-
-# ── Tokens and links ─────────────────────────────────────────────────────────────────────────
-
-
-def test_a_forged_token_confirms_nothing(
-    locked: Server, sns: Any, endpoint: Endpoint, subscribed: Subscribed, name: Callable[..., str]
-) -> None:
-    token, other = subscribed.token, Subscribed(sns, endpoint, name()).token
-    forged = [
-        token[:at] + f"{int(token[at], 16) ^ 1:x}" + token[at + 1 :]
-        for at in range(0, len(token), 7)
-    ]
-    # The head of one token and the MAC of another; all in upper case; too short; too long.
-    forged += [other[:160] + token[160:], token[:18] + other[18:50] + token[50:]]
-    forged += [token.upper(), token[:-2], token + "00", "", "0" * len(token), "\u0660" * 288]
-    for text in forged:
-        reply = link(locked, "ConfirmSubscription", TopicArn=subscribed.topic, Token=text)
-        assert refusal(reply) == NO_TOKEN, text
-    assert subscribed.is_pending()
-    # The true token is accepted, so the others were refused for what they are.
-    assert link(locked, "ConfirmSubscription", TopicArn=subscribed.topic, Token=token)[0] == 200
-
-
-def test_a_token_of_another_server_confirms_nothing(
-    locked: Server, open_server: Server, endpoint: Endpoint, subscribed: Subscribed
-) -> None:
-    client = sns_as(open_server, Credentials("x", "y"))
-    foreign = Subscribed(client, endpoint, f"{subscribed.topic.rpartition(':')[2]}-foreign")
-    client.close()
-    reply = link(locked, "ConfirmSubscription", TopicArn=subscribed.topic, Token=foreign.token)
-    assert refusal(reply) == NO_TOKEN
-    assert subscribed.is_pending()
-
-
-def test_a_token_confirms_its_own_subscription_only(
-    locked: Server, sns: Any, endpoint: Endpoint, subscribed: Subscribed, name: Callable[..., str]
-) -> None:
-    """Whatever topic the link names."""
-    other = Subscribed(sns, endpoint, name())
-    status, reply = link(
-        locked, "ConfirmSubscription", TopicArn=other.topic, Token=subscribed.token
-    )
-    assert (status, subscribed.arn in reply) == (200, True), reply
-    assert other.is_pending()
-    assert not subscribed.is_pending()
-
-
-def test_a_link_to_unsubscribe_needs_the_whole_arn(
-    locked: Server, sns: Any, endpoint: Endpoint, subscribed: Subscribed, name: Callable[..., str]
-) -> None:
-    other = Subscribed(sns, endpoint, name())
-    identifier = subscribed.arn.rpartition(":")[2]
-    for arn in (
-        f"{other.topic}:{identifier}",
-        subscribed.arn.replace(f":{OWN}:", "::"),
-        subscribed.arn.replace(f":{OWN}:", ":111111111111:"),
-        subscribed.arn.replace(REGION, "eu-west-1"),
-        subscribed.arn.upper(),
-        f"{subscribed.topic}:*",
-        f"{subscribed.topic}:{identifier}:",
-    ):
-        link(locked, "Unsubscribe", SubscriptionArn=arn)
-        assert subscribed.is_pending(), arn
-    assert link(locked, "Unsubscribe", SubscriptionArn=subscribed.arn)[0] == 200
-    with pytest.raises(sns.exceptions.NotFoundException):
-        subscribed.is_pending()
-
-
-def test_a_link_does_not_delete_a_webhook_of_a_queue(
-    locked: Server, operator: Operator, root: Any, name: Callable[..., str]
-) -> None:
-    queue = name()
-    root.create_queue(QueueName=queue)
-    made = operator.ask(
-        "POST", "subscriptions", {"source": queue, "endpoint": "https://example.com/"}
-    )
-    for arn in (made["arn"], made["arn"].replace(":sqs:", ":sns:")):
-        link(locked, "Unsubscribe", SubscriptionArn=arn)
-    assert operator.ask("GET", f"subscriptions/{made['id']}")["id"] == made["id"]
-
-
-@pytest.mark.parametrize("action", ["ConfirmSubscription", "Unsubscribe"])
-def test_the_body_of_a_link_cannot_name_another_action(
-    locked: Server, sns: Any, root: Any, action: str, subscribed: Subscribed
-) -> None:
-    name = subscribed.topic.rpartition(":")[2]
-    url = root.create_queue(QueueName=name)["QueueUrl"]
-    before = sns.get_topic_attributes(TopicArn=subscribed.topic)["Attributes"]
-    publish = sns_form("Publish", {"TopicArn": subscribed.topic, "Message": "planted"})
-    bodies = [
-        publish,
-        sns_form("DeleteTopic", {"TopicArn": subscribed.topic}),
-        sns_form("SetTopicAttributes", {"TopicArn": subscribed.topic, "AttributeName": "Policy"}),
-        sns_form("ListTopics", {}),
-        sns_form("CreateTopic", {"Name": f"{name}-planted"}),
-    ]
-    others = [
-        b"Action=DeleteQueue&Version=2012-11-05&QueueUrl=" + url.encode(),
-        b"Action=GetCallerIdentity&Version=2011-06-15",
-    ]
-    for body in (*bodies, *others):
-        status, reply = link(locked, action, body, Token="0", SubscriptionArn=subscribed.arn)
-        code = CODE.search(reply)
-        assert code is not None, reply
-        expected = (403, "MissingAuthenticationToken")
-        assert (status, code[1]) == (expected if body in bodies else (400, "InvalidAction")), reply
-    host = urlsplit(locked.url).netloc
-    for path in (f"/?Action={action}&{body.decode()}" for body in (*bodies, *others)):
-        assert send(host, "GET", path, None, {})[0] in (400, 403), path
-    target = {"x-amz-target": "AmazonSQS.ListQueues", "content-type": "application/x-amz-json-1.0"}
-    assert send(host, "POST", f"/?Action={action}", "{}", target)[0] == 403
-    assert sns.get_topic_attributes(TopicArn=subscribed.topic)["Attributes"] == before
-    assert f"{name}-planted" not in str(sns.list_topics()["Topics"])
-    assert root.get_queue_url(QueueName=name)["QueueUrl"] == url
-
-
-def test_a_tenant_whose_right_was_withdrawn_reads_nothing_by_its_subscription(
-    locked: Server, operator: Operator, sns: Any, endpoint: Endpoint, name: Callable[..., str]
-) -> None:
-    """A subscription to a topic of another tenant stays, but gives no right to older messages."""
-    topic = str(sns.create_topic(Name=name())["TopicArn"])
-    tenant = operator.tenant()
-    _, credentials = operator.user(EVERYTHING, tenant=tenant)
-    allowed = {
-        "Effect": "Allow",
-        "Principal": {"AWS": f"arn:aws:iam::{tenant}:root"},
-        "Action": ["SNS:Subscribe"],
-        "Resource": topic,
-    }
-    sns.set_topic_attributes(TopicArn=topic, AttributeName="Policy", AttributeValue=policy(allowed))
-    sns.publish(TopicArn=topic, Message="before")
-    theirs, admin = sns_as(locked, credentials), Operator(locked, credentials)
-    path = f"/{topic.rpartition(':')[2]}"
-    theirs.subscribe(TopicArn=topic, Protocol="http", Endpoint=endpoint.url(path))
-    theirs.close()
-    first_seen(endpoint, path)
-    (listed,) = admin.ask("GET", "subscriptions")["subscriptions"]
-    admin.ask("POST", f"subscriptions/{listed['id']}/confirm", {})
-    replay = ("POST", f"subscriptions/{listed['id']}/replay", {"earliest": True})
-    eventually(lambda: admin.try_(*replay)[0] == 200, seconds=60, what="an allowed replay")
-    sns.set_topic_attributes(TopicArn=topic, AttributeName="Policy", AttributeValue="")
-    for route, body in (
-        ("replay", {"earliest": True}),
-        ("redeliver", {"partition": 0, "offset": 0}),
-        ("test", {}),
-    ):
-        status, reply = admin.try_("POST", f"subscriptions/{listed['id']}/{route}", body)
-        assert status == 403, f"{route}: {status} {reply!r}"
 
 
 # ── Where requests go ────────────────────────────────────────────────────────────────────────

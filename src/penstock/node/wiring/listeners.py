@@ -13,6 +13,7 @@ from penstock.frontend.admin.api import AdminApi
 from penstock.frontend.admin.ports import BackupPort, CoordinatorPort, PushPorts
 from penstock.frontend.admin.request import ConfigRow, Context
 from penstock.frontend.aws.context import FrontendConfig
+from penstock.frontend.aws.incoming import is_link
 from penstock.frontend.aws.pipeline import Frontend
 from penstock.frontend.facts import deliveries
 from penstock.frontend.kafka.access.quotas import ConnectionRates
@@ -244,6 +245,7 @@ class Listeners:
             forbid=frontend.forbid,
             is_open=not self._is_auth_on,
             acts_on_get=True,
+            is_proven=is_link,
             outlives=frontend.outlives,
         )
         at, is_shared = config.http.listen, config.http.reuse_port
