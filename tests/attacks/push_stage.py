@@ -20,11 +20,11 @@ CONFIRMATION = "SubscriptionConfirmation"
 MESSAGE = re.compile("<Message>([^<]*)</Message>")
 
 
-def sns_as(server: Server, credentials: Credentials) -> Any:
+def sns_as(server: Server, credentials: Credentials, region: str = REGION) -> Any:
     return boto3.client(
         "sns",
         endpoint_url=server.url,
-        region_name=REGION,
+        region_name=region,
         aws_access_key_id=credentials.access_key,
         aws_secret_access_key=credentials.secret_key,
         config=Config(retries={"max_attempts": 0, "mode": "standard"}),
@@ -55,11 +55,11 @@ def first_seen(endpoint: Endpoint, path: str) -> Seen:
 
 
 class Subscribed:
-    """A topic with a subscription of an endpoint, which is not confirmed."""
+    """A topic, by default a new one, with a subscription of an endpoint, which is not confirmed."""
 
-    def __init__(self, sns: Any, endpoint: Endpoint, name: str) -> None:
+    def __init__(self, sns: Any, endpoint: Endpoint, name: str, *, topic: str = "") -> None:
         self._sns = sns
-        self.topic = str(sns.create_topic(Name=name)["TopicArn"])
+        self.topic = topic or str(sns.create_topic(Name=name)["TopicArn"])
         self.arn = str(
             sns.subscribe(
                 TopicArn=self.topic,

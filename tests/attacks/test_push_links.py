@@ -10,7 +10,18 @@ from urllib.parse import urlsplit
 
 import pytest
 from botocore.credentials import Credentials
-from tests.attacks.kit import EVERYTHING, REGION, ROOT, Operator, policy, send, sns_form
+from botocore.exceptions import ClientError
+from tests.attacks.kit import (
+    EVERYTHING,
+    REGION,
+    ROOT,
+    Operator,
+    allow,
+    code_of,
+    policy,
+    send,
+    sns_form,
+)
 from tests.attacks.push_stage import OWN, Subscribed, first_seen, link, refusal, sns_as
 from tests.harness.endpoint import Endpoint
 from tests.harness.patience import eventually
@@ -208,13 +219,7 @@ def test_a_page_gets_nothing_but_these_two_actions_and_only_by_a_click(
     client.close()
 
 
-def test_a_tenant_whose_right_was_withdrawn_reads_nothing_by_its_subscription(
-    locked: Server, operator: Operator, sns: Any, endpoint: Endpoint, name: Callable[..., str]
-) -> None:
-    """A subscription to a topic of another tenant stays, but gives no right to older messages."""
-    topic = str(sns.create_topic(Name=name())["TopicArn"])
-    tenant = operator.tenant()
-    _, credentials = operator.user(EVERYTHING, tenant=tenant)
+def allow_subscribe(sns: Any, topic: str, tenant: str) -> None:
     allowed = {
         "Effect": "Allow",
         "Principal": {"AWS": f"arn:aws:iam::{tenant}:root"},
@@ -222,6 +227,57 @@ def test_a_tenant_whose_right_was_withdrawn_reads_nothing_by_its_subscription(
         "Resource": topic,
     }
     sns.set_topic_attributes(TopicArn=topic, AttributeName="Policy", AttributeValue=policy(allowed))
+
+
+def test_a_subscriber_of_another_tenant_confirms_and_unsubscribes_what_nobody_else_may(
+    locked: Server, operator: Operator, sns: Any, endpoint: Endpoint, name: Callable[..., str]
+) -> None:
+    """A signature has no less effect than a link without one, if the policies of the caller allow
+    the action; and where a link has none, only the owners have."""
+    tenant, topic = operator.tenant(), str(sns.create_topic(Name=name())["TopicArn"])
+    allow_subscribe(sns, topic, tenant)
+    theirs = sns_as(locked, operator.user(EVERYTHING, tenant=tenant)[1])
+    weak = sns_as(locked, operator.user(allow("sns:Publish"), tenant=tenant)[1])
+    stranger = sns_as(locked, operator.user(EVERYTHING, tenant=operator.tenant())[1])
+    for may_unsubscribe in (theirs, sns):
+        one = Subscribed(theirs, endpoint, name(), topic=topic)
+        token = {"TopicArn": topic, "Token": one.token, "AuthenticateOnUnsubscribe": "true"}
+        assert code_of(weak.confirm_subscription, **token) == "AuthorizationError"
+        assert theirs.confirm_subscription(**token)["SubscriptionArn"] == one.arn
+        for client in (weak, stranger):
+            code = code_of(client.unsubscribe, SubscriptionArn=one.arn)
+            assert code == "AuthorizationError", client
+        assert link(locked, "Unsubscribe", SubscriptionArn=one.arn)[0] == 403
+        listed = sns.list_subscriptions_by_topic(TopicArn=topic)["Subscriptions"]
+        assert [each["SubscriptionArn"] for each in listed] == [one.arn]
+        may_unsubscribe.unsubscribe(SubscriptionArn=one.arn)
+        assert not sns.list_subscriptions_by_topic(TopicArn=topic)["Subscriptions"]
+    for client in (theirs, weak, stranger):
+        client.close()
+
+
+def test_a_token_may_be_sent_with_a_signature_for_another_region(
+    locked: Server, subscribed: Subscribed
+) -> None:
+    """But only for the region of its topic."""
+    elsewhere, token = sns_as(locked, ROOT, "eu-west-1"), subscribed.token
+    moved = subscribed.topic.replace(REGION, "eu-west-1")
+    with pytest.raises(ClientError, match=r"Invalid parameter: Topic$"):
+        elsewhere.confirm_subscription(TopicArn=moved, Token=token)
+    assert subscribed.is_pending()
+    elsewhere.confirm_subscription(TopicArn=subscribed.topic, Token=token)
+    assert not subscribed.is_pending()
+    elsewhere.close()
+
+
+def test_a_tenant_whose_right_was_withdrawn_reads_nothing_by_its_subscription(
+    locked: Server, operator: Operator, sns: Any, endpoint: Endpoint, name: Callable[..., str]
+) -> None:
+    """A subscription to a topic of another tenant stays, but gives no right to older messages."""
+    topic = str(sns.create_topic(Name=name())["TopicArn"])
+    tenant = operator.tenant()
+    _, credentials = operator.user(EVERYTHING, tenant=tenant)
+    allow_subscribe(sns, topic, tenant)
     sns.publish(TopicArn=topic, Message="before")
     theirs, admin = sns_as(locked, credentials), Operator(locked, credentials)
     path = f"/{topic.rpartition(':')[2]}"

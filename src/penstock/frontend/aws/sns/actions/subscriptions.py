@@ -240,7 +240,8 @@ async def unsubscribe(call: Call, request: shapes.UnsubscribeRequest) -> None:
     one = await context.subscriptions.learn(address.id)
     if one is None or one.arn != str(address) or (is_signed and one.region != call.region):
         return
-    if not is_signed and one.needs_owner:
+    owners = (one.account, address.topic.account)
+    if one.needs_owner and not (is_signed and call.account in owners):
         raise fault("AuthorizationError", "Only the owner of this subscription may unsubscribe it.")
     if one.protocol not in HTTP or one.state is not SubscriptionState.CONFIRMED:
         await context.subscriptions.delete(one.id)
