@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
+from penstock.flow.verdicts import Failure
 from penstock.frontend.admin.ports import PushPorts
 from penstock.frontend.admin.request import Body, Call, json_reply, picked
 from penstock.frontend.admin.webhook_rules import (
@@ -189,6 +190,8 @@ async def create(call: Call) -> HttpReply:
     check_readable(call, topic, settings.mode)
     check_source(topic)
     settings = checked_settings(call, topic, settings)
+    if not ports.is_usable(request.endpoint, topic.account):
+        raise InvalidRequest(Failure.UNUSABLE)
     known = ports.subscriptions.find_endpoint(topic.topic_id, WEBHOOK, endpoint)
     if known is None:
         one = Subscription(

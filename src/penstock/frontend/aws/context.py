@@ -248,6 +248,8 @@ class Context:
     quotas: TenantQuotas | None = None
     ring: KeyRing | None = None  # encrypts the passwords of endpoints
     token_key: bytes = b""  # signs the tokens by which endpoints confirm subscriptions
+    # Whether the URL of an account may become an endpoint.
+    is_usable: Callable[[str, str], bool] = lambda _url, _account: True
     # Called for a pending subscription that its endpoint should confirm, and after the deletion of
     # one that its endpoint can restore.
     confirm: Callable[[Subscription], None] = lambda _: None

@@ -43,6 +43,7 @@ from penstock.push.pushers import Pushers
 from penstock.push.resolver import Resolver
 from penstock.wire.aws.sns.notification import CERTIFICATE_PATH, Signer
 from penstock.wire.webhooks.courier_urls import parse_gateways, parse_smtp_url
+from penstock.wire.webhooks.endpoint_url import parse_endpoint_url
 
 SWEEP_SECONDS = 60.0
 PUSH_SQS = "push:sqs"  # operation in usage rows
@@ -219,18 +220,19 @@ class PushRole:
         self._resolver = Resolver(self._guard(()))
         ca_file = Path(config.ca_file) if config.ca_file else None
         may_send = self._may_send()
+        self._outbound = Outbound(
+            self._client,
+            self._resolver,
+            TlsContexts(ca_file=ca_file),
+            allows_plain=config.plain_http,
+        )
         push_setup = PushSetup(
             broker=anywhere,
             subscriptions=self.subscriptions,
             clock=setup.clock,
             chance=random.random,
             opener=sealing,
-            outbound=Outbound(
-                self._client,
-                self._resolver,
-                TlsContexts(ca_file=ca_file),
-                allows_plain=config.plain_http,
-            ),
+            outbound=self._outbound,
             slots=Slots(
                 requests_max=config.in_flight_max,
                 bytes_max=config.bytes_in_flight_max,
@@ -259,7 +261,7 @@ class PushRole:
                 clock=setup.clock,
                 entropy=setup.entropy,
                 token_key=self.token_key,
-                outbound=push_setup.outbound,
+                outbound=self._outbound,
                 slots=push_setup.slots,
                 signer_of=self._signer,
                 secrets_of=self._secrets_of,
@@ -286,6 +288,12 @@ class PushRole:
         """Let no subscription call these addresses, host:port or URLs of this cluster."""
         if self._pushers is not None:
             self._resolver.guard = self._guard(own)
+
+    def is_usable(self, endpoint: str, account: str) -> bool:
+        """Return whether a URL of a tenant may become an endpoint."""
+        if self._pushers is None:
+            return True
+        return self._outbound.is_usable(parse_endpoint_url(endpoint), tenant=account)
 
     def confirm(self, one: Subscription) -> None:
         if self._pushers is not None:

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.flow.verdicts import Failure
 from penstock.frontend.aws.context import Call
 from penstock.frontend.aws.sns.actions.topics import topic_of
 from penstock.frontend.aws.sns.rules import replay_policy, subscription_attributes
@@ -63,6 +64,8 @@ async def subscribe(call: Call, request: shapes.SubscribeRequest) -> shapes.Subs
         relayed=context.relayed,
         has_application=context.has_application,
     )
+    if protocol in HTTP and not context.is_usable(request.endpoint, call.account):
+        raise invalid("Endpoint", Failure.UNUSABLE)
     given, now_ms = request.attributes or {}, context.clock.wall_ms()
     attributes = subscription_attributes.read_new(
         topic, protocol, endpoint.text, given, now_ms=now_ms
