@@ -120,6 +120,9 @@ class Copier:
             about = {"topic": topic.name, "partition": partition, "count": lost}
             log_.error("retention removed messages before they were copied", extra=about)
             self.position = self.reading_to = ends.start_offset
+            # In the log, so that the next leader does not count them again.
+            move = MoveBookmark(topic, partition, self.reader, ends.start_offset)
+            await setup.broker.call(move)
         if begin < first:
             begin = min(first, end)  # no subscription wants the messages before
         if begin >= end or not targets:

@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from typing import Any, Final
 
 from penstock.flow.backoff import queue_delay_ms
-from penstock.model.calls import ListBookmarks, MoveBookmark
+from penstock.model.calls import Ends, ListBookmarks, MoveBookmark
 from penstock.model.errors import PenstockError
 from penstock.model.subscription import Subscription, SubscriptionState
 from penstock.model.topic import Topic
@@ -148,13 +148,17 @@ class FanOut:
     async def _start(self) -> Callable[[], None]:
         setup, topic, partition = self._setup, self.topic, self.partition
         known = dict(await setup.broker.call(ListBookmarks(topic, partition)))
-        self._common.position = self._common.reading_to = known.get(READER, 0)
+        position = known.get(READER)
+        if position is None:
+            # There was none, or retention has deleted it together with the messages before it.
+            position = (await setup.broker.call(Ends(topic, partition))).start_offset
+        self._common.position = self._common.reading_to = position
         remove = setup.broker.on_advance(topic, partition, self._advanced)
         self._is_started = True
         for one in setup.subscriptions.of_topic(topic.topic_id):
-            position = known.pop(_reader(one.id), None)
-            if position is not None and _is_copied(one):
-                self._set_apart(self._target(one), position).is_stored = True
+            own = known.pop(_reader(one.id), None)
+            if own is not None and _is_copied(one):
+                self._set_apart(self._target(one), own).is_stored = True
             else:
                 self.subscription_changed(None, one)
         for reader in known:

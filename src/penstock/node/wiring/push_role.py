@@ -161,7 +161,8 @@ class PushRole:
         self.metrics.measure = pushers.measure
         broker.handlers[ReadPushStatus] = pushers.read_status
         broker.handlers[PushOne] = pushers.push_one
-        broker.filters.find = pushers.wants
+        broker.share_hooks.find_filter = pushers.wants
+        broker.share_hooks.lost = pushers.lost
         self._is_clustered = is_clustered
         self._topics.on_change(self._changed)
         if is_clustered:
