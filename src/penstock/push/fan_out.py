@@ -173,10 +173,10 @@ class FanOut:
 
     async def _round(self) -> bool:
         done = await self._common.copy_next()
-        for subscription_id in done.slow:
+        for subscription_id, copied in done.slow.items():
             target = self._common.remove(subscription_id)
             if target is not None:
-                self._set_apart(target, done.begin)
+                self._set_apart(target, done.begin).copier.copied = copied
         for apart in tuple(self._apart.values()):
             await self._store(apart)  # before the common bookmark passes its messages
         self._common.advance(done)
@@ -232,6 +232,7 @@ class FanOut:
                 done: Round | None = await apart.copier.copy_next()
                 assert done is not None
                 if done.slow:
+                    apart.copier.copied |= done.slow[subscription_id]
                     done = None
                 else:
                     attempt = 0

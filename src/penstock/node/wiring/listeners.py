@@ -97,6 +97,8 @@ class FrontendCalls:
         self.throttler = Throttler(own_account=own_account)
         self.broker = LimitedBroker(guarded, callees.metadata, quotas)  # of this node
         self.anywhere = LimitedBroker(routed, callees.metadata, quotas)  # of all nodes
+        # For messages that this node sends to queues of tenants.
+        self.copies = LimitedBroker(self.unlimited, callees.metadata, quotas)
         self.catalog = GuardedCatalog(metadata.catalog, callees.metadata, quotas)
         # For Kafka, whose clients retry if a topic does not exist.
         self.stream_catalog = GuardedCatalog(metadata.topics, callees.metadata, quotas)

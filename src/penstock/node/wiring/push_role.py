@@ -130,7 +130,13 @@ class PushRole:
         return Signer(version, url, counted)
 
     def serve(
-        self, role: BrokerRole, anywhere: BrokerPort, facts: DeliveryWriter, *, is_clustered: bool
+        self,
+        role: BrokerRole,
+        anywhere: BrokerPort,
+        facts: DeliveryWriter,
+        *,
+        queues: BrokerPort,  # for messages to queues; checks the quotas of their owners
+        is_clustered: bool,
     ) -> None:
         """Begin to copy messages of the partitions that this node leads."""
         self.facts, self._broker = facts, role.broker
@@ -143,7 +149,7 @@ class PushRole:
         self._fan_outs = FanOuts(
             FanOutSetup(
                 broker=broker,
-                anywhere=anywhere,
+                anywhere=queues,
                 catalog=self._topics,
                 subscriptions=self.subscriptions,
                 clock=setup.clock,
@@ -157,7 +163,7 @@ class PushRole:
             publish_wait_ms=config.publish_wait_ms,
         )
 
-        pushers = self._pushers = self._make_pushers(anywhere, is_clustered=is_clustered)
+        pushers = self._pushers = self._make_pushers(anywhere, queues, is_clustered=is_clustered)
         self.metrics.measure = pushers.measure
         broker.handlers[ReadPushStatus] = pushers.read_status
         broker.handlers[PushOne] = pushers.push_one
@@ -214,7 +220,9 @@ class PushRole:
             self.books, own_account=node.account, gateway=gateway, outbox=outbox, mail=mail
         )
 
-    def _make_pushers(self, anywhere: BrokerPort, *, is_clustered: bool) -> Pushers:
+    def _make_pushers(
+        self, anywhere: BrokerPort, queues: BrokerPort, *, is_clustered: bool
+    ) -> Pushers:
         setup, config, sealing = self._setup, self._setup.config.push, self._security.sealing
         proxy = make_proxy(config.proxy_url) if config.proxy_url else None
         self._client = HttpClient(proxy=proxy)
@@ -240,7 +248,7 @@ class PushRole:
                 destination_requests_max=config.host_in_flight_max,
             ),
             signer_of=self._signer,
-            dead_letters=DeadLetters(anywhere, self._topics, setup.entropy, sealing, may_send),
+            dead_letters=DeadLetters(queues, self._topics, setup.entropy, sealing, may_send),
             note=self.facts.note,
             count=lambda topic, protocol, *counts: self._count(
                 f"push:{_USAGE.get(protocol, 'gateway')}", topic, *counts
@@ -257,7 +265,7 @@ class PushRole:
         )
         self._confirmations = Confirmations(
             ConfirmSetup(
-                broker=anywhere,
+                broker=queues,
                 catalog=self._topics,
                 clock=setup.clock,
                 entropy=setup.entropy,
