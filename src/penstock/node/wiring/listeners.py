@@ -215,6 +215,7 @@ class Listeners:
             ring=self._security.ring,
             token_key=self._push.token_key,
             is_usable=self._push.is_usable,
+            prepare_key=self._push.keys.ready,
             confirm=self._push.confirm,
             unsubscribed=self._push.unsubscribed,
             certificate_of=self._push.keys.certificate,

@@ -8,6 +8,7 @@ subscription is deleted gets another token, which restores the subscription."""
 import base64
 import binascii
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -25,7 +26,7 @@ from penstock.frontend.aws.sns.rules.endpoints import (
 )
 from penstock.frontend.aws.sns.rules.replay_policy import REPLAY, Times
 from penstock.model.calls import Ends, FindTime
-from penstock.model.errors import InvalidRequest, NotFound, QuotaExceeded
+from penstock.model.errors import InvalidRequest, NotFound, PenstockError, QuotaExceeded
 from penstock.model.ports import KeyRing
 from penstock.model.subscription import RANDOM_BYTES, Subscription, SubscriptionState, new_id
 from penstock.model.topic import Topic
@@ -72,6 +73,10 @@ async def subscribe(call: Call, request: shapes.SubscribeRequest) -> shapes.Subs
     )
     one = context.subscriptions.find_endpoint(topic.topic_id, protocol, endpoint.text)
     if one is None:
+        if not topic.is_fifo:
+            # Now, because it takes longer than a publisher waits for the copies of its message.
+            with suppress(PenstockError):
+                await context.prepare_key()
         new = await _new_subscription(call, topic, protocol, endpoint, attributes)
         try:
             one = await context.subscriptions.create(new)
