@@ -30,7 +30,7 @@ SQS: Final = "sqs"
 
 # Subscriptions whose queues have not taken all copies, each with the offsets that they have taken.
 Slow = dict[str, set[int]]
-_NOBODY: Final[Slow] = {}
+_NONE_SLOW: Final[Slow] = {}
 
 log_ = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Round(NamedTuple):
     begin: int  # offset of the first message
     end: int  # the position after the round
     has_messages: bool = False
-    slow: Slow = _NOBODY
+    slow: Slow = _NONE_SLOW
     is_last: bool = True  # no messages are left
 
 

@@ -122,7 +122,7 @@ class OpenedBatches:
 
 
 class ShareHooks:
-    """What another role knows about shares, or is told about them. The functions must neither block
+    """What another role knows about shares, or is notified of. The functions must neither block
     nor raise."""
 
     # Returns the filter of a share in a partition, or None if it wants all records. Called for each
