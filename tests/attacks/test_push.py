@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ from penstock.wire.kafka.produce import ProducePartition, ProduceTopic
 
 HANGING = 200
 HANGING_AT_ONCE = 50  # the server waits for so many at least
+FLOODING = 100
 FORMATS = ("raw", "sns", "standard", "cloudevents-binary", "cloudevents-structured")
 
 
@@ -128,6 +130,35 @@ def test_endpoints_that_hang_delay_no_other_tenant(
         client.publish(TopicArn=own, Message="in time")
         eventually(lambda: seen(other, "/hook"), seconds=40, what="a message in the meantime")
         theirs.delete_topic(TopicArn=arn)
+    for each in (theirs, client):
+        each.close()
+
+
+def test_a_flood_of_one_tenant_delays_no_other(
+    tmp_path: Path, endpoint: Endpoint, name: Callable[..., str]
+) -> None:
+    """One tenant has many webhooks and messages for a node with few slots."""
+    topic, flooder = name(), "222222222222"
+    env = {"PENSTOCK_PUSH__IN_FLIGHT_MAX": "8"}
+    with Server(tmp_path / "data", fsync="never", env=env) as server:
+        theirs, client = (sns_as(server, Credentials(key, "y")) for key in (flooder, "x"))
+        flooded = str(theirs.create_topic(Name=topic)["TopicArn"])
+        own = str(client.create_topic(Name=topic)["TopicArn"])
+        endpoint.plan(f"/{topic}", Step(delay_ms=200))
+        for number in range(FLOODING):
+            url = endpoint.url(f"/{topic}?{number}")
+            Webhooks(server, flooded, account=flooder).make(url)
+        Webhooks(server, own).make(endpoint.url("/own-hook"))
+        start = len(endpoint.ledger())
+        entries = [{"Id": str(number), "Message": "flood"} for number in range(10)]
+        theirs.publish_batch(TopicArn=flooded, PublishBatchRequestEntries=entries)
+        endpoint.wait_for(start + 16)
+        client.publish(TopicArn=own, Message="in time")
+        before = len(endpoint.ledger())
+        eventually(lambda: seen(endpoint, "/own-hook"), seconds=60, what="a message in between")
+        targets = [each.target for each in endpoint.ledger()]
+        assert targets.index("/own-hook") - before < FLOODING / 2, "it waited for its turn"
+        assert server.stop() == 0
     for each in (theirs, client):
         each.close()
 

@@ -4,6 +4,7 @@ do more than they should, and web pages that follow them."""
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +27,10 @@ from tests.attacks.push_stage import OWN, Subscribed, first_seen, link, refusal,
 from tests.harness.endpoint import Endpoint
 from tests.harness.patience import eventually
 from tests.harness.server import Server
+
+from penstock.model.limits import CONFIRMATION_MS
+from penstock.node.keys.keyring import MasterKeyRing, read_master
+from penstock.wire.aws.sns.tokens import Token, make_token
 
 NO_TOKEN = (400, "Invalid parameter: Token")
 CODE = re.compile("<Code>([^<]*)</Code>")
@@ -64,6 +69,25 @@ def test_a_token_of_another_server_confirms_nothing(
     reply = link(locked, "ConfirmSubscription", TopicArn=subscribed.topic, Token=foreign.token)
     assert refusal(reply) == NO_TOKEN
     assert subscribed.is_pending()
+
+
+def test_an_expired_token_confirms_nothing(locked: Server, subscribed: Subscribed) -> None:
+    """The test makes tokens with the key of the server, which no client has."""
+    key = MasterKeyRing(read_master(locked.data / "master.key")).derive(b"sns confirmations")
+    token = Token(subscribed.arn.rpartition(":")[2], REGION)
+    now_ms = int(time.time() * 1_000)
+
+    def confirm(made_at_ms: int, token: Token) -> tuple[int, str]:
+        text = make_token(key, token, now_ms=made_at_ms)
+        return link(locked, "ConfirmSubscription", TopicArn=subscribed.topic, Token=text)
+
+    assert refusal(confirm(now_ms - CONFIRMATION_MS, token)) == NO_TOKEN
+    assert refusal(confirm(now_ms, token._replace(region="eu-west-1"))) == (
+        400,
+        "Invalid parameter: Topic",
+    )
+    assert subscribed.is_pending()
+    assert confirm(now_ms - CONFIRMATION_MS + 600_000, token)[0] == 200
 
 
 def test_a_token_confirms_its_own_subscription_only(
