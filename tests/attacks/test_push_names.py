@@ -54,7 +54,7 @@ def names() -> Iterator[Names]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, names: Names) -> Iterator[LoopServer]:
     folder = tmp_path_factory.mktemp("names")
-    settings = {"node.mode": "prod", "push.allow": PUBLIC}
+    settings: dict[str, Any] = {"node.mode": "prod", "push.allow": PUBLIC}
     with LoopServer(folder, **settings) as running:
         yield running
 
@@ -146,6 +146,6 @@ def test_a_confirmation_goes_inside_as_little_as_a_message(caller: Caller, names
     url = f"http://{{}}:{caller.port}/hook"
     for host in ("confirm.example", "public.example"):
         caller.sns.subscribe(TopicArn=caller.topic, Protocol="http", Endpoint=url.format(host))
-        eventually(lambda host=host: names.asked[host], seconds=60, what="a lookup")
     eventually(caller.seen, seconds=60, what="a confirmation")
+    eventually(lambda: names.asked["confirm.example"], seconds=60, what="a lookup")
     assert {each.address for each in caller.seen()} == {PUBLIC}

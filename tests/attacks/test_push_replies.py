@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.attacks.test_push import Webhooks, seen, send_sqs
+from tests.attacks.push_stage import seen
+from tests.attacks.test_push import Webhooks, send_sqs
 from tests.harness.client import RawClient
 from tests.harness.endpoint import Endpoint, Step
 from tests.harness.server import Server

@@ -1,8 +1,9 @@
-"""Copies of messages count against the storage quota of the queue's owner, whoever publishes them,
-on one node and on three."""
+"""Copies of messages in queues of other tenants: only those that the queue's policy allows, and as
+many as the storage quota of its owner allows, on one node and on three."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -106,6 +107,33 @@ def test_copies_stop_at_the_quota_and_go_on_when_there_is_room(
     eventually(lambda: greedy.count() == published, seconds=60, what="all copies")
     for each in (greedy.sqs, fair.sqs, sns):
         each.close()
+
+
+def test_a_queue_gets_nothing_that_its_policy_does_not_allow(locked: Server, name: Any) -> None:
+    """Neither copies nor dead letters of topics."""
+    root, names = Operator(locked), [name() for _ in range(4)]
+    sns = sns_as(locked, ROOT)
+    topic, other = (str(sns.create_topic(Name=each)["TopicArn"]) for each in names[:2])
+    every = [Subscriber(locked, root, each) for each in names]
+    allowed, silent, denied, foreign = every
+    allow = {"Effect": "Allow", "Principal": "*", "Action": "sqs:SendMessage"}
+    condition = {"ArnEquals": {"aws:SourceArn": other}}
+    for each, statements in (
+        (denied, [allow, {**allow, "Effect": "Deny"}]),
+        (foreign, [{**allow, "Condition": condition}]),
+    ):
+        text = policy(*({**statement, "Resource": each.arn} for statement in statements))
+        each.sqs.set_queue_attributes(QueueUrl=each.url, Attributes={"Policy": text})
+    silent.sqs.set_queue_attributes(QueueUrl=silent.url, Attributes={"Policy": ""})
+    for each in (silent, denied, foreign, allowed):
+        redrive = json.dumps({"deadLetterTargetArn": each.arn})
+        for endpoint, attributes in ((each.arn, {}), (f"{each.arn}-x", {"RedrivePolicy": redrive})):
+            sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=endpoint, Attributes=attributes)
+    sns.publish(TopicArn=topic, Message="planted")
+    eventually(lambda: allowed.count() == 2, seconds=60, what="a copy and a dead letter")
+    assert [each.count() for each in (silent, denied, foreign)] == [0, 0, 0]
+    for client in (sns, *(each.sqs for each in every)):
+        client.close()
 
 
 def test_dead_letters_stop_at_the_quota(locked: Server, endpoint: Endpoint, name: Any) -> None:
