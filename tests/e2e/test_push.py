@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.compat]
 
 MESSAGES = 120
 FAST = {"min_ms": 100, "max_ms": 500}
+# So that messages of a topic with a short retention are soon removed.
+CLEANING = {"PENSTOCK_LOG__RETENTION_CHECK_MS": "200", "PENSTOCK_LOG__SEGMENT_BYTES_MAX": "65536"}
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +37,8 @@ class PushSite(Site):
         super().__init__([each.url for each in servers], servers[0].kafka)
         self.servers = servers
 
-    def topic(self, name: str, partitions: int = 1) -> str:
-        attributes = {"PenstockPartitions": str(partitions)}
+    def topic(self, name: str, partitions: int = 1, **attributes: str) -> str:
+        attributes["PenstockPartitions"] = str(partitions)
         return str(self.sns[0].create_topic(Name=name, Attributes=attributes)["TopicArn"])
 
     def ask(self, method: str, path: str, body: object = None, *, at: int = 0) -> Any:
@@ -49,8 +51,8 @@ class PushSite(Site):
         with urllib.request.urlopen(request, timeout=90) as reply:
             return json.loads(reply.read())
 
-    def webhook(self, source: str, url: str, **settings: object) -> str:
-        body = {"source": source, "endpoint": url, "settings": settings}
+    def webhook(self, source: str, url: str, *, paused: bool = False, **settings: object) -> str:
+        body = {"source": source, "endpoint": url, "paused": paused, "settings": settings}
         return str(self.ask("POST", "/subscriptions", body)["id"])
 
     def publish(self, arn: str, count: int, *, start: int = 0) -> None:
@@ -67,12 +69,12 @@ def site(
 ) -> Iterator[PushSite]:
     folder = tmp_path_factory.mktemp("push")
     if request.param == "one node":
-        with Server(folder, kafka_port=0) as server:
+        with Server(folder, kafka_port=0, env=CLEANING) as server:
             yield PushSite([server])
         return
     if LACKING is not None:
         pytest.skip(LACKING)
-    with PenstockCluster(folder) as cluster:
+    with PenstockCluster(folder, env=CLEANING) as cluster:
         yield PushSite(list(cluster.nodes.values()))
 
 
@@ -175,6 +177,57 @@ def test_a_replay_sends_everything_again(site: PushSite, endpoint: Endpoint) -> 
     site.ask("POST", f"/subscriptions/{made}/replay", {"earliest": True})
     eventually(lambda: has_all(endpoint, path, 30), seconds=60, what="all messages")
     assert Counter(bodies(endpoint, path)) == Counter(map(str, range(30)))
+
+
+def test_what_retention_removes_before_it_is_delivered_is_counted_once(
+    site: PushSite, endpoint: Endpoint
+) -> None:
+    """For a webhook that is paused, and for one whose endpoint fails."""
+    arn, at_once = site.topic("removed", 3, PenstockRetentionMs="1"), 10
+    path, text = f"/removed-{len(site.servers)}", "x" * 25_000
+    endpoint.plan(f"{path}-fails", Step(status=500))
+    never = {"min_ms": 3_600_000, "max_ms": 3_600_000}
+    paused = site.webhook(arn, endpoint.url(path), paused=True)
+    failing = site.webhook(arn, endpoint.url(f"{path}-fails"), retry=never)
+    published = 0
+
+    def publish() -> None:
+        nonlocal published
+        entries = [{"Id": str(n), "Message": text} for n in range(at_once)]
+        client = site.sns[published % len(site.sns)]
+        client.publish_batch(TopicArn=arn, PublishBatchRequestEntries=entries)
+        published += at_once
+
+    def shown(which: str) -> tuple[int, int]:
+        found = site.ask("GET", f"/subscriptions/{which}", at=published % len(site.servers))
+        return found["lost"], found["lag"]
+
+    def is_each_counted() -> bool:
+        return all(sum(shown(each)) == published for each in (paused, failing))
+
+    def is_lost() -> bool:
+        publish()  # another segment begins, so that the one before can be removed
+        return min(shown(paused)[0], shown(failing)[0]) > 4 * at_once
+
+    publish()
+    eventually(lambda: bodies(endpoint, f"{path}-fails"), seconds=60, what="an attempt")
+    eventually(is_lost, seconds=60, what="messages that are removed")
+    eventually(is_each_counted, seconds=60, what="the sum of lost and waiting messages")
+    counted = sum(server.metrics()["penstock_push_lost_total"] for server in site.servers)
+    assert counted == shown(paused)[0] + shown(failing)[0]
+    log = "".join(server.stderr for server in site.servers)
+    assert "retention removed messages before they were pushed" in log
+    assert paused in log
+    assert failing in log
+    site.ask("POST", f"/subscriptions/{paused}/resume", {})
+
+    def is_each_delivered_or_lost() -> bool:
+        # A message that is removed during its request is both.
+        return len(bodies(endpoint, path)) + shown(paused)[0] >= published
+
+    eventually(is_each_delivered_or_lost, seconds=60, what="the rest is delivered")
+    for each in (paused, failing):
+        site.ask("DELETE", f"/subscriptions/{each}")
 
 
 def test_nothing_is_lost_when_a_home_is_killed(tmp_path: Path, endpoint: Endpoint) -> None:

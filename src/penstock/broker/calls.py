@@ -50,7 +50,7 @@ class Broker:
         self._purged_at_ms: dict[str, int] = {}
         self.find_share = self.shares.find_share
         self.on_available = self.shares.on_available
-        self.filters = context.filters  # of shares
+        self.share_hooks = context.share_hooks
         self.moves = self._mover.of_source
         self.handlers: dict[type[BrokerCall[Any]], Handler] = {
             calls.Append: self._append,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.model.calls import Append, BrokerPort, Ends, Fetch, MoveBookmark
-from penstock.model.errors import InvalidRequest, PenstockError, TopicNotFound
+from penstock.model.errors import InvalidRequest, PenstockError, QuotaExceeded, TopicNotFound
 from penstock.model.limits import MIB
 from penstock.model.message import Message, Record
 from penstock.model.names import uuid_text
@@ -30,6 +30,10 @@ APPENDS_MAX: Final = 256  # in progress at the same time
 LOG_INTERVAL_MS: Final = 60_000  # between log lines about messages that cannot be delivered
 SQS: Final = "sqs"
 
+# Subscriptions whose queues have not taken all copies, each with the offsets that they have taken.
+Slow = dict[str, set[int]]
+_NONE_SLOW: Final[Slow] = {}
+
 log_ = logging.getLogger(__name__)
 
 
@@ -48,7 +52,7 @@ class Sealer(Protocol):
 @dataclass(frozen=True)
 class FanOutSetup:
     broker: BrokerPort  # of this node, for the topic's log
-    anywhere: BrokerPort  # of all nodes, for the queues
+    anywhere: BrokerPort  # of all nodes, for the queues; checks the quotas of their owners
     catalog: Catalog
     subscriptions: Subscriptions
     clock: Clock
@@ -67,7 +71,7 @@ class Round(NamedTuple):
     begin: int  # offset of the first message
     end: int  # the position after the round
     has_messages: bool = False
-    slow: frozenset[str] = frozenset()  # subscriptions whose queues have not taken all copies
+    slow: Slow = _NONE_SLOW
     is_last: bool = True  # no messages are left
 
 
@@ -86,6 +90,9 @@ class Copier:
         self._append_seconds_max = append_seconds_max
         self.position = 0  # everything below has been copied
         self.reading_to = 0  # end of the round in progress, or the position
+        # Offsets from the position on that the queue has, if it has only one target: a part of its
+        # partitions has taken them. They are not copied again.
+        self.copied: set[int] = set()
         self.targets: dict[str, Target] = {}  # by subscription id
         self._policies: PolicyIndex[str] = PolicyIndex()
         self._next_copy = 0  # partition of a standard queue to which the next round goes
@@ -123,6 +130,9 @@ class Copier:
             about = {"topic": topic.name, "partition": partition, "count": lost}
             log_.error("retention removed messages before they were copied", extra=about)
             self.position = self.reading_to = ends.start_offset
+            # In the log, so that the next leader does not count them again.
+            move = MoveBookmark(topic, partition, self.reader, ends.start_offset)
+            await setup.broker.call(move)
         if begin < first:
             begin = min(first, end)  # no subscription wants the messages before
         if begin >= end or not targets:
@@ -134,15 +144,16 @@ class Copier:
             fetched = await setup.sealer.opened_fetch(topic, partition, fetched)
         records, position = self._records(fetched.buffers, begin, min(end, fetched.next_offset))
         self.reading_to = position
-        slow = set[str]()
+        slow: Slow = {}
         if records:
             began_s = self._loop.time()
             slow = await self._copy(records)
             setup.metrics.fan_outs.observe(self._loop.time() - began_s)
-        return Round(begin, position, bool(records), frozenset(slow), position >= end)
+        return Round(begin, position, bool(records), slow, position >= end)
 
     def advance(self, done: Round) -> None:
         self.position = self.reading_to = done.end
+        self.copied.clear()
 
     async def store(self, done: Round) -> None:
         """Move the bookmark to the end of a round."""
@@ -162,13 +173,15 @@ class Copier:
                 return records, record.offset + 1
         return records, end
 
-    async def _copy(self, records: Sequence[Record]) -> set[str]:
-        """Copy records, and return the subscriptions whose queues have not taken all copies."""
-        plan, slices, slow = Plan(), Slices(self._setup.turns), set[str]()
+    async def _copy(self, records: Sequence[Record]) -> Slow:
+        plan, slices = Plan(), Slices(self._setup.turns)
+        slow: Slow = {}
         signer = None
         if not self.topic.is_fifo and not all(one.is_raw for one in self.targets.values()):
             signer = await self._setup.signer_of(self.topic)
         for record in records:
+            if record.offset in self.copied:
+                continue
             source = Published(record, self.topic, self.partition, signer)
             for key in await in_slices(self._policies.match_in_steps(source.prepared)):
                 target = self.targets.get(key)  # the subscription may have ended meanwhile
@@ -178,11 +191,11 @@ class Copier:
                 if refusal is not None:
                     self._give_up(plan, source, target, refusal)
                 if plan.is_full:
-                    slow |= await self._append_all(plan)
+                    await self._append_all(plan, slow)
                     plan = Plan()
                 if slices.is_over:
                     await slices.next()
-        slow |= await self._append_all(plan)
+        await self._append_all(plan, slow)
         self._log_refusals()
         return slow
 
@@ -255,15 +268,17 @@ class Copier:
             self._refusals.clear()
             self._logged_at_ms = now_ms
 
-    async def _append_all(self, plan: Plan) -> set[str]:
-        """Append copies, and return the subscriptions whose queues have not taken them."""
-        slow, copies, queues = set[str](), plan.copies, plan.queues
+    async def _append_all(self, plan: Plan, slow: Slow) -> None:
+        """Append copies, and add the subscriptions whose queues have not taken them to ``slow``."""
+        copies, queues = plan.copies, plan.queues
+        appended: list[list[Copy]] = []
         while copies:  # once, and once more for dead letters
             delivered = dead = bytes_out = 0
             refused: list[tuple[Copy, Refusal]] = []
             for at, error in (await self._append_places(plan)).items():
                 done = copies.pop(at)
                 if error is None:
+                    appended.append(done)
                     for copy in done:
                         if copy.refusal is not None:
                             dead += 1
@@ -271,13 +286,13 @@ class Copier:
                         else:
                             delivered += 1
                             bytes_out += message_bytes(copy.message.body, copy.message.attributes)
-                elif isinstance(error, TopicNotFound | InvalidRequest):
+                elif _is_final(error):
                     is_missing = isinstance(error, TopicNotFound)
                     reason = Refusal.MISSING if is_missing else Refusal.INVALID
                     refused += ((copy, reason) for copy in done)
                 else:
                     self._count(Outcome.RETRY, len(done))
-                    slow |= {copy.target.subscription.id for copy in done}
+                    slow.update((copy.target.subscription.id, set()) for copy in done)
                     about = {"topic": self.topic.name, "queue": queues[at[0]].name}
                     why = str(error) or f"no reply within {self._append_seconds_max} s"
                     log_.warning("copy rejected by a queue", extra={**about, "reason": why})
@@ -288,7 +303,9 @@ class Copier:
                     self._lose(copy.source, copy.target, copy.refusal)
                 else:
                     self._give_up(plan, copy.source, copy.target, reason)
-        return slow
+        for copy in (copy for done in appended for copy in done) if slow else ():
+            if copy.target.subscription.id in slow:
+                slow[copy.target.subscription.id].add(copy.source.record.offset)
 
     def _partition_of(self, queue: Topic, message: Message) -> int:
         if queue.is_fifo and message.group is not None:
@@ -322,3 +339,11 @@ class Copier:
             messages = [sealer.sealed(queue, m) or await sealer.seal(queue, m) for m in messages]
         async with asyncio.timeout(self._append_seconds_max):
             await self._setup.anywhere.call(Append(queue, partition, tuple(messages)))
+
+
+def _is_final(error: Exception) -> bool:
+    """Return whether a queue will never take a copy. A quota is no such reason: the owner of the
+    queue deletes messages, or gets a larger quota."""
+    if isinstance(error, QuotaExceeded):
+        return False
+    return isinstance(error, TopicNotFound | InvalidRequest)

@@ -47,6 +47,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
     body: bytes = b""
     retry_after: str | None = None
+    detail: str = ""  # of a failure, for operators: it can contain addresses
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -65,6 +66,7 @@ class Outcomes:
         self.one, self.topic, self.plan = one, topic, plan
         self.status = PushStatus()
         self._setup, self._spawn = setup, spawn
+        self._logged = ""  # why the endpoint cannot be used
 
     def judge(self, items: Sequence[Item], request: Request, reply: Reply) -> Health:
         """Decide what becomes of each message, and return what the reply says of the endpoint."""
@@ -104,7 +106,12 @@ class Outcomes:
         change = msgspec.structs.replace
         if health is Health.GOOD:
             self.status = change(self.status, failing_since_ms=0, delivered_at_ms=now_ms)
+            self._logged = ""
             return
+        if reply.result is Failure.UNUSABLE and reply.detail != self._logged:
+            self._logged = reply.detail  # the reason is logged once, until it changes
+            about = {"subscription": self.one.id, "tenant": self.one.account}
+            log_.warning("endpoint refused", extra={**about, "reason": reply.detail})
         since_ms = self.status.failing_since_ms or now_ms
         reason = reply.reason[:REASON_CHARS_MAX]
         self.status = change(
@@ -129,7 +136,7 @@ class Outcomes:
         is_final = self.plan.is_at_most_once or delivery is None  # there is no other attempt
         outcome, next_ms = facts.DELIVERED, 0
         if action is Action.RETRY and not is_final:
-            is_refused = reply.result is Failure.NOT_ALLOWED
+            is_refused = reply.result is Failure.UNUSABLE
             outcome = facts.REFUSED if is_refused else facts.RETRY
             next_ms = request.ended_at_ms + verdict.delay_ms
         elif action is not Action.DELIVERED:
@@ -153,9 +160,7 @@ class Outcomes:
         """Add the row of an attempt, and count it."""
         self._setup.note(self._row(item, outcome, reply, request, next_ms))
         setup, protocol = self._setup, self.one.protocol
-        if outcome == facts.REFUSED:
-            setup.metrics.refused["address"] += 1
-            outcome = facts.RETRY
+        outcome = facts.RETRY if outcome == facts.REFUSED else outcome
         setup.metrics.attempt(protocol, Outcome(outcome))
         durations = setup.metrics.durations.get(self.plan.destination[0])
         if durations is not None and request.made is not None:

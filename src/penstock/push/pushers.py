@@ -195,6 +195,18 @@ class Pushers:
             known = self._filters[key] = (one, wants_of(one, source, partition, bool(replay)))
         return known[1]
 
+    def lost(self, share: Topic, partition: int, count: int) -> None:
+        """Tell that messages were deleted before they were delivered. Called on the node that leads
+        the partition, once for each message."""
+        source, is_pushed, name = share.name.partition(f":{SHARE_PREFIX}")
+        if is_pushed:
+            self._setup.metrics.lost += count
+            about = {"topic": source, "partition": partition, "count": count}
+            log_.error(
+                "retention removed messages before they were pushed",
+                extra={**about, "subscription": name.partition(".")[0]},
+            )
+
     # ── Slots ────────────────────────────────────────────────────────────────────────────────
 
     def kick(self) -> None:

@@ -28,7 +28,7 @@ from penstock.model.subscription import Replay, ReplayState, Subscription, share
 from penstock.model.topic import Topic
 from penstock.net.http.client_messages import FailureReason, RequestFailed, RequestInvalid
 from penstock.push.delivery_plan import Plan
-from penstock.push.outbound import FAILURES
+from penstock.push.outbound import TENANT_FAILURES
 from penstock.push.outcomes import Item, Outcomes, Reply, Request
 from penstock.push.published import Published
 from penstock.push.push_setup import PushSetup
@@ -355,9 +355,9 @@ class Pusher:
             )
         except RequestFailed as error:
             if error.reason is FailureReason.REFUSED_ADDRESS:
-                self._log(logging.WARNING, "the address of an endpoint is not allowed", error)
-            failure = FAILURES[error.reason]
-            return Reply(failure, failure.value)
+                self._setup.metrics.refused["address"] += 1
+            failure = TENANT_FAILURES[error.reason]
+            return Reply(failure, failure.value, detail=str(error))
         except RequestInvalid as error:
             return Reply(400, str(error))
         reason = "" if 200 <= reply.status < 300 else f"HTTP status {reply.status}"

@@ -115,7 +115,7 @@ class PushStage:
             is_clustered=is_clustered,
         )
         self._pushers.append(pushers)
-        stage.broker.filters.find = pushers.wants
+        stage.broker.share_hooks.find_filter = pushers.wants
         for topic in stage.catalog.all_topics():
             for partition in range(topic.partition_count):
                 pushers.led(topic, partition, is_led=True)

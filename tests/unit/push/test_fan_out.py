@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tests.unit.broker.stage import Stage, on_stage
 from tests.unit.frontend.memory import MemorySubscriptions
+from tests.unit.push.stage import until
 
 from penstock.model.calls import (
     Append,
@@ -377,6 +378,44 @@ async def test_what_retention_removes_before_it_is_copied_is_counted_once(
     lines = [one for one in caplog.records if one.levelname == "ERROR"]
     assert [one.__dict__["count"] for one in lines] == [3]
     assert fan.metrics.fan_outs.count >= 2
+
+
+async def delete_all(fan: Fan, topic: Topic) -> None:
+    end = (await fan.stage.broker.call(Ends(topic, 0))).high_watermark
+    await fan.stage.broker.call(DeleteRecords(topic, 0, end))
+
+
+async def test_the_next_leader_does_not_count_lost_messages_again(fan: Fan) -> None:
+    topic, queue = await fan.sns(), await fan.stage.topic("q")
+    await fan.subscribe(topic, "q", **RAW)
+    await fan.publish(topic, "first")
+    for _ in range(2):
+        fan.fan_outs.led(topic, 0, is_led=False)
+        if not fan.metrics.lost:
+            messages = tuple(Message(secrets.token_bytes(16), b"gone") for _ in range(3))
+            await fan.stage.broker.call(Append(topic, 0, messages))
+            await delete_all(fan, topic)
+        fan.fan_outs.led(topic, 0, is_led=True)
+        await until(lambda: fan.metrics.lost > 0, "the lost messages are counted")
+    counted = fan.metrics.lost
+    await fan.publish(topic, "last")
+    assert counted == fan.metrics.lost <= 4  # with the bookmark of the first message
+    assert await fan.bodies(queue) == ["first", "last"]
+
+
+async def test_copied_messages_are_not_lost_if_their_bookmark_was_removed_with_them(
+    fan: Fan, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, queue = await fan.sns(), await fan.stage.topic("q")
+    await fan.subscribe(topic, "q", **RAW)
+    await fan.publish(topic, "first", "second")
+    fan.fan_outs.led(topic, 0, is_led=False)
+    await fan.stage.broker.call(MoveBookmark(topic, 0, "sns", -1))
+    await delete_all(fan, topic)
+    await fan.publish(topic, "last")
+    assert await fan.bodies(queue) == ["first", "second", "last"]
+    assert fan.metrics.lost == 0
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]
 
 
 async def test_copies_in_memory_are_bounded(fan: Fan, monkeypatch: pytest.MonkeyPatch) -> None:

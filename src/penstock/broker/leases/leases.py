@@ -62,7 +62,7 @@ class Leases:
         self._clock = place.context.clock
         self._on_damage = place.on_damage
         self._share_id = bytes.fromhex(topic.topic_id) if topic.is_share else None
-        self._filters = place.context.filters
+        self._hooks = place.context.share_hooks
         self._loop = asyncio.get_running_loop()
         self._fresh: deque[_AppendedBatch] = deque()
         self._fresh_count = 0
@@ -247,8 +247,8 @@ class Leases:
         if self._share_id is not None:
             if scan_from >= cursor.until:
                 return 0
-            if self._filters.find is not None:
-                cursor.wants = self._filters.find(self.topic, self.index)
+            if self._hooks.find_filter is not None:
+                cursor.wants = self._hooks.find_filter(self.topic, self.index)
         fresh = self._fresh
         while fresh and fresh[0].base_offset < scan_from:
             self._fresh_count -= len(fresh.popleft().messages)
@@ -338,12 +338,14 @@ class Leases:
     def clip(self, start_offset: int, *, passed: int, is_expiry: bool) -> Sequence[Event]:
         """Drop records below an offset from the cursor. Returns the events to write to the log."""
         scan_from = self.cursor.scan_from
-        events = self.cursor.trim(start_offset, passed=passed).events
+        outcome = self.cursor.trim(start_offset, passed=passed)
         if self.cursor.scan_from != scan_from:
             self._forget_ahead()  # it may also have moved back, to judge records again
-        if events and is_expiry:
-            self._count_expired(passed)
-        return events
+        if outcome.reply and is_expiry:
+            self._count_expired(outcome.reply)
+            if self._share_id is not None and self._hooks.lost is not None:
+                self._hooks.lost(self.topic, self.index, outcome.reply)
+        return outcome.events
 
     async def settled(self, events: Sequence[Event]) -> None:
         flush = self._journal_events(events)

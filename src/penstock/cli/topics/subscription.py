@@ -143,7 +143,11 @@ def create(
 def _print_secret(session: Session, item: Json) -> None:
     session.out.one(item, name=_NAME)
     session.out.flush()
-    if "secret" in item:
+    if "secret" in item and session.out.format_of("json") == "name":
+        session.remark(
+            "the secret was not printed: `penstock subscription rotate` prints a new one"
+        )
+    elif "secret" in item:
         session.remark("save the secret now: it is not shown again")
 
 

@@ -43,6 +43,7 @@ from penstock.push.pushers import Pushers
 from penstock.push.resolver import Resolver
 from penstock.wire.aws.sns.notification import CERTIFICATE_PATH, Signer
 from penstock.wire.webhooks.courier_urls import parse_gateways, parse_smtp_url
+from penstock.wire.webhooks.endpoint_url import parse_endpoint_url
 
 SWEEP_SECONDS = 60.0
 PUSH_SQS = "push:sqs"  # operation in usage rows
@@ -129,7 +130,13 @@ class PushRole:
         return Signer(version, url, counted)
 
     def serve(
-        self, role: BrokerRole, anywhere: BrokerPort, facts: DeliveryWriter, *, is_clustered: bool
+        self,
+        role: BrokerRole,
+        anywhere: BrokerPort,
+        facts: DeliveryWriter,
+        *,
+        queues: BrokerPort,  # for messages to queues; checks the quotas of their owners
+        is_clustered: bool,
     ) -> None:
         """Begin to copy messages of the partitions that this node leads."""
         self.facts, self._broker = facts, role.broker
@@ -142,7 +149,7 @@ class PushRole:
         self._fan_outs = FanOuts(
             FanOutSetup(
                 broker=broker,
-                anywhere=anywhere,
+                anywhere=queues,
                 catalog=self._topics,
                 subscriptions=self.subscriptions,
                 clock=setup.clock,
@@ -158,12 +165,13 @@ class PushRole:
         )
 
         pushers = self._pushers = self._make_pushers(
-            anywhere, role.hold.crossing, is_clustered=is_clustered
+            anywhere, queues, role.hold.crossing, is_clustered=is_clustered
         )
         self.metrics.measure = pushers.measure
         broker.handlers[ReadPushStatus] = pushers.read_status
         broker.handlers[PushOne] = pushers.push_one
-        broker.filters.find = pushers.wants
+        broker.share_hooks.find_filter = pushers.wants
+        broker.share_hooks.lost = pushers.lost
         self._is_clustered = is_clustered
         self._topics.on_change(self._changed)
         if is_clustered:
@@ -218,6 +226,7 @@ class PushRole:
     def _make_pushers(
         self,
         anywhere: BrokerPort,
+        queues: BrokerPort,
         crossing: Callable[[], Awaitable[None]],
         *,
         is_clustered: bool,
@@ -228,18 +237,19 @@ class PushRole:
         self._resolver = Resolver(self._guard(()))
         ca_file = Path(config.ca_file) if config.ca_file else None
         may_send = self._may_send()
+        self._outbound = Outbound(
+            self._client,
+            self._resolver,
+            TlsContexts(ca_file=ca_file),
+            allows_plain=config.plain_http,
+        )
         push_setup = PushSetup(
             broker=anywhere,
             subscriptions=self.subscriptions,
             clock=setup.clock,
             chance=random.random,
             opener=sealing,
-            outbound=Outbound(
-                self._client,
-                self._resolver,
-                TlsContexts(ca_file=ca_file),
-                allows_plain=config.plain_http,
-            ),
+            outbound=self._outbound,
             slots=Slots(
                 requests_max=config.in_flight_max,
                 bytes_max=config.bytes_in_flight_max,
@@ -247,7 +257,7 @@ class PushRole:
             ),
             signer_of=self._signer,
             dead_letters=DeadLetters(
-                anywhere, self._topics, setup.entropy, sealing, may_send, crossing
+                queues, self._topics, setup.entropy, sealing, may_send, crossing
             ),
             note=self.facts.note,
             count=lambda topic, protocol, *counts: self._count(
@@ -265,12 +275,12 @@ class PushRole:
         )
         self._confirmations = Confirmations(
             ConfirmSetup(
-                broker=anywhere,
+                broker=queues,
                 catalog=self._topics,
                 clock=setup.clock,
                 entropy=setup.entropy,
                 token_key=self.token_key,
-                outbound=push_setup.outbound,
+                outbound=self._outbound,
                 slots=push_setup.slots,
                 signer_of=self._signer,
                 secrets_of=self._secrets_of,
@@ -297,6 +307,12 @@ class PushRole:
         """Let no subscription call these addresses, host:port or URLs of this cluster."""
         if self._pushers is not None:
             self._resolver.guard = self._guard(own)
+
+    def is_usable(self, endpoint: str, account: str) -> bool:
+        """Return whether a URL of a tenant may become an endpoint."""
+        if self._pushers is None:
+            return True
+        return self._outbound.is_usable(parse_endpoint_url(endpoint), tenant=account)
 
     def confirm(self, one: Subscription) -> None:
         if self._pushers is not None:

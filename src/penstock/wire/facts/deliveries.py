@@ -17,7 +17,7 @@ DELIVERED: Final = "delivered"
 RETRY: Final = "retry"  # failed; the next attempt is at ``next_ms``
 DEAD: Final = "dead"  # moved to the dead-letter queue
 DROPPED: Final = "dropped"  # given up, and there is no dead-letter queue
-REFUSED: Final = "refused"  # the address guard does not allow the endpoint; nothing was sent
+REFUSED: Final = "refused"  # the endpoint has no address that may be called; nothing was sent
 EXPIRED: Final = "expired"  # retention deleted the message before it was delivered
 
 NO_STATUS: Final = 0  # no HTTP reply

@@ -296,7 +296,9 @@ def test_a_purge_removes_visible_delayed_and_in_flight_records(shell: Shell) -> 
 def test_trimming_drops_what_lay_below_and_keeps_the_counts(shell: Shell) -> None:
     shell.send(10)
     shell.lease(2)
-    shell.write(shell.cursor.trim(5, passed=3).events)
+    outcome = shell.cursor.trim(5, passed=3)
+    assert outcome.reply == 5
+    shell.write(outcome.events)
     assert shell.counts() == (5, 0, 0)
     assert shell.cursor.low_offset() == 5
     assert shell.cursor.trim(5).events == ()

@@ -11,6 +11,7 @@ from tests.unit.frontend.aws.test_sns import ACCOUNT, QUEUE, TOPIC, Client, give
 from tests.unit.frontend.signing import locked
 
 from penstock.frontend.aws.context import FrontendConfig
+from penstock.model.errors import Throttled
 from penstock.model.limits import CONFIRMATION_MS
 from penstock.model.subscription import Replay, ReplayState, Subscription, SubscriptionState
 from penstock.model.topic import Topic
@@ -70,6 +71,22 @@ class Site:
 @pytest.fixture
 def site() -> Site:
     return Site()
+
+
+async def test_the_key_that_signs_messages_is_created_before_the_first_subscription(
+    site: Site,
+) -> None:
+    """Else the first publisher would wait for it, and find nothing in the queue."""
+    keys: list[int] = []
+
+    async def prepare() -> None:
+        keys.append(len(site.confirmed))
+        raise Throttled("not now")  # the subscription is made anyway
+
+    site.rig.frontend.prepare_key = prepare
+    for _ in range(2):
+        await site.pending()
+    assert keys == [0]
 
 
 # ── Confirmations ────────────────────────────────────────────────────────────────────────────
