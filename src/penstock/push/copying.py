@@ -82,7 +82,7 @@ class Copier:
         self._setup = setup
         self._append_seconds_max = append_seconds_max
         self.position = 0  # everything below has been copied
-        self.reading_to = 0  # end of the round in progress, or the position
+        self.reading_to = 0  # the position after the round in progress, as far as it is known
         self.targets: dict[str, Target] = {}  # by subscription id
         self._policies: PolicyIndex[str] = PolicyIndex()
         self._next_copy = 0  # partition of a standard queue to which the next round goes
@@ -122,8 +122,9 @@ class Copier:
             self.position = self.reading_to = ends.start_offset
         if begin < first:
             begin = min(first, end)  # no subscription wants the messages before
+        self.reading_to = max(begin, self.position)
         if begin >= end or not targets:
-            return Round(begin, max(begin, self.position))
+            return Round(begin, self.reading_to)
         fetched = await setup.broker.call(
             Fetch(topic, partition, begin, ROUND_BYTES, is_committed=True)
         )
