@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
@@ -98,7 +99,7 @@ def test_a_webhook_keeps_its_promises_when_nodes_die(
     with PenstockCluster(tmp_path) as cluster:
         site = PushSite(list(cluster.nodes.values()))
         arn = site.topic("kills", PARTITIONS)
-        settings = {
+        settings: dict[str, Any] = {
             "concurrency": LIMIT,
             "ordered": "group",
             "timeout_ms": 2_000,

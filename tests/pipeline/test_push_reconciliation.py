@@ -51,7 +51,7 @@ TOPIC, PATH = "sns.ledger", "/ledger"
 PAUSE_SECONDS = 0.05  # between requests of the publisher: the endpoint keeps up
 USAGE_FLUSH_MS = 1_000
 TIMEOUT_MS = 2_000  # of a request
-WEBHOOK = {
+WEBHOOK: dict[str, Any] = {
     "dead_letter": "dead",
     "timeout_ms": TIMEOUT_MS,
     "retry": {"min_ms": 100, "max_ms": 300, "attempts_max": 4},

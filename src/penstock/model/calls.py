@@ -312,7 +312,16 @@ class RestartShare(PartitionCall[None], frozen=True):
 
 
 # ── Push ─────────────────────────────────────────────────────────────────────────────────────
-# These calls go to the home of a subscription: the leader of ``home_partition``.
+
+
+class LearnSubscription(LeadersCall[None], frozen=True):
+    """Read a subscription from the metadata store. From now on, messages are copied to its queue,
+    and publishers wait for the copies."""
+
+    subscription_id: str = ""
+
+
+# The next calls go to the home of a subscription: the leader of ``home_partition``.
 
 
 class ReadPushStatus(PartitionCall[ports.PushStatus], frozen=True):

@@ -89,7 +89,7 @@ class Copier:
         self._setup = setup
         self._append_seconds_max = append_seconds_max
         self.position = 0  # everything below has been copied
-        self.reading_to = 0  # end of the round in progress, or the position
+        self.reading_to = 0  # the position after the round in progress, as far as it is known
         # Offsets from the position on that the queue has, if it has only one target: a part of its
         # partitions has taken them. They are not copied again.
         self.copied: set[int] = set()
@@ -135,8 +135,9 @@ class Copier:
             await setup.broker.call(move)
         if begin < first:
             begin = min(first, end)  # no subscription wants the messages before
+        self.reading_to = max(begin, self.position)
         if begin >= end or not targets:
-            return Round(begin, max(begin, self.position))
+            return Round(begin, self.reading_to)
         fetched = await setup.broker.call(
             Fetch(topic, partition, begin, ROUND_BYTES, is_committed=True)
         )

@@ -6,6 +6,9 @@ bookmark. So a message to a thousand queues costs a thousand appends and one eve
 gets the messages in the order of the partition. If the leader dies within a round, the next leader
 repeats the round: a queue can get its messages twice, but none is lost.
 
+A new subscription joins the next round. Subscribe calls the leaders (``LearnSubscription``) before
+it replies, so no round misses a message that is published after the reply.
+
 A queue that does not take its copies in time continues apart, with a bookmark of its own, until it
 has caught up. A paused subscription stays apart until it is resumed.
 

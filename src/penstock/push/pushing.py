@@ -182,7 +182,7 @@ class Pusher:
 
     def _want(self) -> None:
         """Ask for as many slots as there may be requests to send."""
-        if self._is_closed:
+        if self._is_closed or not self._sources:  # the last home may still send requests
             return
         count = len(self._singles) + len(self._leased)
         if any(source.retry_count >= RETRIES_MAX for source in self._sources):

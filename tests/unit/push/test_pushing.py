@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.harness.endpoint import Endpoint, Step
+from tests.unit.broker.stage import message
 from tests.unit.push.stage import PushStage, on_push, until
 
 from penstock.broker.context.context import CROSSINGS_MS_MAX
@@ -322,6 +324,22 @@ async def test_a_new_home_goes_on_where_the_last_one_was(
     await push.finished(topic, one)
     assert sorted(each.body for each in push.ledger()) == ["1", "2", "2", "3"]
     assert max(row.attempt for row in push.rows) == 2
+
+
+async def test_a_new_home_with_a_fixed_limit_waits_for_the_requests_of_the_last_one(
+    push: PushStage,
+) -> None:
+    topic = await push.sns_topic()
+    one = await push.subscribe(topic, "/wait", webhook={"concurrency": 1, "timeout_ms": 1_000})
+    await push.stop()
+    began_ns = time.monotonic_ns()
+    push.start(is_clustered=True)
+    await push.publish(topic, "1")
+    reply = await push.pushers.push_one(PushOne(topic, 0, one.id, message("test")))
+    assert reply.status == 200
+    seen = await push.seen(2)
+    assert {each.body for each in seen} == {"1", "test"}
+    assert min(each.at_ns for each in seen) - began_ns >= 1_000_000_000
 
 
 async def test_a_replay_sends_old_messages_again_marked_as_replayed(push: PushStage) -> None:

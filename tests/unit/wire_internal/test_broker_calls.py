@@ -28,6 +28,7 @@ from penstock.model.calls import (
     Finish,
     IsInTransaction,
     LeadersCall,
+    LearnSubscription,
     Lease,
     ListBookmarks,
     LogBytes,
@@ -142,6 +143,7 @@ CALLS: list[tuple[BrokerCall[Any], Any]] = [
     (ShareStart(*AT), 3),
     (ShareLag(*AT), 3),
     (RestartShare(*AT, LATEST), None),
+    (LearnSubscription(TOPIC, [(2, 5)], "id"), None),
     (ReadPushStatus(*AT, "id"), PushStatus(limit=4, failed_at_ms=9, reason="no reply in time")),
     (PushOne(*AT, "id", MESSAGE, 1, 7, is_test=False), PushReply(200, 12, body="ok")),
 ]
@@ -236,6 +238,7 @@ def test_every_call_has_a_row_a_handler_and_bytes_of_the_version_before() -> Non
 # Handlers that the push role of a node adds to its broker.
 _OF_PUSH: dict[type[BrokerCall[Any]], Any] = {
     Publish: PushRole.publish,
+    LearnSubscription: PushRole.learn,
     ReadPushStatus: Pushers.read_status,
     PushOne: Pushers.push_one,
 }

@@ -16,7 +16,14 @@ from penstock.frontend.facts.usage import UsageTable
 from penstock.metadata.address_books import StoredAddressBooks
 from penstock.metadata.sns_keys import SnsKeys, sign
 from penstock.metadata.subscriptions import StoredSubscriptions
-from penstock.model.calls import Append, BrokerPort, Publish, PushOne, ReadPushStatus
+from penstock.model.calls import (
+    Append,
+    BrokerPort,
+    LearnSubscription,
+    Publish,
+    PushOne,
+    ReadPushStatus,
+)
 from penstock.model.errors import PenstockError
 from penstock.model.message import Appended
 from penstock.model.subscription import Subscription
@@ -143,6 +150,7 @@ class PushRole:
         setup, config, broker = self._setup, self._setup.config.push, role.broker
         self.couriers = self._make_couriers(anywhere)
         broker.handlers[Publish] = self.publish
+        broker.handlers[LearnSubscription] = self.learn
         if not config.enabled:
             return
         self.metrics.register(setup.meter)
@@ -192,6 +200,9 @@ class PushRole:
             last = max(one.offset for one in found)
             await self._fan_outs.copied(call.topic, call.partition, last)
         return found
+
+    async def learn(self, call: LearnSubscription) -> None:
+        await self.subscriptions.change(call.subscription_id, lambda current: current)
 
     def _make_couriers(self, anywhere: BrokerPort) -> Couriers | None:
         setup, node, config = self._setup, self._setup.config.node, self._setup.config.push

@@ -102,6 +102,9 @@ RULES: Final[dict[type[BrokerCall[Any]], Rule]] = {
     calls.ShareStart: Rule(number=0x0225, is_idempotent=True),
     calls.ShareLag: Rule(number=0x0226, is_idempotent=True),
     calls.RestartShare: Rule(number=0x0227, is_idempotent=lambda call: call.offset != LATEST),
+    calls.LearnSubscription: Rule(
+        number=0x022B, is_idempotent=True, needs_metadata=True, join=lambda _replies: None
+    ),
     calls.ReadPushStatus: Rule(number=0x0229, is_idempotent=True),
     calls.PushOne: Rule(number=0x022A, call_ms=PUSH_MS),
 }

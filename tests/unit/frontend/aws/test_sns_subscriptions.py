@@ -230,6 +230,26 @@ async def test_a_queue_of_another_account_must_confirm(
     arn = await site.client.subscribe(f"arn:aws:sqs:us-east-1:{account}:q")
     assert (arn == "pending confirmation") == is_pending
     assert len(site.confirmed) == is_pending
+    learned = site.rig.backend.learned
+    assert len(learned) == (not is_pending), "leaders know a confirmed subscription of a queue"
+    if is_pending:
+        one = await site.confirm(site.confirmed[0])
+        assert learned == [one.id]
+
+
+async def test_a_repeated_subscribe_tells_the_leaders_again(site: Site) -> None:
+    """The request before may have failed when the subscription was stored."""
+    await site.client.topic()
+    arn = await site.client.subscribe()
+    assert await site.client.subscribe() == arn
+    first, second = site.rig.backend.learned
+    assert first == second
+    assert arn.endswith(first)
+
+
+async def test_leaders_need_not_know_a_webhook_before_the_reply(site: Site) -> None:
+    await site.confirm(await site.pending())
+    assert site.rig.backend.learned == []
 
 
 MAIL = "Invalid parameter: Email address"

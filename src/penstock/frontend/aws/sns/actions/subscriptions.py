@@ -25,7 +25,7 @@ from penstock.frontend.aws.sns.rules.endpoints import (
     check_endpoint,
 )
 from penstock.frontend.aws.sns.rules.replay_policy import REPLAY, Times
-from penstock.model.calls import Ends, FindTime
+from penstock.model.calls import Ends, FindTime, LearnSubscription
 from penstock.model.errors import InvalidRequest, NotFound, PenstockError, QuotaExceeded
 from penstock.model.ports import KeyRing
 from penstock.model.subscription import RANDOM_BYTES, Subscription, SubscriptionState, new_id
@@ -86,6 +86,7 @@ async def subscribe(call: Call, request: shapes.SubscribeRequest) -> shapes.Subs
         text = "Subscription already exists with different attributes"
         raise invalid("Attributes", text)
     one = await _with_password(call, one, endpoint.password)
+    await _tell_leaders(call, topic, one)
     is_pending = one.state is SubscriptionState.PENDING
     if is_pending:
         context.confirm(one)
@@ -176,6 +177,12 @@ async def _confirmed(
     return replay_policy.with_replay(ready, starts=starts, until=until, now_ms=now_ms)
 
 
+async def _tell_leaders(call: Call, topic: Topic, one: Subscription) -> None:
+    """Let the leaders of the topic copy all messages that are published after the reply."""
+    if one.protocol == SQS and one.state is SubscriptionState.CONFIRMED:
+        await call.context.broker.call(LearnSubscription(topic, subscription_id=one.id))
+
+
 async def _range(call: Call, topic: Topic, times: Times, ends: Offsets) -> tuple[Offsets, Offsets]:
     """Return the offsets of the first message of a replay, and those after its last message."""
 
@@ -239,6 +246,7 @@ async def confirm_subscription(
             )
 
         one = await context.subscriptions.change(one.id, confirm)
+    await _tell_leaders(call, topic, one)
     return shapes.ConfirmSubscriptionReply(subscription_arn=one.arn)
 
 
