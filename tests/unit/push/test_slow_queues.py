@@ -15,7 +15,7 @@ from tests.unit.push.test_fan_out import RAW, Fan, fanning
 from penstock.model.calls import Append, ListBookmarks
 from penstock.model.errors import Throttled
 from penstock.model.topic import Topic
-from penstock.push import fan_out
+from penstock.push import copying, fan_out
 from penstock.push.fan_out import FanOuts
 
 
@@ -69,9 +69,11 @@ async def test_a_busy_queue_delays_no_other_and_gets_everything_in_order(fan: Fa
     assert await fan.bodies(busy) == ["3"]
 
 
+@pytest.mark.parametrize("appends_max", [1, 256])
 async def test_a_queue_that_does_not_reply_delays_a_publisher_once(
-    fan: Fan, monkeypatch: pytest.MonkeyPatch
+    fan: Fan, monkeypatch: pytest.MonkeyPatch, appends_max: int
 ) -> None:
+    monkeypatch.setattr(copying, "APPENDS_MAX", appends_max)
     topic = await fan.sns()
     hanging, other = await fan.stage.topic("hanging"), await fan.stage.topic("other")
     await fan.subscribe(topic, "hanging", **RAW)
