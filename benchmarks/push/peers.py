@@ -10,7 +10,7 @@ AT_ONCE = 8
 
 
 async def peers(bench: Bench) -> None:
-    seconds, system = 5.0 / bench.part, Moto()
+    seconds, system = 4.0 / bench.part, Moto()
     own = await _rate(bench.client, seconds)
     folder = bench.folder / system.name
     folder.mkdir()

@@ -16,7 +16,7 @@ AT_ONCE = 16
 
 
 async def publish_rate(bench: Bench) -> None:
-    client, seconds = bench.client, 5.0 / bench.part
+    client, seconds = bench.client, 3.0 / bench.part
     raw, url = await client.subscribed("raw", **RAW)
     wrapped, _ = await client.subscribed("wrapped")
 

@@ -14,7 +14,7 @@ PER_S = 500
 HEALTHY = 98
 HEALTHY_PER_S = 10
 ROUNDS = 3
-BURST = 100  # messages to each healthy endpoint at once
+BURST = 50  # messages to each healthy endpoint at once
 
 
 async def rate(bench: Bench) -> None:
@@ -23,8 +23,8 @@ async def rate(bench: Bench) -> None:
     made = client.webhook(arn, endpoint.url("/hook"), paused=True)
     await client.fill(arn, count)
     await asyncio.sleep(1.0)  # until what the fill has left to do is done
-    client.change(made, "resume")
     began = time.monotonic()
+    client.change(made, "resume")
     await endpoint.wait_for("/hook", count)
     pushed = count / (time.monotonic() - began)
     bench.add("webhook pushes a second", pushed, least=4_000)
@@ -90,12 +90,13 @@ async def replay(bench: Bench) -> None:
     arn = await client.topic("replayed")
     await client.fill(arn, count)
     made = client.webhook(arn, endpoint.url("/replayed"))
-    alone = await _late_ms(bench, arn, "/replayed", 10.0)
+    alone = await _late_ms(bench, arn, "/replayed", 8.0)
+    endpoint.reset()
     client.change(made, "replay", earliest=True)
-    await endpoint.wait_for("/replayed", int(PER_S * 10.0 / bench.part) + 1)
-    beside = await _late_ms(bench, arn, "/replayed", 10.0)
+    await endpoint.wait_for("/replayed", 1)
+    beside = await _late_ms(bench, arn, "/replayed", 8.0)
     assert endpoint.count("/replayed") < count, "the replay ended before the new messages"
-    await endpoint.wait_for("/replayed", count)
+    client.ask("DELETE", f"/subscriptions/{made}")
     text = f"p99 beside a replay of {count:,} ÷ alone ({alone:.1f} ms)"
     bench.add(text, beside / alone, most=1.5)
 
@@ -113,6 +114,6 @@ async def ends(bench: Bench) -> None:
         elif what == "delete":
             client.ask("DELETE", f"/subscriptions/{made}")
         ended_ns = time.monotonic_ns()
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(1.5)
         over_ms = max(0.0, bench.endpoint.seen(path).last_ns - ended_ns) / 1e6
         bench.add(f"requests go on after {what} for ms", over_ms, most=1_000)
