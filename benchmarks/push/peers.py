@@ -6,7 +6,7 @@ from benchmarks.push.client import BODY, RAW, Client, between, rate_of
 from benchmarks.server import NotAvailable
 from benchmarks.systems.moto import Moto
 
-AT_ONCE = 8
+AT_ONCE = 32  # as in the benchmarks of queues
 
 
 async def peers(bench: Bench) -> None:
