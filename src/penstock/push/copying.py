@@ -83,7 +83,8 @@ class Copier:
         setup: FanOutSetup,
         *,
         reader: str,  # name of the bookmark
-        append_seconds_max: float | None = None,  # None: as long as a call may take
+        # A queue is late if no queue takes a copy for this time. None: as long as a call may take.
+        append_seconds_max: float | None = None,
     ) -> None:
         self.topic, self.partition, self.reader = topic, partition, reader
         self._setup = setup
@@ -273,7 +274,7 @@ class Copier:
         """Append copies, and add the subscriptions whose queues have not taken them to ``slow``."""
         copies, queues = plan.copies, plan.queues
         appended: list[list[Copy]] = []
-        while copies:  # once, and once more for dead letters
+        while copies:  # once, and again for dead letters and after late queues
             delivered = dead = bytes_out = 0
             refused: list[tuple[Copy, Refusal]] = []
             for at, error in (await self._append_places(plan)).items():
@@ -315,22 +316,34 @@ class Copier:
         return self._next_copy % queue.partition_count
 
     async def _append_places(self, plan: Plan) -> dict[Place, Exception | None]:
-        """Append the copies of all places, and return the errors."""
+        """Append copies, and return the errors by place. Places without a result were not tried,
+        because those before them were late."""
         results: dict[Place, Exception | None] = {}
-        waiting = iter(plan.copies.items())
+        waiting, late, taken = iter(plan.copies.items()), TimeoutError(), 0
 
         async def append_next() -> None:
+            nonlocal taken
             for at, copies in waiting:
+                results[at] = late  # if the task is cancelled
                 try:
                     await self._append(plan.queues[at[0]], at[1], copies)
                     results[at] = None
-                except (PenstockError, TimeoutError) as error:
+                except PenstockError as error:
                     results[at] = error
+                taken += 1
 
         # Each of these tasks takes the next place. A semaphore would be slow: it looks at all
-        # tasks that wait for it each time.
-        count = min(APPENDS_MAX, len(plan.copies))
-        await asyncio.gather(*(append_next() for _ in range(count)))
+        # tasks that wait for it each time. So would a timeout for each append, and on a busy node
+        # it would find all queues late. Late are queues that wait while none takes anything.
+        async with asyncio.TaskGroup() as group:
+            count = min(APPENDS_MAX, len(plan.copies))
+            tasks = {group.create_task(append_next()) for _ in range(count)}
+            while tasks:
+                before = taken
+                _, tasks = await asyncio.wait(tasks, timeout=self._append_seconds_max)
+                if taken == before:
+                    for task in tasks:
+                        task.cancel()
         return results
 
     async def _append(self, queue: Topic, partition: int, copies: Sequence[Copy]) -> None:
@@ -338,8 +351,7 @@ class Copier:
         messages = [copy.message for copy in copies]
         if sealer is not None and sealer.is_on(queue):
             messages = [sealer.sealed(queue, m) or await sealer.seal(queue, m) for m in messages]
-        async with asyncio.timeout(self._append_seconds_max):
-            await self._setup.anywhere.call(Append(queue, partition, tuple(messages)))
+        await self._setup.anywhere.call(Append(queue, partition, tuple(messages)))
 
 
 def _is_final(error: Exception) -> bool:

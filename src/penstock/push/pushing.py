@@ -10,7 +10,6 @@ waiting, in at most half of the slots."""
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
@@ -70,8 +69,8 @@ class Pusher:
         )
         self._sources: list[Source] = []  # the live one first
         self._granted: list[Slot] = []
-        self._leased: deque[list[Item]] = deque()  # requests that have leases but no slot
-        self._singles: deque[Item] = deque()
+        self._leased: list[list[Item]] = []  # requests that have leases but no slot
+        self._singles: list[Item] = []
         self._appetite = 1  # slots to ask for while there are messages
         self._is_filling = self._is_counting = self._is_opening = self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -237,10 +236,11 @@ class Pusher:
 
     async def _take(self, requests: list[list[Item]], count: int) -> None:
         """Add up to ``count`` requests to the list; more if a lease returned more groups."""
-        while self._singles and len(requests) < count:
-            requests.append([self._singles.popleft()])
-        while self._leased and len(requests) < count:
-            requests.append(self._leased.popleft())
+        requests += [[item] for item in self._singles[:count]]
+        del self._singles[:count]
+        room = count - len(requests)
+        requests += self._leased[:room]
+        del self._leased[:room]
         for source in tuple(self._sources):
             room = count - len(requests)
             if source.replay is not None:
@@ -318,7 +318,7 @@ class Pusher:
             except HeadersTooLong as error:
                 reply = Reply(400, str(error))
             if count < len(items):  # the rest does not fit in a request
-                self._leased.appendleft(items[count:])
+                self._leased.insert(0, items[count:])
                 del items[count:]
                 if source is not None:
                     source.in_flight += 1

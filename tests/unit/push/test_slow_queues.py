@@ -15,7 +15,7 @@ from tests.unit.push.test_fan_out import RAW, Fan, fanning, redrive
 from penstock.model.calls import Append, ListBookmarks
 from penstock.model.errors import QuotaExceeded, Throttled
 from penstock.model.topic import Topic
-from penstock.push import fan_out
+from penstock.push import copying, fan_out
 from penstock.push.fan_out import FanOuts
 
 
@@ -83,9 +83,11 @@ async def test_a_queue_over_its_quota_waits_and_gets_nothing_twice(fan: Fan) -> 
     assert not fan.queues.errors["full"]
 
 
+@pytest.mark.parametrize("appends_max", [1, 256])
 async def test_a_queue_that_does_not_reply_delays_a_publisher_once(
-    fan: Fan, monkeypatch: pytest.MonkeyPatch
+    fan: Fan, monkeypatch: pytest.MonkeyPatch, appends_max: int
 ) -> None:
+    monkeypatch.setattr(copying, "APPENDS_MAX", appends_max)
     topic = await fan.sns()
     hanging, other = await fan.stage.topic("hanging"), await fan.stage.topic("other")
     await fan.subscribe(topic, "hanging", **RAW)
