@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -108,6 +109,24 @@ def test_a_webhook_keeps_its_limit_over_all_partitions(site: PushSite, endpoint:
     eventually(lambda: has_all(endpoint, path, MESSAGES), seconds=90, what="all messages")
     seen = [each for each in endpoint.ledger() if each.target == path]
     assert max(each.path_at_once for each in seen) == 3
+
+
+@pytest.mark.parametrize("ordered", ["none", "group"])
+def test_a_full_batch_of_all_partitions_is_sent_before_its_wait_ends(
+    site: PushSite, endpoint: Endpoint, ordered: str
+) -> None:
+    partitions = 6 if ordered == "none" else 1
+    arn, path = site.topic(f"batches-{ordered}", partitions), f"/{ordered}-{len(site.servers)}"
+    site.webhook(arn, endpoint.url(path), batch_max=30, batch_wait_ms=10_000, ordered=ordered)
+    began_ns = time.monotonic_ns()
+    for number in range(60):
+        client = site.sns[number % len(site.sns)]
+        client.publish(TopicArn=arn, Message=str(number), MessageGroupId="g")
+    eventually(lambda: len(bodies(endpoint, path)) >= 2, seconds=60, what="two batches")
+    seen = [each for each in endpoint.ledger() if each.target == path]
+    assert [len(each.body.split()) for each in seen] == [30, 30]
+    assert sorted(int(n) for each in seen for n in each.body.split()) == list(range(60))
+    assert (seen[0].at_ns - began_ns) / 1e9 < 10, "it did not wait"
 
 
 def test_a_test_request_and_a_redelivery_are_sent_at_any_node(
