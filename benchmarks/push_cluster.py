@@ -20,7 +20,7 @@ from tests.harness.server import Server, stable_port
 from tests.harness.sns_site import Site
 
 from benchmarks.machine import describe
-from benchmarks.push import percentile
+from benchmarks.push.bench import percentile
 
 PARTITIONS = 3
 WORKERS = 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka import KafkaConsumer, TopicPartition
 from tests.harness.cluster import PenstockCluster
 from tests.harness.endpoint import Endpoint, Step
 from tests.harness.etcd import LACKING
@@ -110,6 +112,54 @@ def test_a_webhook_keeps_its_limit_over_all_partitions(site: PushSite, endpoint:
     eventually(lambda: has_all(endpoint, path, MESSAGES), seconds=90, what="all messages")
     seen = [each for each in endpoint.ledger() if each.target == path]
     assert max(each.path_at_once for each in seen) == 3
+
+
+@pytest.mark.parametrize("ordered", ["none", "group"])
+def test_a_full_batch_of_all_partitions_is_sent_before_its_wait_ends(
+    site: PushSite, endpoint: Endpoint, ordered: str
+) -> None:
+    partitions = 6 if ordered == "none" else 1
+    arn, path = site.topic(f"batches-{ordered}", partitions), f"/{ordered}-{len(site.servers)}"
+    site.webhook(arn, endpoint.url(path), batch_max=30, batch_wait_ms=10_000, ordered=ordered)
+    began_ns = time.monotonic_ns()
+    for number in range(60):
+        client = site.sns[number % len(site.sns)]
+        client.publish(TopicArn=arn, Message=str(number), MessageGroupId="g")
+    eventually(lambda: len(bodies(endpoint, path)) >= 2, seconds=60, what="two batches")
+    seen = [each for each in endpoint.ledger() if each.target == path]
+    assert [len(each.body.split()) for each in seen] == [30, 30]
+    assert sorted(int(n) for each in seen for n in each.body.split()) == list(range(60))
+    assert (seen[0].at_ns - began_ns) / 1e9 < 10, "it did not wait"
+
+
+def test_kafka_clients_read_the_subject_and_all_types_as_headers(site: PushSite) -> None:
+    arn = site.topic("typed")
+    attributes = {
+        "color": {"DataType": "String", "StringValue": "red"},
+        "size": {"DataType": "Number", "StringValue": "7"},
+    }
+    sns, more = site.sns[-1], {"MessageAttributes": attributes}
+    sns.publish(TopicArn=arn, Message="1", **more)
+    sns.publish(TopicArn=arn, Message="2", Subject="hi", **more)
+    sns.publish(TopicArn=arn, Message='{"default":"3"}', MessageStructure="json", **more)
+    consumer = KafkaConsumer(
+        bootstrap_servers=site.kafka, auto_offset_reset="earliest", consumer_timeout_ms=60_000
+    )
+    consumer.assign([TopicPartition("sns.typed", 0)])
+    plain, titled, structured = (dict(next(consumer).headers) for _ in range(3))
+    consumer.close()
+    for headers in (plain, titled, structured):
+        assert headers.pop("penstock")
+    assert plain == {"color": b"red", "size": b"7", "penstock.type.size": b"Number"}
+    typed = plain | {"penstock.type.color": b"String"}
+    assert titled == typed | {
+        "penstock.subject": b"hi",
+        "penstock.type.penstock.subject": b"String",
+    }
+    assert structured == typed | {
+        "penstock.structure": b"json",
+        "penstock.type.penstock.structure": b"String",
+    }
 
 
 def test_a_test_request_and_a_redelivery_are_sent_at_any_node(

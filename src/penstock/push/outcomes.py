@@ -38,6 +38,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     message: Published
     delivery: Delivery | None = None  # None: sent on request, without a lease
     source: Source | None = None
+    leased_until_ms: int = 0  # of the monotonic clock
     reply: asyncio.Future[PushReply] | None = None
     is_test: bool = False
 
@@ -118,7 +119,7 @@ class Outcomes:
             self.status, failing_since_ms=since_ms, failed_at_ms=now_ms, reason=reason
         )
         pause_ms = self.plan.auto_pause_ms
-        if pause_ms and now_ms - since_ms >= pause_ms and not self.one.paused is not None:
+        if pause_ms and now_ms - since_ms >= pause_ms and self.one.paused is None:
             self._spawn(self._pause("failing"), "pause")
 
     async def _pause(self, why: str) -> None:
@@ -129,7 +130,7 @@ class Outcomes:
             self.one = await self._setup.subscriptions.change(self.one.id, paused)
             log_.warning("subscription paused", extra={"subscription": self.one.id, "reason": why})
         except PenstockError as error:
-            self._log(logging.WARNING, "pausing a subscription failed", error)
+            self.log(logging.WARNING, "pausing a subscription failed", error)
 
     def settle(self, item: Item, verdict: Verdict, reply: Reply, request: Request) -> None:
         source, delivery, action = item.source, item.delivery, verdict.action
@@ -221,9 +222,9 @@ class Outcomes:
                 )
                 outcome, why = facts.DEAD, AckReason.DEAD
         except TopicNotFound as error:
-            self._log(logging.WARNING, "a message is lost: it has no dead-letter queue", error)
+            self.log(logging.WARNING, "a message is lost: it has no dead-letter queue", error)
         except PenstockError as error:
-            self._log(logging.WARNING, "the dead-letter queue rejected a message", error)
+            self.log(logging.WARNING, "the dead-letter queue rejected a message", error)
             next_ms = self._setup.clock.wall_ms() + DEAD_LETTER_RETRY_MS
             self._note(item, facts.RETRY, reply, request, next_ms)
             source.extend(delivery, DEAD_LETTER_RETRY_MS)
@@ -231,7 +232,7 @@ class Outcomes:
         self._note(item, outcome, reply, request)
         source.ack(delivery, why)
 
-    def _log(self, level: int, event: str, error: Exception) -> None:
+    def log(self, level: int, event: str, error: Exception) -> None:
         log_.log(level, event, extra={"subscription": self.one.id, "reason": str(error)})
 
 
