@@ -122,8 +122,9 @@ class Copier:
             self.position = self.reading_to = ends.start_offset
         if begin < first:
             begin = min(first, end)  # no subscription wants the messages before
+        self.reading_to = max(begin, self.position)
         if begin >= end or not targets:
-            return Round(begin, max(begin, self.position))
+            return Round(begin, self.reading_to)
         fetched = await setup.broker.call(
             Fetch(topic, partition, begin, ROUND_BYTES, is_committed=True)
         )

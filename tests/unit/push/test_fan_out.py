@@ -73,9 +73,13 @@ class Fan:
         def change(topic: Topic) -> Topic:
             return msgspec.structs.replace(topic, sns=SnsTopic(name, 0))
 
-        return await self.stage.catalog.change(made.account, made.region, made.name, change)
+        topic = await self.stage.catalog.change(made.account, made.region, made.name, change)
+        self.fan_outs.led(topic, 0, is_led=True)
+        return topic
 
-    async def subscribe(self, topic: Topic, name: str, **attributes: str) -> Subscription:
+    async def subscribe(
+        self, topic: Topic, name: str, *, start_offsets: tuple[int, ...] = (), **attributes: str
+    ) -> Subscription:
         arn = name if name.startswith("arn:") else _arn(name)
         one = Subscription(
             id=new_id(topic.topic_id, "sqs", arn, random=secrets.token_bytes(RANDOM_BYTES)),
@@ -88,6 +92,7 @@ class Fan:
             created_at_ms=0,
             state=SubscriptionState.CONFIRMED,
             attributes=attributes,
+            start_offsets=start_offsets,
         )
         return await self.subscriptions.create(one)
 
