@@ -78,7 +78,7 @@ class Fan:
         return topic
 
     async def subscribe(
-        self, topic: Topic, name: str, *, start_offsets: tuple[int, ...] = (), **attributes: str
+        self, topic: Topic, name: str, starts: tuple[int, ...] = (), /, **attributes: str
     ) -> Subscription:
         arn = name if name.startswith("arn:") else _arn(name)
         one = Subscription(
@@ -92,7 +92,7 @@ class Fan:
             created_at_ms=0,
             state=SubscriptionState.CONFIRMED,
             attributes=attributes,
-            start_offsets=start_offsets,
+            start_offsets=starts,
         )
         return await self.subscriptions.create(one)
 

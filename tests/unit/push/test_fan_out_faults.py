@@ -1,4 +1,4 @@
-"""The fan-out of a topic when calls fail, and when news of a subscription or a leader comes late."""
+"""The fan-out of a topic when calls fail, and when a subscription or a leader is learned of late."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -59,8 +59,8 @@ async def test_a_subscription_that_the_leader_learns_of_late_misses_nothing(
     [appended] = await fan.stage.broker.call(Append(topic, 0, (message("meanwhile"),)))
     running, _ = fan.fan_outs._running[topic.topic_id, 0]
     await until(lambda: running.position > appended.offset, "the message was not copied")
-    one = await fan.subscribe(topic, "late", start_offsets=(ends.high_watermark,), **RAW)
-    await fan.publish(topic, "after")
+    one = await fan.subscribe(topic, "late", (ends.high_watermark,), **RAW)
+    await fan.stage.broker.call(Append(topic, 0, (message("after"),)))
     assert sorted(await all_bodies(fan, late, 2)) == ["after", "meanwhile"]
     await is_in_step(fan, topic)
 
