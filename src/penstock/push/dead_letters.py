@@ -41,7 +41,11 @@ class DeadLetters:
         queue = self.catalog.find_arn(name)
         if queue is None:
             queue = self.catalog.find(one.account, one.region, name)
-        if queue is None or not queue.is_queue or not self.may_send(topic, queue):
+        if queue is None or not queue.is_queue or queue.is_share:
+            raise TopicNotFound(name)
+        # Who set the queue of a webhook needed the right to send to it.
+        is_own = bool(one.webhook) and queue.account == one.account
+        if not is_own and not self.may_send(topic, queue):
             raise TopicNotFound(name)
         message_id = self.entropy(16)
         partition = int.from_bytes(message_id[:4]) % queue.partition_count

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.flow.backoff import retry_after_ms
 from penstock.flow.verdicts import Action, Failure, Health, Verdict, judge
-from penstock.model.errors import PenstockError, TopicNotFound
+from penstock.model.errors import InvalidRequest, PenstockError, TopicNotFound
 from penstock.model.message import Delivery
 from penstock.model.names import uuid_text
 from penstock.model.ports import PushReply, PushStatus
@@ -206,7 +206,7 @@ class Outcomes:
                 await self._setup.dead_letters.append(
                     one, self.topic, name, stored, body, attributes
                 )
-        except TopicNotFound as error:
+        except (TopicNotFound, InvalidRequest) as error:
             self._log(logging.WARNING, "a message is lost: it has no dead-letter queue", error)
         except PenstockError as error:
             self._log(logging.WARNING, "the dead-letter queue rejected a message", error)
