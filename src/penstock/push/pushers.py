@@ -35,6 +35,7 @@ from penstock.wire.webhooks.endpoint_url import UrlInvalid
 DRAIN_SECONDS: Final = 10.0  # for requests in progress when the node stops
 ONE_MARGIN_SECONDS: Final = 10.0  # a single request may wait for a slot, beside its timeout
 FETCH_BYTES: Final = 4 * MIB
+SWEPT_AT_ONCE: Final = 1_000  # topics looked at before other tasks run
 NEWEST_OFFSETS: Final = 64  # offsets at the end of a log that are searched for the newest message
 
 log_ = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Pushers:
         self._closing: set[asyncio.Task[None]] = set()
         # By share and partition, with the subscription from which the filter was made.
         self._filters: dict[tuple[str, int], tuple[Subscription, Wants | None]] = {}
+        self._unused: set[str] = set()  # ids of shares that the last sweep found
         self._loop = asyncio.get_running_loop()
         self._is_kicked = self._is_stopped = False
         self._timer: asyncio.TimerHandle | None = None
@@ -159,6 +161,8 @@ class Pushers:
         has another home are cancelled, because their limit is counted there."""
         await pusher.close(seconds_max=pusher.plan.timeout_ms / 1_000 if is_gone else 0.0)
         self.lanes.pop(pusher.lane, None)
+        # A subscription that was restored meanwhile uses the share.
+        is_gone = is_gone and pusher.one.id not in self._running
         if is_gone and not pusher.plan.is_consumed:
             try:
                 group = share_group(pusher.one)
@@ -168,16 +172,36 @@ class Pushers:
                 log_.info("deleting the share of a subscription failed", extra=about)
 
     async def sweep(self) -> None:
-        """Delete shares of subscriptions that do not exist any more."""
-        for topic in self._catalog.all_topics():
+        """Delete shares of subscriptions and replays that do not exist any more. They must be found
+        twice, because a node can learn of a new share before it learns of the subscription."""
+        found: set[str] = set()
+        for number, topic in enumerate(self._catalog.all_topics(), 1):
+            if number % SWEPT_AT_ONCE == 0:
+                await asyncio.sleep(0)
             source = self._catalog.find_id(topic.source_id or "")
             if source is None or (source.topic_id, 0) not in self._led:
                 continue
             group = topic.name.removeprefix(f"{source.name}:")
-            if group.startswith(SHARE_PREFIX):
-                one = self._setup.subscriptions.find(group[1:].split(".")[0])
-                if one is None:
-                    await self._setup.broker.call(CloseShare(source, group))
+            if not group.startswith(SHARE_PREFIX) or self._is_used(group):
+                continue
+            found.add(topic.topic_id)
+            if topic.topic_id in self._unused:
+                await self._setup.broker.call(CloseShare(source, group))
+        self._unused = found
+
+    def _is_used(self, group: str) -> bool:
+        """Return whether a subscription or replay has this share."""
+        name, _, replay = group.removeprefix(SHARE_PREFIX).partition(".")
+        one = self._setup.subscriptions.find(name)
+        if one is None:
+            return False
+        return not replay or any(
+            each.is_open and str(each.number) == replay for each in one.replays
+        )
+
+    def topic_deleted(self, topic: Topic) -> None:
+        for partition in range(topic.partition_count):
+            self._filters.pop((topic.topic_id, partition), None)
 
     def wants(self, share: Topic, partition: int) -> Wants | None:
         """Return which records of a partition a share wants; None: all. Called for each read."""

@@ -1,0 +1,89 @@
+"""Shares and filters of subscriptions that end, come back or move to another home."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.harness.endpoint import Endpoint, Step
+from tests.unit.push.stage import PushStage, on_push, until
+
+from penstock.model.calls import Ends
+from penstock.model.message import Attribute
+from penstock.model.subscription import Replay, ReplayState, SubscriptionState, share_group
+
+POLICY = {"RawMessageDelivery": "true", "FilterPolicy": '{"colour":["red"]}'}
+RED = {"colour": Attribute("String", b"red")}
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint() as made:
+        yield made
+
+
+@pytest.fixture
+async def push(tmp_path: Path, endpoint: Endpoint) -> AsyncIterator[PushStage]:
+    async with on_push(tmp_path, endpoint) as made:
+        yield made
+
+
+async def test_a_subscription_that_is_restored_while_its_last_request_is_made_goes_on(
+    push: PushStage, endpoint: Endpoint
+) -> None:
+    topic = await push.sns_topic()
+    endpoint.plan("/restored", Step(hold=True), Step())
+    one = await push.subscribe(topic, "/restored", RawMessageDelivery="true")
+    await push.publish(topic, "1")
+    await push.seen(1)
+    await push.change(one, state=SubscriptionState.DELETED)
+    await asyncio.sleep(0)  # the pusher begins to close
+    [closing] = push.pushers._closing
+    ends = await push.stage.broker.call(Ends(topic, 0))
+    await push.change(one, state=SubscriptionState.CONFIRMED, start_offsets=(ends.high_watermark,))
+    endpoint.release("/restored")
+    await closing
+    await push.publish(topic, "2")
+    assert [each.body for each in await push.seen(2)] == ["1", "2"]
+
+
+async def test_a_sweep_deletes_the_shares_of_what_has_ended(push: PushStage) -> None:
+    topic = await push.sns_topic()
+    one = await push.subscribe(topic, "/swept")
+    await push.publish(topic, "1")
+    await push.seen(1)
+    replay = Replay(1, starts=(0,), until=(1,), created_at_ms=1)
+    await push.change(one, paused="so that the replay does not end", replays=(replay,))
+    find, group = push.stage.broker.find_share, share_group(one, 1)
+    await until(lambda: find(topic, group) is not None, "there is no share")
+    await push.pushers.sweep()
+    await push.pushers.sweep()
+    assert find(topic, group) is not None, "the replay is open"
+    # A home that fails after the replay has ended leaves its share.
+    await push.stop()
+    done = msgspec.structs.replace(replay, state=ReplayState.COMPLETED)
+    await push.change(one, replays=(done,))
+    push.start()
+    await push.pushers.sweep()
+    assert find(topic, group) is not None, "this node may not know of a new replay yet"
+    await push.pushers.sweep()
+    assert find(topic, group) is None
+    assert find(topic, share_group(one)) is not None
+
+
+async def test_the_filter_of_a_deleted_share_is_forgotten(push: PushStage) -> None:
+    topic = await push.sns_topic()
+    one = await push.subscribe(topic, "/red", **POLICY)
+    await push.publish(topic, "red", attributes=RED)
+    await push.seen(1)
+    await push.finished(topic, one)
+    share = push.stage.broker.find_share(topic, share_group(one))
+    assert share is not None
+    assert push.pushers._filters
+    await push.subscriptions.delete(one.id)
+    await until(
+        lambda: push.stage.broker.find_share(topic, share_group(one)) is None, "the share is left"
+    )
+    push.pushers.topic_deleted(share)
+    assert not push.pushers._filters
