@@ -123,6 +123,8 @@ class Source:
                 ]
                 await asyncio.gather(*map(self._call, calls))
                 self.unwritten -= count
+                if self.replay is not None:
+                    self.has_news = True  # it may have ended
                 self._on_written()
         finally:
             self._is_writing = False

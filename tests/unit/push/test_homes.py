@@ -13,7 +13,6 @@ from penstock.model.calls import Ends
 from penstock.model.message import Attribute
 from penstock.model.subscription import Replay, ReplayState, SubscriptionState, share_group
 
-POLICY = {"RawMessageDelivery": "true", "FilterPolicy": '{"colour":["red"]}'}
 RED = {"colour": Attribute("String", b"red")}
 
 
@@ -74,7 +73,7 @@ async def test_a_sweep_deletes_the_shares_of_what_has_ended(push: PushStage) -> 
 
 async def test_the_filter_of_a_deleted_share_is_forgotten(push: PushStage) -> None:
     topic = await push.sns_topic()
-    one = await push.subscribe(topic, "/red", **POLICY)
+    one = await push.subscribe(topic, "/red", FilterPolicy='{"colour":["red"]}')
     await push.publish(topic, "red", attributes=RED)
     await push.seen(1)
     await push.finished(topic, one)
