@@ -13,7 +13,7 @@ A publisher waits until its message is below the common bookmark, at most ``publ
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from heapq import heappop, heappush
 from typing import Any, Final
 
@@ -325,18 +325,23 @@ class FanOuts:
             self._running[key] = (fan_out, task)
 
     def topic_changed(self, topic: Topic) -> None:
-        for (topic_id, _), (fan_out, _) in self._running.items():
-            if topic_id == topic.topic_id:
-                fan_out.topic_changed(topic)
+        for fan_out in self._of_topic(topic.topic_id):
+            fan_out.topic_changed(topic)
+
+    def _of_topic(self, topic_id: str) -> Iterator[FanOut]:
+        topic = self._setup.catalog.find_id(topic_id)
+        for partition in range(0 if topic is None else topic.partition_count):
+            found = self._running.get((topic_id, partition))
+            if found is not None:
+                yield found[0]
 
     def _subscription_changed(
         self, before: Subscription | None, after: Subscription | None
     ) -> None:
         one = after or before
         assert one is not None
-        for (topic_id, _), (fan_out, _) in self._running.items():
-            if topic_id == one.topic_id:
-                fan_out.subscription_changed(before, after)
+        for fan_out in self._of_topic(one.topic_id):
+            fan_out.subscription_changed(before, after)
 
     async def copied(self, topic: Topic, partition: int, offset: int) -> None:
         found = self._running.get((topic.topic_id, partition))

@@ -86,3 +86,21 @@ async def test_the_filter_of_a_deleted_share_is_forgotten(push: PushStage) -> No
     )
     push.pushers.topic_deleted(share)
     assert not push.pushers._filters
+
+
+async def test_a_home_of_many_subscriptions_starts_them_in_steps(push: PushStage) -> None:
+    topic = await push.sns_topic()
+    push.pushers.led(topic, 0, is_led=False)
+    ones = [await push.subscribe(topic, f"/many/{number}", webhook={}) for number in range(120)]
+    running, counts = push.pushers._running, list[int]()
+    push.pushers.led(topic, 0, is_led=True)
+    while len(running) < len(ones):
+        counts.append(len(running))
+        await asyncio.sleep(0)
+    assert counts == [0, 50, 100]
+    await push.subscriptions.delete(ones[0].id)
+    push.pushers.topic_changed(topic)
+    push.pushers.led(topic, 0, is_led=False)
+    assert not running, "at once, because the limits are counted elsewhere now"
+    await until(lambda: not push.pushers._due, "some are left")
+    assert not running
