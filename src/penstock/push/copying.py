@@ -11,7 +11,7 @@ from penstock.model.calls import Append, BrokerPort, Ends, Fetch, MoveBookmark
 from penstock.model.errors import InvalidRequest, PenstockError, TopicNotFound
 from penstock.model.limits import MIB
 from penstock.model.message import Message, Record
-from penstock.model.ports import Catalog, Clock, Subscriptions
+from penstock.model.ports import Catalog, Clock, Fetched, Subscriptions
 from penstock.model.topic import Topic, partition_of_group
 from penstock.net.slices import Slices, Turns, in_slices
 from penstock.push.metrics import Outcome, PushMetrics
@@ -130,7 +130,7 @@ class Copier:
         )
         if setup.sealer is not None:
             fetched = await setup.sealer.opened_fetch(topic, partition, fetched)
-        records, position = self._records(fetched.buffers, begin, min(end, fetched.next_offset))
+        records, position = self._records(fetched, begin, min(end, fetched.next_offset))
         self.reading_to = position
         slow = set[str]()
         if records:
@@ -149,10 +149,10 @@ class Copier:
                 MoveBookmark(self.topic, self.partition, self.reader, done.end)
             )
 
-    def _records(self, buffers: Sequence[Any], begin: int, end: int) -> tuple[list[Record], int]:
+    def _records(self, fetched: Fetched, begin: int, end: int) -> tuple[list[Record], int]:
         """Return the next records of a round, and the position after them."""
         records: list[Record] = []
-        for record in records_of(buffers, self.topic, self.partition, begin=begin):
+        for record in records_of(fetched, self.topic, self.partition, begin=begin):
             if record.offset >= end:
                 break
             records.append(record)

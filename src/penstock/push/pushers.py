@@ -312,7 +312,7 @@ class Pushers:
         if setup.opener is not None:
             fetched = await setup.opener.opened_fetch(topic, partition, fetched)
         found = None
-        for record in records_of(fetched.buffers, topic, partition, begin=begin):
+        for record in records_of(fetched, topic, partition, begin=begin):
             if offset != LATEST:
                 if record.offset == offset:
                     return record
