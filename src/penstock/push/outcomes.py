@@ -119,7 +119,7 @@ class Outcomes:
             return current if current.paused else msgspec.structs.replace(current, paused=why)
 
         try:
-            self.one = await self._setup.subscriptions.change(self.one.id, paused)
+            await self._setup.subscriptions.change(self.one.id, paused)
             log_.warning("subscription paused", extra={"subscription": self.one.id, "reason": why})
         except PenstockError as error:
             self._log(logging.WARNING, "pausing a subscription failed", error)
