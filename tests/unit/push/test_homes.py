@@ -104,3 +104,17 @@ async def test_a_home_of_many_subscriptions_starts_them_in_steps(push: PushStage
     assert not running, "at once, because the limits are counted elsewhere now"
     await until(lambda: not push.pushers._due, "some are left")
     assert not running
+
+
+async def test_a_replay_that_waited_while_partitions_were_added_is_sent(push: PushStage) -> None:
+    topic = await push.sns_topic(partitions=2)
+    await push.publish(topic, "old")
+    one = await push.subscribe(topic, "/grown", RawMessageDelivery="true")
+    replay = Replay(1, starts=(0,), until=(1,), created_at_ms=1)  # of a topic with one partition
+    await push.publish(topic, "new", partition=1)
+    await push.seen(1)
+    await push.change(one, replays=(replay,))
+    assert [each.body for each in await push.seen(2)] == ["new", "old"]
+    await until(
+        lambda: push.stored(one).replays[0].state is ReplayState.COMPLETED, "the replay is open"
+    )
