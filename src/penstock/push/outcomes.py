@@ -5,7 +5,7 @@ be delivered goes to the dead-letter queue. Every attempt becomes a row of ``__d
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -69,9 +69,9 @@ class Outcomes:
     def judge(self, items: Sequence[Item], request: Request, reply: Reply) -> Health:
         """Decide what becomes of each message, and return what the reply says of the endpoint."""
         now_ms, result = request.ended_at_ms, reply.result
-        failed: Sequence[int] = ()
+        failed: Collection[int] = ()
         if request.made is not None and isinstance(result, int) and 200 <= result < 300:
-            failed = failed_items(request.made, reply.body)
+            failed = frozenset(failed_items(request.made, reply.body))
         wait_ms = retry_after_ms(reply.retry_after, now_ms=now_ms)
         health = Health.GOOD
         for place, item in enumerate(items):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.broker.context.timers import Alarm
+from penstock.broker.leases.committed_records import wants_committed
 from penstock.broker.leases.record_reader import Opening, Place, Reading, RecordReader
 from penstock.broker.leases.waits import LeaseResult, Waits
 from penstock.broker.storage.flush import Flush
@@ -30,7 +31,7 @@ from penstock.model.message import Claim, Delivery, Message, Record
 from penstock.model.ports import LeaseRequest, Peeked
 from penstock.model.topic import Kind, Obstacles, Topic
 from penstock.net.slices import in_slices
-from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader, parse_header
+from penstock.record.batch import BatchHeader
 
 EXPIRY_ROUNDS_MAX = 64  # rounds per cleaning; the next cleaning continues
 FED_PER_TURN_MAX = limits.WINDOW_RECORDS_MAX  # records read per attempt to lease
@@ -253,7 +254,12 @@ class Leases:
             if self._filters.find is not None:
                 cursor.wants = self._filters.find(self.topic, self.index)
             if self.producers is not None:
-                high_watermark = self._only_committed(self.producers(), scan_from, high_watermark)
+                producers = self.producers()
+                stable = producers.last_stable_offset(self._journal.high_watermark)
+                high_watermark = min(high_watermark, stable)
+                found = producers.aborted_between(scan_from, high_watermark)
+                wants = None if self._filters.find is None else cursor.wants
+                cursor.wants = wants_committed(found, self.reader.log, wants)
         fresh = self._fresh
         while fresh and fresh[0].base_offset < scan_from:
             self._fresh_count -= len(fresh.popleft().messages)
@@ -281,32 +287,6 @@ class Leases:
         if cursor.wants is not None:
             return self._judged(now_ms, wall_ms)
         return FED_PER_TURN_MAX if is_read else len(ahead)
-
-    def _only_committed(self, producers: Producers, scan_from: int, up_to: int) -> int:
-        """Let the cursor want no records of aborted transactions. Returns the offset up to which
-        all transactions have ended."""
-        up_to = min(up_to, producers.last_stable_offset(self._journal.high_watermark))
-        aborted = producers.aborted_between(scan_from, up_to)
-        if aborted:
-            wants, log = self.cursor.wants, self.reader.log
-            known = range(0)  # the offsets of the batch that was read last
-            is_gone = False
-
-            def is_wanted(record: Record) -> bool:
-                nonlocal known, is_gone
-                at = record.offset
-                if at not in known and any(e.first_offset <= at < e.last_offset for e in aborted):
-                    header = parse_header(log.read(at, bytes_max=1)[0])
-                    known = range(header.base_offset, header.next_offset)
-                    is_gone = bool(header.attributes & ATTR_TRANSACTIONAL) and any(
-                        each.producer_id == header.producer_id
-                        and each.first_offset <= header.base_offset < each.last_offset
-                        for each in aborted
-                    )
-                return not (at in known and is_gone) and (wants is None or wants(record))
-
-            self.cursor.wants = is_wanted
-        return up_to
 
     def _judged(self, now_ms: int, wall_ms: int) -> int:
         """Move the cursor past many unwanted records. A filter may be slow: one read per turn."""
