@@ -102,7 +102,7 @@ class Confirmations:
 
         def ended(task: "asyncio.Task[None]") -> None:
             self._tasks.discard(task)
-            self._by_tenant[tenant] -= 1
+            self._by_tenant -= Counter((tenant,))  # drops a count of 0
             if not task.cancelled() and (error := task.exception()) is not None:
                 log_.error("sending a confirmation failed", exc_info=error)
 

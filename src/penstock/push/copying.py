@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.model.calls import Append, BrokerPort, Ends, Fetch, MoveBookmark
-from penstock.model.errors import InvalidRequest, PenstockError, QuotaExceeded, TopicNotFound
+from penstock.model.errors import PenstockError, TopicNotFound
 from penstock.model.limits import MIB
 from penstock.model.message import Message, Record
 from penstock.model.names import uuid_text
-from penstock.model.ports import Catalog, Clock, Subscriptions
+from penstock.model.ports import Catalog, Clock, Fetched, Subscriptions
 from penstock.model.topic import Topic, partition_of_group
 from penstock.net.slices import Slices, Turns, in_slices
+from penstock.push.dead_letters import is_final
 from penstock.push.metrics import Outcome, PushMetrics
 from penstock.push.published import Published, records_of
 from penstock.push.queue_copies import Copy, Place, Plan, Refusal, Target, copy_of
@@ -144,7 +145,7 @@ class Copier:
         )
         if setup.sealer is not None:
             fetched = await setup.sealer.opened_fetch(topic, partition, fetched)
-        records, position = self._records(fetched.buffers, begin, min(end, fetched.next_offset))
+        records, position = self._records(fetched, begin, min(end, fetched.next_offset))
         self.reading_to = position
         slow: Slow = {}
         if records:
@@ -164,10 +165,10 @@ class Copier:
                 MoveBookmark(self.topic, self.partition, self.reader, done.end)
             )
 
-    def _records(self, buffers: Sequence[Any], begin: int, end: int) -> tuple[list[Record], int]:
+    def _records(self, fetched: Fetched, begin: int, end: int) -> tuple[list[Record], int]:
         """Return the next records of a round, and the position after them."""
         records: list[Record] = []
-        for record in records_of(buffers, self.topic, self.partition, begin=begin):
+        for record in records_of(fetched, self.topic, self.partition, begin=begin):
             if record.offset >= end:
                 break
             records.append(record)
@@ -288,7 +289,7 @@ class Copier:
                         else:
                             delivered += 1
                             bytes_out += message_bytes(copy.message.body, copy.message.attributes)
-                elif _is_final(error):
+                elif is_final(error):
                     is_missing = isinstance(error, TopicNotFound)
                     reason = Refusal.MISSING if is_missing else Refusal.INVALID
                     refused += ((copy, reason) for copy in done)
@@ -352,11 +353,3 @@ class Copier:
         if sealer is not None and sealer.is_on(queue):
             messages = [sealer.sealed(queue, m) or await sealer.seal(queue, m) for m in messages]
         await self._setup.anywhere.call(Append(queue, partition, tuple(messages)))
-
-
-def _is_final(error: Exception) -> bool:
-    """Return whether a queue will never take a copy. A quota is no such reason: the owner of the
-    queue deletes messages, or gets a larger quota."""
-    if isinstance(error, QuotaExceeded):
-        return False
-    return isinstance(error, TopicNotFound | InvalidRequest)

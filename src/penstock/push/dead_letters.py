@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.model.calls import Append, BrokerPort
-from penstock.model.errors import TopicNotFound
+from penstock.model.errors import InvalidRequest, QuotaExceeded, TopicNotFound
 from penstock.model.message import Attribute, Message
 from penstock.model.names import uuid_text
 from penstock.model.ports import Catalog
@@ -44,7 +44,11 @@ class DeadLetters:
         queue = self.catalog.find_arn(name)
         if queue is None:
             queue = self.catalog.find(one.account, one.region, name)
-        if queue is None or not queue.is_queue or not self.may_send(topic, queue):
+        if queue is None or not queue.is_queue or queue.is_share:
+            raise TopicNotFound(name)
+        # Who set the queue of a webhook needed the right to send to it.
+        is_own = bool(one.webhook) and queue.account == one.account
+        if not is_own and not self.may_send(topic, queue):
             raise TopicNotFound(name)
         message_id = self.entropy(16)
         partition = int.from_bytes(message_id[:4]) % queue.partition_count
@@ -79,3 +83,11 @@ def error_attributes(
         "penstock.subscription": one.id,
     }
     return {name: Attribute("String", text.encode()) for name, text in texts.items() if text}
+
+
+def is_final(error: Exception) -> bool:
+    """Return whether a queue will never take a copy. A quota is no such reason: the owner of the
+    queue deletes messages, or gets a larger quota."""
+    if isinstance(error, QuotaExceeded):
+        return False
+    return isinstance(error, TopicNotFound | InvalidRequest)

@@ -258,6 +258,7 @@ def _webhook_plan(one: Subscription, topic: Topic, packed: bytes, origin: str) -
         certificate=settings.auth.certificate,
         key=secrets.auth.reveal() if is_certificate and secrets.auth is not None else "",
     )
+    is_at_most_once = settings.guarantee == "at_most_once"
     rate_per_s = settings.rate_per_s
     size_max = settings.batch_bytes_max if settings.batch_max > 1 else _message_bytes_max(topic)
     return Plan(
@@ -275,8 +276,9 @@ def _webhook_plan(one: Subscription, topic: Topic, packed: bytes, origin: str) -
         is_ordered=settings.ordered != "none" or topic.is_fifo,
         is_consumed=topic.is_queue and settings.mode == "consume",
         is_signed=has_notification and not topic.is_fifo,
-        is_counted=settings.on_outage == "count",
-        is_at_most_once=settings.guarantee == "at_most_once",
+        # A message that is sent at most once has only one attempt: it waits for the endpoint.
+        is_counted=settings.on_outage == "count" and not is_at_most_once,
+        is_at_most_once=is_at_most_once,
         policy=filter_of(one),
         dead_letter=settings.dead_letter,
         identity=identity,

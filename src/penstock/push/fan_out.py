@@ -16,7 +16,7 @@ A publisher waits until its message is below the common bookmark, at most ``publ
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from heapq import heappop, heappush
 from typing import Any, Final
 
@@ -58,6 +58,7 @@ class FanOut:
         )
         self._apart: dict[str, _Apart] = {}  # by subscription id
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap, by offset
+        self._copied: Round | None = None  # a round that is not finished: bookmarks failed
         self._wake = asyncio.Event()
         self._is_started = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -77,17 +78,25 @@ class FanOut:
             self._end_apart(before.id)
         if after is None or not _is_copied(after):
             return
-        target, apart = self._target(after), self._apart.get(after.id)
+        is_new = before is None or before.id != after.id or not _is_copied(before)
+        if is_new and self._target(after).start < self._common.reading_to:
+            # It was confirmed before messages that were copied before this node learned of it.
+            self._set_apart(self._target(after), self._target(after).start)
+        else:
+            self._put(after)
+        self._wake.set()
+
+    def _put(self, one: Subscription) -> None:
+        target, apart = self._target(one), self._apart.get(one.id)
         if apart is not None:
             apart.copier.put(target)
-            apart.is_paused = after.paused is not None
+            apart.is_paused = one.paused is not None
             apart.wake.set()
-        elif after.paused is not None:
-            self._common.remove(after.id)
+        elif one.paused is not None:
+            self._common.remove(one.id)
             self._set_apart(target, max(self._common.position, target.start))
         else:
             self._common.put(target)
-        self._wake.set()
 
     def _target(self, one: Subscription) -> Target:
         starts = one.start_offsets
@@ -114,10 +123,11 @@ class FanOut:
         heappush(self._waiting, (offset, id(done), done))
         await asyncio.wait((done,), timeout=seconds_max)
         done.cancel()
+        self._tell_waiting(self._common.position)
 
     def _tell_waiting(self, position: int) -> None:
         waiting = self._waiting
-        while waiting and waiting[0][0] < position:
+        while waiting and (waiting[0][0] < position or waiting[0][2].done()):
             _, _, done = heappop(waiting)
             if not done.done():
                 done.set_result(None)
@@ -162,11 +172,11 @@ class FanOut:
             own = known.pop(_reader(one.id), None)
             if own is not None and _is_copied(one):
                 self._set_apart(self._target(one), own).is_stored = True
-            else:
-                self.subscription_changed(None, one)
-        for reader in known:
-            if reader.startswith(_reader("")):  # of a subscription that was deleted
-                await setup.broker.call(MoveBookmark(topic, partition, reader, REMOVED))
+            elif _is_copied(one):
+                self._put(one)
+        # Of subscriptions that were deleted. In a task, so that a failure does not repeat the rest.
+        gone = [reader for reader in known if reader.startswith(_reader(""))]
+        self._spawn(self._forget(*gone), "forget deleted subscriptions")
         return remove
 
     def _advanced(self) -> None:
@@ -175,14 +185,17 @@ class FanOut:
             apart.wake.set()
 
     async def _round(self) -> bool:
-        done = await self._common.copy_next()
-        for subscription_id, copied in done.slow.items():
-            target = self._common.remove(subscription_id)
-            if target is not None:
-                self._set_apart(target, done.begin).copier.copied = copied
+        done = self._copied
+        if done is None:
+            done = self._copied = await self._common.copy_next()
+            for subscription_id, copied in done.slow.items():
+                target = self._common.remove(subscription_id)
+                if target is not None:
+                    self._set_apart(target, done.begin).copier.copied = copied
         for apart in tuple(self._apart.values()):
             await self._store(apart)  # before the common bookmark passes its messages
         self._common.advance(done)
+        self._copied = None
         self._tell_waiting(done.end)
         await self._common.store(done)
         return done.is_last
@@ -206,7 +219,7 @@ class FanOut:
             self._setup.metrics.out_of_step -= 1
             if apart.task is not None:
                 apart.task.cancel()
-            self._spawn(self._forget(apart), f"forget {subscription_id}")
+            self._spawn(self._forget(apart.copier.reader), f"forget {subscription_id}")
 
     async def _store(self, apart: _Apart) -> None:
         if not apart.is_stored:
@@ -215,10 +228,11 @@ class FanOut:
             await self._setup.broker.call(call)
             apart.is_stored = True
 
-    async def _forget(self, apart: _Apart) -> None:
+    async def _forget(self, *readers: str) -> None:
         try:
-            call = MoveBookmark(self.topic, self.partition, apart.copier.reader, REMOVED)
-            await self._setup.broker.call(call)
+            for reader in readers:
+                call = MoveBookmark(self.topic, self.partition, reader, REMOVED)
+                await self._setup.broker.call(call)
         except PenstockError as error:  # the next leader removes it
             self._log(error)
 
@@ -319,23 +333,28 @@ class FanOuts:
             self._running[key] = (fan_out, task)
 
     def topic_changed(self, topic: Topic) -> None:
-        for (topic_id, _), (fan_out, _) in self._running.items():
-            if topic_id == topic.topic_id:
-                fan_out.topic_changed(topic)
+        for fan_out in self._of_topic(topic.topic_id):
+            fan_out.topic_changed(topic)
+
+    def _of_topic(self, topic_id: str) -> Iterator[FanOut]:
+        topic = self._setup.catalog.find_id(topic_id)
+        for partition in range(0 if topic is None else topic.partition_count):
+            found = self._running.get((topic_id, partition))
+            if found is not None:
+                yield found[0]
 
     def _subscription_changed(
         self, before: Subscription | None, after: Subscription | None
     ) -> None:
         one = after or before
         assert one is not None
-        for (topic_id, _), (fan_out, _) in self._running.items():
-            if topic_id == one.topic_id:
-                fan_out.subscription_changed(before, after)
+        for fan_out in self._of_topic(one.topic_id):
+            fan_out.subscription_changed(before, after)
 
     async def copied(self, topic: Topic, partition: int, offset: int) -> None:
-        self.led(topic, partition, is_led=True)
-        fan_out, _ = self._running[topic.topic_id, partition]
-        await fan_out.copied(offset, seconds_max=self._wait_s)
+        found = self._running.get((topic.topic_id, partition))
+        if found is not None:  # None: the leader has changed, or the topic was deleted
+            await found[0].copied(offset, seconds_max=self._wait_s)
 
     async def stop(self) -> None:
         tasks = [task for _, task in self._running.values()]

@@ -5,20 +5,20 @@ be delivered goes to the dead-letter queue. Every attempt becomes a row of ``__d
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
 
 from penstock.flow.backoff import retry_after_ms
 from penstock.flow.verdicts import Action, Failure, Health, Verdict, judge
-from penstock.model.errors import PenstockError, TopicNotFound
+from penstock.model.errors import PenstockError
 from penstock.model.message import AckReason, Delivery
 from penstock.model.names import uuid_text
 from penstock.model.ports import PushReply, PushStatus
 from penstock.model.subscription import Subscription
 from penstock.model.topic import Topic
-from penstock.push.dead_letters import error_attributes
+from penstock.push.dead_letters import error_attributes, is_final
 from penstock.push.delivery_plan import Plan
 from penstock.push.metrics import Outcome
 from penstock.push.published import Published
@@ -72,9 +72,9 @@ class Outcomes:
     def judge(self, items: Sequence[Item], request: Request, reply: Reply) -> Health:
         """Decide what becomes of each message, and return what the reply says of the endpoint."""
         now_ms, result = request.ended_at_ms, reply.result
-        failed: Sequence[int] = ()
+        failed: Collection[int] = ()
         if request.made is not None and isinstance(result, int) and 200 <= result < 300:
-            failed = failed_items(request.made, reply.body)
+            failed = frozenset(failed_items(request.made, reply.body))
         wait_ms = retry_after_ms(reply.retry_after, now_ms=now_ms)
         health = Health.GOOD
         for place, item in enumerate(items):
@@ -127,7 +127,7 @@ class Outcomes:
             return current if current.paused else msgspec.structs.replace(current, paused=why)
 
         try:
-            self.one = await self._setup.subscriptions.change(self.one.id, paused)
+            await self._setup.subscriptions.change(self.one.id, paused)
             log_.warning("subscription paused", extra={"subscription": self.one.id, "reason": why})
         except PenstockError as error:
             self.log(logging.WARNING, "pausing a subscription failed", error)
@@ -221,14 +221,14 @@ class Outcomes:
                     one, self.topic, name, stored, body, attributes
                 )
                 outcome, why = facts.DEAD, AckReason.DEAD
-        except TopicNotFound as error:
-            self.log(logging.WARNING, "a message is lost: it has no dead-letter queue", error)
         except PenstockError as error:
-            self.log(logging.WARNING, "the dead-letter queue rejected a message", error)
-            next_ms = self._setup.clock.wall_ms() + DEAD_LETTER_RETRY_MS
-            self._note(item, facts.RETRY, reply, request, next_ms)
-            source.extend(delivery, DEAD_LETTER_RETRY_MS)
-            return
+            if not is_final(error):
+                self.log(logging.WARNING, "the dead-letter queue rejected a message", error)
+                next_ms = self._setup.clock.wall_ms() + DEAD_LETTER_RETRY_MS
+                self._note(item, facts.RETRY, reply, request, next_ms)
+                source.extend(delivery, DEAD_LETTER_RETRY_MS)
+                return
+            self.log(logging.WARNING, "a message is lost: it has no dead-letter queue", error)
         self._note(item, outcome, reply, request)
         source.ack(delivery, why)
 

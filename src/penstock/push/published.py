@@ -1,15 +1,16 @@
 """A message of a topic, in the forms in which subscriptions get it."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
 
 from penstock.model.message import Attribute, Record
 from penstock.model.names import STRUCTURE, SUBJECT, uuid_text
+from penstock.model.ports import Fetched
 from penstock.model.topic import Topic
-from penstock.record.batch import parse_header, split_batches
+from penstock.record.batch import ATTR_TRANSACTIONAL, parse_header, split_batches
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_batch
 from penstock.wire.aws.faults import Fault
@@ -74,14 +75,22 @@ class Published:
         )
 
 
-def records_of(
-    buffers: Sequence[Any], topic: Topic, partition: int, *, begin: int
-) -> Iterator[Record]:
-    """Decode fetched batches, and return their records from offset ``begin`` on."""
+def records_of(fetched: Fetched, topic: Topic, partition: int, *, begin: int) -> Iterator[Record]:
+    """Decode fetched batches, and return their records from offset ``begin`` on, without those of
+    aborted transactions."""
     origin = f"{topic.topic_id}-{partition}".encode("ascii")
-    for batch in split_batches(buffers):
+    # Sorted by the first offset of each transaction, which ends with a marker.
+    aborted, gone = deque(fetched.aborted), set[int]()
+    for batch in split_batches(fetched.buffers):
         header = parse_header(batch)
+        while aborted and aborted[0][1] <= header.base_offset:
+            gone.add(aborted.popleft()[0])
+        is_transactional = bool(header.attributes & ATTR_TRANSACTIONAL)
         if header.is_control:
+            if is_transactional:
+                gone.discard(header.producer_id)
+            continue
+        if is_transactional and header.producer_id in gone:
             continue
         try:
             yield from decode_batch(batch, origin=origin, from_offset=begin)

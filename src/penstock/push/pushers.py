@@ -7,6 +7,7 @@ from the subscription's share, which is in the log."""
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import islice
 from typing import Final, Protocol
 
 import msgspec
@@ -36,6 +37,8 @@ from penstock.wire.webhooks.endpoint_url import UrlInvalid
 DRAIN_SECONDS: Final = 10.0  # for requests in progress when the node stops
 ONE_MARGIN_SECONDS: Final = 10.0  # a single request may wait for a slot, beside its timeout
 FETCH_BYTES: Final = 4 * MIB
+UPDATED_AT_ONCE: Final = 50  # subscriptions, about 0.1 ms each, before other tasks run
+SWEPT_AT_ONCE: Final = 1_000  # topics looked at before other tasks run
 NEWEST_OFFSETS: Final = 64  # offsets at the end of a log that are searched for the newest message
 
 log_ = logging.getLogger(__name__)
@@ -65,6 +68,8 @@ class Pushers:
         self._closing: set[asyncio.Task[None]] = set()
         # By share and partition, with the subscription from which the filter was made.
         self._filters: dict[tuple[str, int], tuple[Subscription, Wants | None]] = {}
+        self._due: dict[str, None] = {}  # ids of subscriptions to update, the oldest first
+        self._unused: set[str] = set()  # ids of shares that the last sweep found
         self._loop = asyncio.get_running_loop()
         self._is_kicked = self._is_stopped = False
         self._timer: asyncio.TimerHandle | None = None
@@ -85,7 +90,11 @@ class Pushers:
         else:
             self._led.discard(key)
         for one in tuple(self._setup.subscriptions.of_topic(topic.topic_id)):
-            if home_partition(one) == partition:
+            if home_partition(one) != partition:
+                continue
+            if is_led:
+                self._update_soon(one.id)
+            else:
                 self._update(one.id, one)
 
     def topic_changed(self, topic: Topic) -> None:
@@ -97,7 +106,20 @@ class Pushers:
                     self._stop(pusher, is_gone=False)  # another one reads the new partitions too
                 else:
                     pusher.outcomes.topic = topic
-                self._update(one.id, one)
+                self._update_soon(one.id)
+
+    def _update_soon(self, subscription_id: str) -> None:
+        """Start or change the pusher of a subscription, which may be one of many."""
+        if not self._due:
+            self._loop.call_soon(self._update_due)
+        self._due[subscription_id] = None
+
+    def _update_due(self) -> None:
+        for subscription_id in tuple(islice(self._due, UPDATED_AT_ONCE)):
+            del self._due[subscription_id]
+            self._update(subscription_id, self._setup.subscriptions.find(subscription_id))
+        if self._due:
+            self._loop.call_soon(self._update_due)
 
     def _subscription_changed(
         self, before: Subscription | None, after: Subscription | None
@@ -160,6 +182,8 @@ class Pushers:
         has another home are cancelled, because their limit is counted there."""
         await pusher.close(seconds_max=pusher.plan.timeout_ms / 1_000 if is_gone else 0.0)
         self.lanes.pop(pusher.lane, None)
+        # A subscription that was restored meanwhile uses the share.
+        is_gone = is_gone and pusher.one.id not in self._running
         if is_gone and not pusher.plan.is_consumed:
             try:
                 group = share_group(pusher.one)
@@ -169,15 +193,37 @@ class Pushers:
                 log_.info("deleting the share of a subscription failed", extra=about)
 
     async def sweep(self) -> None:
-        """Delete shares of subscriptions that do not exist any more."""
-        for topic in self._catalog.all_topics():
+        """Delete shares of subscriptions and replays that do not exist any more. They must be found
+        twice, because a node can learn of a new share before it learns of the subscription."""
+        found: set[str] = set()
+        for number, topic in enumerate(self._catalog.all_topics(), 1):
+            if number % SWEPT_AT_ONCE == 0:
+                await asyncio.sleep(0)
             source = self._catalog.find_id(topic.source_id or "")
             if source is None or (source.topic_id, 0) not in self._led:
                 continue
             group = topic.name.removeprefix(f"{source.name}:")
             owner = owner_of_share(group)
-            if owner is not None and await self._setup.subscriptions.learn(owner) is None:
+            if owner is None or await self._is_used(owner, group):
+                continue
+            found.add(topic.topic_id)
+            if topic.topic_id in self._unused:
                 await self._setup.broker.call(CloseShare(source, group))
+        self._unused = found
+
+    async def _is_used(self, owner: str, group: str) -> bool:
+        """Return whether a subscription or replay has this share."""
+        one = await self._setup.subscriptions.learn(owner)
+        if one is None:
+            return False
+        _, _, replay = group.partition(".")
+        return not replay or any(
+            each.is_open and str(each.number) == replay for each in one.replays
+        )
+
+    def topic_deleted(self, topic: Topic) -> None:
+        for partition in range(topic.partition_count):
+            self._filters.pop((topic.topic_id, partition), None)
 
     def wants(self, share: Topic, partition: int) -> Wants | None:
         """Return which records of a partition a share wants; None: all. Called for each read."""
@@ -280,7 +326,7 @@ class Pushers:
         if setup.opener is not None:
             fetched = await setup.opener.opened_fetch(topic, partition, fetched)
         found = None
-        for record in records_of(fetched.buffers, topic, partition, begin=begin):
+        for record in records_of(fetched, topic, partition, begin=begin):
             if offset != LATEST:
                 if record.offset == offset:
                     return record

@@ -152,6 +152,8 @@ class Source:
                 ]
                 await asyncio.gather(*map(self._call, calls))
                 self.unwritten -= count
+                if self.replay is not None:
+                    self.has_news = True  # it may have ended
                 self._on_written()
         finally:
             self._is_writing = False
@@ -168,7 +170,10 @@ async def open_share(
     one: Subscription, topic: Topic, replay: Replay | None, broker: BrokerPort, *, is_ordered: bool
 ) -> Topic:
     """Return the share of a subscription, or of one of its replays. It has the partitions that the
-    topic has now, which may be more than when the share was created."""
+    topic has now, which may be more than when the share or the replay was created."""
+    until: tuple[int, ...] = ()
+    if replay is not None:
+        until = replay.until + (0,) * (topic.partition_count - len(replay.until))
     share = await broker.call(
         OpenShare(
             topic,
@@ -177,7 +182,7 @@ async def open_share(
             EARLIEST,
             attempts_max=ATTEMPTS_MAX,
             is_ordered=is_ordered,
-            until=() if replay is None else replay.until,
+            until=until,
             starts=one.start_offsets if replay is None else replay.starts,
         )
     )

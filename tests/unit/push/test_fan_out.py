@@ -76,9 +76,13 @@ class Fan:
         def change(topic: Topic) -> Topic:
             return msgspec.structs.replace(topic, sns=SnsTopic(name, 0))
 
-        return await self.stage.catalog.change(made.account, made.region, made.name, change)
+        topic = await self.stage.catalog.change(made.account, made.region, made.name, change)
+        self.fan_outs.led(topic, 0, is_led=True)
+        return topic
 
-    async def subscribe(self, topic: Topic, name: str, **attributes: str) -> Subscription:
+    async def subscribe(
+        self, topic: Topic, name: str, starts: tuple[int, ...] = (), /, **attributes: str
+    ) -> Subscription:
         arn = name if name.startswith("arn:") else _arn(name)
         one = Subscription(
             id=new_id(topic.topic_id, "sqs", arn, random=secrets.token_bytes(RANDOM_BYTES)),
@@ -91,6 +95,7 @@ class Fan:
             created_at_ms=0,
             state=SubscriptionState.CONFIRMED,
             attributes=attributes,
+            start_offsets=starts,
         )
         return await self.subscriptions.create(one)
 
@@ -412,6 +417,7 @@ async def test_copied_messages_are_not_lost_if_their_bookmark_was_removed_with_t
     fan.fan_outs.led(topic, 0, is_led=False)
     await fan.stage.broker.call(MoveBookmark(topic, 0, "sns", -1))
     await delete_all(fan, topic)
+    fan.fan_outs.led(topic, 0, is_led=True)
     await fan.publish(topic, "last")
     assert await fan.bodies(queue) == ["first", "second", "last"]
     assert fan.metrics.lost == 0

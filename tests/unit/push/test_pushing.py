@@ -415,6 +415,18 @@ async def test_at_most_once_sends_a_message_once(push: PushStage, endpoint: Endp
     assert len(await push.seen(2)) == 2
 
 
+async def test_at_most_once_waits_for_an_outage_to_end(push: PushStage, endpoint: Endpoint) -> None:
+    """An attempt that was only counted must not be the one attempt of a message."""
+    topic = await push.sns_topic()
+    endpoint.plan("/waits", *[Step(status=500)] * 6, Step())
+    webhook = {"guarantee": "at_most_once", "on_outage": "count", "concurrency": 1}
+    one = await push.subscribe(topic, "/waits", webhook=webhook)
+    await push.publish(topic, *[str(number) for number in range(10)])
+    await push.finished(topic, one)
+    assert sorted(each.body for each in await push.seen(10)) == [str(n) for n in range(10)]
+    assert sorted(await push.outcomes(10)) == ["delivered"] * 4 + ["dropped"] * 6
+
+
 async def test_a_webhook_consumes_a_queue(push: PushStage, endpoint: Endpoint) -> None:
     queue = await push.queue("work")
     endpoint.plan("/work", Step(status=500), Step())
@@ -513,6 +525,7 @@ async def test_a_sweep_deletes_shares_of_deleted_subscriptions_and_no_others(
     gone = share_group(msgspec.structs.replace(one, id=str(uuid.uuid4())), 2)
     for group in ("~workers", gone):
         await call(OpenShare(topic, 0, group, start=EARLIEST))
+    await push.pushers.sweep()
     await push.pushers.sweep()
     assert find(topic, share_group(one)) is not None
     assert find(topic, "~workers") is not None

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.broker.context.timers import Alarm
+from penstock.broker.leases.committed_records import wants_committed
 from penstock.broker.leases.record_reader import Opening, Place, Reading, RecordReader
 from penstock.broker.leases.waits import LeaseResult, Waits
 from penstock.broker.storage.flush import Flush
@@ -23,6 +24,7 @@ from penstock.cursor.leases.fifo import FifoCursor
 from penstock.cursor.leases.lease import LeaseCursor
 from penstock.cursor.leases.obstacles import QueueTerms
 from penstock.cursor.leases.standard import StandardCursor
+from penstock.cursor.producers import Producers
 from penstock.model import limits
 from penstock.model.errors import Damaged
 from penstock.model.message import AckReason, Claim, Delivery, Message, Record
@@ -63,6 +65,8 @@ class Leases:
         self._on_damage = place.on_damage
         self._share_id = bytes.fromhex(topic.topic_id) if topic.is_share else None
         self._hooks = place.context.share_hooks
+        # Of the partition, for shares that deliver no records of open or aborted transactions.
+        self.producers: Callable[[], Producers] | None = None
         self._loop = asyncio.get_running_loop()
         self._fresh: deque[_AppendedBatch] = deque()
         self._fresh_count = 0
@@ -247,8 +251,16 @@ class Leases:
         if self._share_id is not None:
             if scan_from >= cursor.until:
                 return 0
-            if self._hooks.find_filter is not None:
-                cursor.wants = self._hooks.find_filter(self.topic, self.index)
+            find_filter = self._hooks.find_filter
+            if find_filter is not None:
+                cursor.wants = find_filter(self.topic, self.index)
+            if self.producers is not None:
+                producers = self.producers()
+                stable = producers.last_stable_offset(self._journal.high_watermark)
+                high_watermark = min(high_watermark, stable)
+                found = producers.aborted_between(scan_from, high_watermark)
+                wants = None if find_filter is None else cursor.wants
+                cursor.wants = wants_committed(found, self.reader.log, wants)
         fresh = self._fresh
         while fresh and fresh[0].base_offset < scan_from:
             self._fresh_count -= len(fresh.popleft().messages)
@@ -367,8 +379,10 @@ class Leases:
     def wake(self) -> None:
         """Serve waiting receives, and set the timer for when the next lease or delay ends."""
         if self._listeners:
-            for listener in tuple(self._listeners):
-                listener()
+            # Events of other shares advance the log too. With many shares, most wakes are theirs.
+            if self.counts()[0]:
+                for listener in tuple(self._listeners):
+                    listener()
         elif not self.waits:
             return
         if self.waits.serve(self.lease_for_wait):

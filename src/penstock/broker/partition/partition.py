@@ -31,8 +31,10 @@ from penstock.model.errors import (
     TopicNotFound,
 )
 from penstock.model.message import Appended, Message
+from penstock.model.names import SHARE_MARK
 from penstock.model.ports import EARLIEST, LATEST, BatchAppended, Fetched, StreamEnds
 from penstock.model.stream import settings_of
+from penstock.model.subscription import SHARE_PREFIX
 from penstock.model.topic import Fsync, Kind, Topic
 from penstock.record.batch import BatchHeader
 
@@ -101,7 +103,10 @@ class Partition:
         self._report_damage()
 
     def _new_leases(self, topic: Topic, cursor: LeaseCursor, waits: Waits) -> Leases:
-        return Leases(topic, self._place, self.journal, cursor, waits)
+        leases = Leases(topic, self._place, self.journal, cursor, waits)
+        if topic.is_share and SHARE_MARK + SHARE_PREFIX in topic.name:  # of a subscription
+            leases.producers = lambda: self.stream.producers
+        return leases
 
     def _views(self) -> Iterable[Leases]:
         yield self.leases

@@ -34,12 +34,14 @@ class TlsContexts:
     def __init__(self, *, ca_file: Path | None = None) -> None:
         """``ca_file`` has certificates to trust beside those that the machine trusts."""
         self._ca_file = ca_file
-        self._contexts: dict[TlsIdentity, ssl.SSLContext] = {}  # the least recently built is first
+        self._contexts: dict[TlsIdentity, ssl.SSLContext] = {}  # the least recently used is first
 
     async def get(self, identity: TlsIdentity) -> ssl.SSLContext:
         """Return the context of an identity. Raises TlsInvalid."""
-        context = self._contexts.get(identity)
-        if context is None:
+        context = self._contexts.pop(identity, None)
+        if context is not None:
+            self._contexts[identity] = context  # the last one now
+        else:
             built = await asyncio.to_thread(build_context, identity, self._ca_file)
             # The first of two contexts built at the same time counts: connections belong to it.
             context = self._contexts.setdefault(identity, built)

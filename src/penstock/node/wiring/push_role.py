@@ -369,7 +369,9 @@ class PushRole:
                 is_led = is_led and self._pushers.is_led(topic, partition)
             self._fan_outs.led(topic, partition, is_led)
             self._pushers.led(topic, partition, is_led)
-        if before is not None and after is not None:
+        if after is None:
+            self._pushers.topic_deleted(topic)
+        elif before is not None:
             self._fan_outs.topic_changed(after)
             self._pushers.topic_changed(after)
 

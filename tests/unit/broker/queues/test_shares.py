@@ -176,6 +176,24 @@ async def test_a_release_and_a_lease_that_runs_out_call_the_listener(tmp_path: P
         assert not calls
 
 
+async def test_events_of_another_share_do_not_call_the_listener(tmp_path: Path) -> None:
+    """A topic can have a thousand shares: each ack would make all others look for records."""
+    async with on_stage(tmp_path) as stage:
+        topic = await stream(stage)
+        one, other = await share(stage, topic, "one"), await share(stage, topic, "other")
+        await stage.broker.call(AppendBatches(topic, 0, acks=-1, batches=[batch("a")]))
+        held = claims(await acquire(stage, one))
+        calls: list[int] = []
+        stage.broker.shares.on_available(one, 0, lambda: calls.append(1))
+        held_by_other = claims(await acquire(stage, other))
+        await stage.broker.call(Finish(other, 0, held_by_other))
+        assert not calls
+        await stage.broker.call(Finish(one, 0, held))
+        assert not calls
+        await stage.broker.call(AppendBatches(topic, 0, acks=-1, batches=[batch("b")]))
+        assert calls
+
+
 async def test_out_of_attempts_is_finished_with_or_dead_lettered(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as stage:
         topic = await stream(stage)

@@ -202,6 +202,13 @@ async def test_a_password_is_stored_encrypted_and_can_be_replaced(site: Site) ->
     assert changed is not None
     assert ring.unwrap(changed.secrets, context=one.secrets_context) == b"new"
     assert msgspec.structs.replace(changed, secrets=one.secrets) == one
+
+    def give_away(current: Subscription) -> Subscription:
+        return msgspec.structs.replace(current, account="999999999999")
+
+    theirs = await site.rig.subscriptions.change(one.id, give_away)
+    await site.pending("https://user:guessed@example.com/hook")
+    assert site.stored(one) == theirs, "another tenant changes nothing"
     site.rig.frontend.ring = None
     fields = given("https://a:b@example.com/") | {"Protocol": "https"}
     refusal = await site.client.refused("Subscribe", **fields)

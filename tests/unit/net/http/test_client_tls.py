@@ -177,3 +177,11 @@ def test_texts_that_cannot_be_used(certificates: Certificates, tmp_path: Path) -
     with pytest.raises(TlsInvalid, match=r"ca\.pem"):
         build_context(TlsIdentity(), tmp_path / "ca.pem")
     assert key not in repr(TlsIdentity(key=key))
+
+
+async def test_a_context_in_use_is_not_the_one_to_go(certificates: Certificates) -> None:
+    contexts, identity = TlsContexts(), TlsIdentity(ca=certificates.ca)
+    used = await contexts.get(identity)
+    for number in range(CONTEXTS_MAX + 1):
+        await contexts.get(TlsIdentity(ca=certificates.ca + "\n" * (number + 1)))
+        assert await contexts.get(identity) is used

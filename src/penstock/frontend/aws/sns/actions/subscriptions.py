@@ -136,8 +136,9 @@ def _sealed(call: Call, one: Subscription, password: str) -> Subscription:
 
 
 async def _with_password(call: Call, one: Subscription, password: str) -> Subscription:
-    """Store the password of a Subscribe request, if it differs from the one that is stored."""
-    if password in ("", HIDDEN):
+    """Store the password of a Subscribe request, if it differs from the one that is stored. Another
+    tenant who may subscribe to the topic cannot change it."""
+    if password in ("", HIDDEN) or one.account != call.account:
         return one
     secrets, context = one.secrets, one.secrets_context
     if secrets and _ring(call).unwrap(secrets, context=context) == password.encode():
