@@ -22,7 +22,7 @@ from penstock.cli.terminal.failure import ExitCode
 pytestmark = [pytest.mark.slow]
 
 # Nothing listens there. Port 9 is never called: the server calls from 1024 on, and 80 and 443.
-URL = "http://127.0.0.1:9/hooks"
+URL = "http://127.0.0.1:1024/hooks"
 SECONDS_MAX = 60.0
 
 

@@ -68,6 +68,10 @@ def test_create_prints_the_secret_and_says_that_it_is_the_only_time(
     endpoint.paths[LIST] = (201, row())
     result = cli("subscription", "create", "orders", "https://example.com/hook", "-o", "name")
     assert (result.out.strip(), result.err) == (ID, "")
+    endpoint.paths[LIST] = (201, {**row(), "secret": "whsec_hidden"})
+    result = cli("subscription", "create", "orders", "https://example.com/hook", "-o", "name")
+    assert result.out.strip() == ID
+    assert "the secret was not printed" in result.err
 
 
 def test_settings_come_from_options_and_from_a_file(
