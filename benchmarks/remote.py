@@ -109,7 +109,7 @@ async def broker_on(folder: Path, topic: Topic) -> AsyncIterator[tuple[Broker, S
         clean_interval_ms=3_600_000,
         in_flight_max=120_000,
         grain_ms=0,
-        is_elapsed_trusted=True,
+        elapsed_since_ms=0,
     )
     broker = Broker(context, tasks, entropy=secrets.token_bytes)
     await broker.start()

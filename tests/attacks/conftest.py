@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 from tests.attacks.kit import EVERYTHING, ROOT, Operator, sqs_as
+from tests.attacks.push_stage import sns_as
 from tests.attacks.stalls import TURN_MS_MAX, Stalled, longest_pause_ms
 from tests.harness.client import RawClient
+from tests.harness.endpoint import Endpoint
 from tests.harness.server import Server, penstock_command
 
 MIB = 1_048_576
@@ -129,6 +131,19 @@ def stranger(locked: Server, operator: Operator) -> Iterator[Any]:
     """Another tenant, who may do everything there."""
     _, credentials = operator.user(EVERYTHING, tenant=operator.tenant())
     client = sqs_as(locked, credentials)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def sns(locked: Server) -> Iterator[Any]:
+    client = sns_as(locked, ROOT)
     yield client
     client.close()
 

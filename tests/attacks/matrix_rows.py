@@ -86,8 +86,8 @@ _NUMBER = SnsRow(
 SNS: Mapping[str, SnsRow] = {
     "AddPermission": SnsRow({"Label": lambda _: "more"}),
     "CheckIfPhoneNumberIsOptedOut": _OWN_BOOK,
-    # Nobody has the token.
-    "ConfirmSubscription": SnsRow(passes=frozenset({"InvalidParameter"})),
+    # Nobody has the token, which is the proof also for topics of other accounts.
+    "ConfirmSubscription": SnsRow(is_own=True, passes=frozenset({"InvalidParameter"})),
     "CreatePlatformApplication": dataclasses.replace(
         _OWN_BOOK, given={"Attributes": lambda _: {"PlatformCredential": CANARY}}
     ),
@@ -134,7 +134,11 @@ SNS: Mapping[str, SnsRow] = {
     "SetTopicAttributes": _PLAIN_TOPIC,
     "Subscribe": _PLAIN_TOPIC,
     "TagResource": _PLAIN_TOPIC,
-    "Unsubscribe": _PLAIN_TOPIC,
+    # Strangers do not know the random id.
+    "Unsubscribe": SnsRow(
+        {"SubscriptionArn": lambda has: f"{has.sns_arn}:{has.missing().subscription}"},
+        is_idempotent=True,
+    ),
     "UntagResource": _PLAIN_TOPIC,
     "VerifySMSSandboxPhoneNumber": _NUMBER,
 }

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.attacks.kit import ROOT, Operator, send
+from tests.attacks.push_stage import CONFIRMATION, first_seen, sns_as
 from tests.attacks.test_canaries import leaks
-from tests.attacks.test_push import CONFIRMATION, first_seen, sns_as
 from tests.compat.kafka.confluent import read_all
 from tests.harness.endpoint import Endpoint, Step
 from tests.harness.patience import eventually

@@ -17,13 +17,16 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.e2e.test_cluster import Sender, client, drained, made
 from tests.e2e.test_cluster_cli import penstock
+from tests.e2e.test_push import FAST, PushSite, bodies, has_all
 from tests.harness.cluster import PenstockCluster
 from tests.harness.command import Done
+from tests.harness.endpoint import Endpoint, Step
 from tests.harness.etcd import LACKING
 from tests.harness.patience import eventually
 from tests.harness.server import Server, penstock_command, stable_port
 
 from penstock.cli.terminal.failure import ExitCode
+from penstock.model.levels import LEVEL_MAX
 
 pytestmark = pytest.mark.slow
 
@@ -43,8 +46,8 @@ def backed_up(url: str, folder: Path, *more: str) -> Path:
     return path
 
 
-def restored(backup: Path, data: Path, original: Server, **more: Any) -> Server:
-    ok("backup", "restore", str(backup), "--data", str(data))
+def restored(backup: Path, data: Path, original: Server, *flags: str, **more: Any) -> Server:
+    ok("backup", "restore", str(backup), "--data", str(data), *flags)
     shutil.copy(original.data / "master.key", data / "master.key")
     return Server(data, **more)
 
@@ -239,6 +242,100 @@ def test_a_group_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
         copy.assert_no_traceback()
 
 
+def test_a_copy_calls_no_endpoint_until_its_subscriptions_are_resumed(
+    server: Server, tmp_path: Path
+) -> None:
+    site = PushSite([server])
+    sns, arn = site.sns[0], site.topic("calls")
+    url, queue = site.queue("copies")
+    raw = {"RawMessageDelivery": "true"}
+
+    def subscribe(at: PushSite, protocol: str, to: str) -> str:
+        fields = {"TopicArn": arn, "Protocol": protocol, "Endpoint": to, "Attributes": raw}
+        return str(at.sns[0].subscribe(**fields, ReturnSubscriptionArn=True)["SubscriptionArn"])
+
+    with Endpoint() as endpoint:
+        subscribe(site, "sqs", queue)
+        confirmed = subscribe(site, "http", endpoint.url("/confirmed"))
+        ok("subscription", "confirm", confirmed, url=server.url)
+        subscribe(site, "http", endpoint.url("/pending"))
+        subscribe(site, "email", "ann@example.com")
+        hook = site.webhook(arn, endpoint.url("/hook"))
+        site.queue("failing")
+        endpoint.plan("/retried", Step(status=503))
+        failing = site.webhook("failing", endpoint.url("/retried"), mode="consume", retry=FAST)
+        for message in ("1", "2"):
+            sns.publish(TopicArn=arn, Message=message)
+        ok("message", "send", "failing", "again", url=server.url)
+        for path, count in (("/confirmed", 3), ("/pending", 1), ("/hook", 2), ("/retried", 2)):
+            eventually(
+                lambda path=path, count=count: len(bodies(endpoint, path)) >= count,  # type: ignore[misc]
+                seconds=SECONDS_MAX,
+                what=f"requests to {path}",
+            )
+        endpoint.plan("/hook", Step(hold=True))
+        site.ask("POST", f"/subscriptions/{hook}/replay", {"earliest": True})
+        eventually(
+            lambda: len(bodies(endpoint, "/hook")) == 4, seconds=SECONDS_MAX, what="the replay"
+        )
+        backup = backed_up(server.url, tmp_path)
+        for each in (hook, failing):
+            ok("subscription", "pause", each, url=server.url)
+        endpoint.plan("/retried", Step())
+        endpoint.plan("/hook", Step())
+        endpoint.release("/hook")
+        eventually(
+            lambda: not any((each["status"] or {}).get("in_flight") for each in shown(server)),
+            seconds=SECONDS_MAX,
+            what="the requests of the original end",
+        )
+        before = len(endpoint.ledger())
+
+        def called() -> set[str]:
+            return {each.target for each in endpoint.ledger()[before:]}
+
+        with restored(backup, tmp_path / "paused", server) as copy:
+            at_copy = PushSite([copy])
+            paused = {each["endpoint"]: each["paused"] for each in shown(copy)}
+            assert paused.pop(queue) is None
+            assert {*paused.values()} == {"restored"}
+            at_copy.sns[0].publish(TopicArn=arn, Message="3")
+            # Its queues have what the original's had, and get what is published to the copy.
+            found = at_copy.received_bodies(url, lambda found: len(found) >= 3)
+            assert sorted(found) == ["1", "2", "3"]
+            subscribe(at_copy, "http", endpoint.url("/pending"))  # asks for a confirmation again
+            ok("subscription", "resume", hook, url=copy.url)
+            eventually(
+                lambda: [each.body for each in endpoint.ledger()[before:]].count("3") == 1,
+                seconds=SECONDS_MAX,
+                what="a request of the copy",
+            )
+            assert called() == {"/hook"}
+            ok("subscription", "resume", "--restored", url=copy.url)
+            assert {each["paused"] for each in shown(copy)} == {None}
+            eventually(
+                lambda: called() == {"/hook", "/confirmed", "/retried"},
+                seconds=SECONDS_MAX,
+                what="requests of all",
+            )
+            copy.assert_no_traceback()
+        count = len(bodies(endpoint, "/retried"))
+        with restored(backup, tmp_path / "pushing", server, "--push") as copy:
+            assert {each["paused"] for each in shown(copy)} == {None}
+            eventually(
+                lambda: len(bodies(endpoint, "/retried")) > count,
+                seconds=SECONDS_MAX,
+                what="a retry of the copy",
+            )
+            copy.assert_no_traceback()
+
+
+def shown(server: Server) -> list[Any]:
+    """All subscriptions with their status."""
+    reply = PushSite([server]).ask("GET", "/subscriptions?status=true")
+    return list(reply["subscriptions"])
+
+
 def test_ctrl_c_leaves_nothing_that_looks_like_a_backup(server: Server, tmp_path: Path) -> None:
     sqs = client(server.url, attempts=5)
     url = sqs.create_queue(QueueName="large")["QueueUrl"]
@@ -299,6 +396,11 @@ def test_what_workers_have_is_restored_to_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
 def test_a_cluster_is_restored_to_one_node_and_to_a_fresh_cluster(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        check_cluster(tmp_path, endpoint)
+
+
+def check_cluster(tmp_path: Path, endpoint: Endpoint) -> None:
     master = "c2l4dGVlbiBieXRlcyBhbmQgc2l4dGVlbiBtb3JlIGE="
     env = {"PENSTOCK_MASTER_KEY": master}
     with PenstockCluster(tmp_path / "old", env=env) as cluster:
@@ -306,6 +408,13 @@ def test_a_cluster_is_restored_to_one_node_and_to_a_fresh_cluster(tmp_path: Path
         ok("topic", "create", "clicks", "--partitions", "3", url=cluster.nodes[1].url)
         produced(cluster.bootstrap, "clicks", range(60))
         first = consumed(cluster.bootstrap, "clicks", "readers", 20)
+        site = PushSite(list(cluster.nodes.values()))
+        arn = site.topic("calls", 3)
+        fields = {"Endpoint": site.queue("copies")[1], "Attributes": {"RawMessageDelivery": "true"}}
+        site.sns[1].subscribe(TopicArn=arn, Protocol="sqs", **fields)
+        site.webhook(arn, endpoint.url("/hook"))
+        site.publish(arn, 30)
+        eventually(lambda: has_all(endpoint, "/hook", 30), seconds=SECONDS_MAX, what="all requests")
         sender = Sender([node.url for node in cluster.nodes.values()], path, attempts=5)
         sender.start()
         try:
@@ -341,6 +450,9 @@ def test_a_cluster_is_restored_to_one_node_and_to_a_fresh_cluster(tmp_path: Path
         one = fresh.nodes[3]
         eventually(lambda: is_healthy(one.url), seconds=SECONDS_MAX, what="three replicas")
         check(one.url, fresh.bootstrap, path, before, late, first)
+        told = ok("cluster", "status", url=one.url).json
+        assert told["level"]["in_force"] == LEVEL_MAX
+        check_push(PushSite(list(fresh.nodes.values())), arn, endpoint)
         again = penstock(
             "backup", "restore", str(backup), "--data", str(tmp_path / "n4"), "--node", "4",
             "--etcd", etcd,
@@ -352,6 +464,20 @@ def test_a_cluster_is_restored_to_one_node_and_to_a_fresh_cluster(tmp_path: Path
 
 def is_healthy(url: str) -> bool:
     return penstock("cluster", "status", env={"PENSTOCK_ENDPOINT": url}).code == 0
+
+
+def check_push(site: PushSite, arn: str, endpoint: Endpoint) -> None:
+    """The copy's queues get messages; its endpoints do when an operator resumes them."""
+    before = len(bodies(endpoint, "/hook"))
+    site.publish(arn, 30, start=30)
+    path = "http://any/000000000000/copies"
+    found = site.received_bodies(path, lambda found: len(found) >= 60)
+    assert sorted(found, key=int) == [str(number) for number in range(60)]
+    assert {each["paused"] for each in shown(site.servers[2])} == {None, "restored"}
+    assert len(bodies(endpoint, "/hook")) == before
+    ok("subscription", "resume", "--restored", url=site.servers[1].url)
+    eventually(lambda: has_all(endpoint, "/hook", 60), seconds=SECONDS_MAX, what="all requests")
+    assert len(bodies(endpoint, "/hook")) == before + 30
 
 
 def check(

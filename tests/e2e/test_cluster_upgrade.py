@@ -11,18 +11,22 @@ from functools import partial
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 from tests.e2e.test_cluster import Sender, client, made, taken
-from tests.e2e.test_cluster_cli import ask, healthy
+from tests.e2e.test_cluster_cli import ask, healthy, penstock
 from tests.e2e.test_cluster_deletes import are_ends, deleted, ends, filled, leader_of
 from tests.e2e.test_cluster_kafka import Produced, consumed
 from tests.e2e.test_cluster_kafka import made as made_topic
+from tests.e2e.test_push import PushSite, bodies
 from tests.harness.cluster import ClusterNode, PenstockCluster
+from tests.harness.endpoint import Endpoint, Step
 from tests.harness.etcd import LACKING
 from tests.harness.patience import eventually
 from tests.harness.server import ServerFailed
+from tests.harness.sns_site import connect
 
 from penstock.cli.terminal.failure import ExitCode
-from penstock.model.levels import LEVEL_MAX, LOW_WATERMARK_FILES, Levels
+from penstock.model.levels import LEVEL_MAX, LOW_WATERMARK_FILES, PUSH, Levels
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,6 +37,11 @@ pytestmark = [
 BEFORE = LOW_WATERMARK_FILES - 1
 EARLIER = {"PENSTOCK_CLUSTER__FEATURE_LEVEL_MAX": str(BEFORE)}
 SECONDS_MAX = 200.0
+HOOKS = [f"/restarted-{number}" for number in range(3)]
+LIMIT = 2  # requests at once to each of them
+UPGRADE_FIRST = (
+    f"SNS needs feature level {PUSH}: upgrade all nodes, then run penstock cluster upgrade."
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +58,26 @@ def is_raised(node: ClusterNode) -> bool:
 def everything(sqs: Any, queue_url: str) -> Counter[str]:
     """The bodies of all messages, deleted."""
     return Counter(message["Body"] for message in taken(sqs, queue_url))
+
+
+class Publisher(Sender):
+    """Publishes numbers to an SNS topic by way of some nodes in turn."""
+
+    def __init__(self, urls: list[str], arn: str, *, start: int) -> None:
+        super().__init__([], "", attempts=1)
+        self._sns = [connect("sns", url, attempts=1) for url in urls]
+        self._arn, self._number = arn, start
+
+    def run(self) -> None:
+        while not self._end.is_set():
+            sns, body = self._sns[self._number % len(self._sns)], str(self._number)
+            self._number += 1
+            try:
+                sns.publish(TopicArn=self._arn, Message=body)
+            except Exception as error:
+                self.failed.append(f"{type(error).__name__}: {error}")
+            else:
+                self.answered.add(body)
 
 
 class Producing(threading.Thread):
@@ -111,6 +140,33 @@ def test_below_the_level_a_deletion_of_records_moves_the_end(cluster: PenstockCl
     assert ends(cluster.bootstrap, "cut") == (7, 31)
 
 
+def test_below_the_level_push_is_refused_and_writes_nothing(cluster: PenstockCluster) -> None:
+    topic = {"TopicArn": "arn:aws:sns:us-east-1:000000000000:orders"}
+    before = set(cluster.etcd.entries())
+    for node in cluster.nodes.values():
+        sns = connect("sns", node.url, attempts=1)
+        for action, fields in (
+            ("create_topic", {"Name": "orders"}),
+            ("subscribe", {**topic, "Protocol": "sqs", "Endpoint": "arn:aws:sqs:us-east-1:1:q"}),
+            ("publish", {"PhoneNumber": "+4915112345678", "Message": "to the outbox"}),
+            ("set_sms_attributes", {"attributes": {"DefaultSMSType": "Promotional"}}),
+        ):
+            with pytest.raises(ClientError) as refused:
+                getattr(sns, action)(**fields)
+            error = refused.value.response["Error"]
+            assert error["Code"] == "ServiceUnavailable"
+            assert error["Message"] == UPGRADE_FIRST
+    made(cluster, "hooked")
+    tried = penstock(
+        *("subscription", "create", "hooked", "http://127.0.0.1:9/hook"),
+        env={"PENSTOCK_ENDPOINT": cluster.nodes[2].url},
+    )
+    assert (tried.code, "penstock cluster upgrade" in tried.err) == (ExitCode.UNREACHABLE, True)
+    added = {key.removeprefix("/penstock/penstock") for key in {*cluster.etcd.entries()} - before}
+    assert not [key for key in added if key.startswith(("/subscriptions", "/sns", "/books"))]
+    assert not {"__deliveries", "__outbox"} & {key.rpartition("/")[2] for key in added}
+
+
 def test_it_is_upgraded_under_load_and_then_raised(cluster: PenstockCluster) -> None:
     path = made(cluster, "upgraded", VisibilityTimeout="600")
     made_topic(cluster, "upgraded-topic")
@@ -158,6 +214,52 @@ def test_at_the_level_it_does_not_and_what_was_deleted_before_stays_so(
     eventually(partial(are_ends, others, "cut", (8, 31)), seconds=SECONDS_MAX, what="a new leader")
     victim.start(seconds=SECONDS_MAX)
     healthy(cluster)
+
+
+def test_push_loses_nothing_while_node_after_node_is_restarted(cluster: PenstockCluster) -> None:
+    nodes = list(cluster.nodes.values())
+    site = PushSite(list(nodes))
+    arn = site.topic("restarted", 3)
+    url, queue = site.queue("copies")
+    raw = {"RawMessageDelivery": "true"}
+    site.sns[1].subscribe(TopicArn=arn, Protocol="sqs", Endpoint=queue, Attributes=raw)
+    with Endpoint() as endpoint:
+        for path in HOOKS:  # their homes are on all nodes
+            endpoint.plan(path, Step(delay_ms=20))
+            site.webhook(arn, endpoint.url(path), concurrency=LIMIT, timeout_ms=1_000)
+        published: set[str] = set()
+        unknown = 0  # a leader may change during a request, and the client does not retry
+        for node in nodes:
+            others = [one.url for one in nodes if one is not node]
+            by = node.number % len(nodes) + 1
+            safe = ask(cluster, "wait-safe", "--node", str(node.number), by=by)
+            assert safe.code == 0, safe
+            sender = Publisher(others, arn, start=1_000_000 * node.number)
+            sender.start()
+            try:
+                sender.wait_for(10, seconds=SECONDS_MAX)
+                node.restart(seconds=SECONDS_MAX)
+                sender.wait_for(10, seconds=SECONDS_MAX)
+            finally:
+                sender.end()
+            failed = [each for each in sender.failed if "Outcome unknown" not in each]
+            assert not failed, said(cluster, failed)
+            unknown += len(sender.failed)
+            published |= sender.answered
+        for path in HOOKS:
+            eventually(
+                lambda path=path: {*bodies(endpoint, path)} >= published,  # type: ignore[misc]
+                seconds=SECONDS_MAX,
+                what=f"all requests to {path}",
+            )
+        seen = endpoint.ledger()
+    at_once = {path: max(one.path_at_once for one in seen if one.target == path) for path in HOOKS}
+    assert max(at_once.values()) <= LIMIT, at_once
+    again = len(seen) - len(HOOKS) * len(published)
+    most = len(HOOKS) * (LIMIT * len(nodes) + unknown)
+    assert again <= most, "only requests that were in progress are sent again"
+    copies = site.received_bodies(url, lambda found: {*found} >= published)
+    assert len({*copies} - published) <= unknown
 
 
 def test_a_node_of_the_earlier_version_is_refused_with_the_reason(cluster: PenstockCluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka import KafkaConsumer, TopicPartition
 from tests.harness.cluster import PenstockCluster
 from tests.harness.endpoint import Endpoint, Step
 from tests.harness.etcd import LACKING
@@ -22,6 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.compat]
 
 MESSAGES = 120
 FAST = {"min_ms": 100, "max_ms": 500}
+# So that messages of a topic with a short retention are soon removed.
+CLEANING = {"PENSTOCK_LOG__RETENTION_CHECK_MS": "200", "PENSTOCK_LOG__SEGMENT_BYTES_MAX": "65536"}
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +39,8 @@ class PushSite(Site):
         super().__init__([each.url for each in servers], servers[0].kafka)
         self.servers = servers
 
-    def topic(self, name: str, partitions: int = 1) -> str:
-        attributes = {"PenstockPartitions": str(partitions)}
+    def topic(self, name: str, partitions: int = 1, **attributes: str) -> str:
+        attributes["PenstockPartitions"] = str(partitions)
         return str(self.sns[0].create_topic(Name=name, Attributes=attributes)["TopicArn"])
 
     def ask(self, method: str, path: str, body: object = None, *, at: int = 0) -> Any:
@@ -49,8 +53,8 @@ class PushSite(Site):
         with urllib.request.urlopen(request, timeout=90) as reply:
             return json.loads(reply.read())
 
-    def webhook(self, source: str, url: str, **settings: object) -> str:
-        body = {"source": source, "endpoint": url, "settings": settings}
+    def webhook(self, source: str, url: str, *, paused: bool = False, **settings: object) -> str:
+        body = {"source": source, "endpoint": url, "paused": paused, "settings": settings}
         return str(self.ask("POST", "/subscriptions", body)["id"])
 
     def publish(self, arn: str, count: int, *, start: int = 0) -> None:
@@ -67,12 +71,12 @@ def site(
 ) -> Iterator[PushSite]:
     folder = tmp_path_factory.mktemp("push")
     if request.param == "one node":
-        with Server(folder, kafka_port=0) as server:
+        with Server(folder, kafka_port=0, env=CLEANING) as server:
             yield PushSite([server])
         return
     if LACKING is not None:
         pytest.skip(LACKING)
-    with PenstockCluster(folder) as cluster:
+    with PenstockCluster(folder, env=CLEANING) as cluster:
         yield PushSite(list(cluster.nodes.values()))
 
 
@@ -108,6 +112,54 @@ def test_a_webhook_keeps_its_limit_over_all_partitions(site: PushSite, endpoint:
     eventually(lambda: has_all(endpoint, path, MESSAGES), seconds=90, what="all messages")
     seen = [each for each in endpoint.ledger() if each.target == path]
     assert max(each.path_at_once for each in seen) == 3
+
+
+@pytest.mark.parametrize("ordered", ["none", "group"])
+def test_a_full_batch_of_all_partitions_is_sent_before_its_wait_ends(
+    site: PushSite, endpoint: Endpoint, ordered: str
+) -> None:
+    partitions = 6 if ordered == "none" else 1
+    arn, path = site.topic(f"batches-{ordered}", partitions), f"/{ordered}-{len(site.servers)}"
+    site.webhook(arn, endpoint.url(path), batch_max=30, batch_wait_ms=10_000, ordered=ordered)
+    began_ns = time.monotonic_ns()
+    for number in range(60):
+        client = site.sns[number % len(site.sns)]
+        client.publish(TopicArn=arn, Message=str(number), MessageGroupId="g")
+    eventually(lambda: len(bodies(endpoint, path)) >= 2, seconds=60, what="two batches")
+    seen = [each for each in endpoint.ledger() if each.target == path]
+    assert [len(each.body.split()) for each in seen] == [30, 30]
+    assert sorted(int(n) for each in seen for n in each.body.split()) == list(range(60))
+    assert (seen[0].at_ns - began_ns) / 1e9 < 10, "it did not wait"
+
+
+def test_kafka_clients_read_the_subject_and_all_types_as_headers(site: PushSite) -> None:
+    arn = site.topic("typed")
+    attributes = {
+        "color": {"DataType": "String", "StringValue": "red"},
+        "size": {"DataType": "Number", "StringValue": "7"},
+    }
+    sns, more = site.sns[-1], {"MessageAttributes": attributes}
+    sns.publish(TopicArn=arn, Message="1", **more)
+    sns.publish(TopicArn=arn, Message="2", Subject="hi", **more)
+    sns.publish(TopicArn=arn, Message='{"default":"3"}', MessageStructure="json", **more)
+    consumer = KafkaConsumer(
+        bootstrap_servers=site.kafka, auto_offset_reset="earliest", consumer_timeout_ms=60_000
+    )
+    consumer.assign([TopicPartition("sns.typed", 0)])
+    plain, titled, structured = (dict(next(consumer).headers) for _ in range(3))
+    consumer.close()
+    for headers in (plain, titled, structured):
+        assert headers.pop("penstock")
+    assert plain == {"color": b"red", "size": b"7", "penstock.type.size": b"Number"}
+    typed = plain | {"penstock.type.color": b"String"}
+    assert titled == typed | {
+        "penstock.subject": b"hi",
+        "penstock.type.penstock.subject": b"String",
+    }
+    assert structured == typed | {
+        "penstock.structure": b"json",
+        "penstock.type.penstock.structure": b"String",
+    }
 
 
 def test_a_test_request_and_a_redelivery_are_sent_at_any_node(
@@ -175,6 +227,57 @@ def test_a_replay_sends_everything_again(site: PushSite, endpoint: Endpoint) -> 
     site.ask("POST", f"/subscriptions/{made}/replay", {"earliest": True})
     eventually(lambda: has_all(endpoint, path, 30), seconds=60, what="all messages")
     assert Counter(bodies(endpoint, path)) == Counter(map(str, range(30)))
+
+
+def test_what_retention_removes_before_it_is_delivered_is_counted_once(
+    site: PushSite, endpoint: Endpoint
+) -> None:
+    """For a webhook that is paused, and for one whose endpoint fails."""
+    arn, at_once = site.topic("removed", 3, PenstockRetentionMs="1"), 10
+    path, text = f"/removed-{len(site.servers)}", "x" * 25_000
+    endpoint.plan(f"{path}-fails", Step(status=500))
+    never = {"min_ms": 3_600_000, "max_ms": 3_600_000}
+    paused = site.webhook(arn, endpoint.url(path), paused=True)
+    failing = site.webhook(arn, endpoint.url(f"{path}-fails"), retry=never)
+    published = 0
+
+    def publish() -> None:
+        nonlocal published
+        entries = [{"Id": str(n), "Message": text} for n in range(at_once)]
+        client = site.sns[published % len(site.sns)]
+        client.publish_batch(TopicArn=arn, PublishBatchRequestEntries=entries)
+        published += at_once
+
+    def shown(which: str) -> tuple[int, int]:
+        found = site.ask("GET", f"/subscriptions/{which}", at=published % len(site.servers))
+        return found["lost"], found["lag"]
+
+    def is_each_counted() -> bool:
+        return all(sum(shown(each)) == published for each in (paused, failing))
+
+    def is_lost() -> bool:
+        publish()  # another segment begins, so that the one before can be removed
+        return min(shown(paused)[0], shown(failing)[0]) > 4 * at_once
+
+    publish()
+    eventually(lambda: bodies(endpoint, f"{path}-fails"), seconds=60, what="an attempt")
+    eventually(is_lost, seconds=60, what="messages that are removed")
+    eventually(is_each_counted, seconds=60, what="the sum of lost and waiting messages")
+    counted = sum(server.metrics()["penstock_push_lost_total"] for server in site.servers)
+    assert counted == shown(paused)[0] + shown(failing)[0]
+    log = "".join(server.stderr for server in site.servers)
+    assert "retention removed messages before they were pushed" in log
+    assert paused in log
+    assert failing in log
+    site.ask("POST", f"/subscriptions/{paused}/resume", {})
+
+    def is_each_delivered_or_lost() -> bool:
+        # A message that is removed during its request is both.
+        return len(bodies(endpoint, path)) + shown(paused)[0] >= published
+
+    eventually(is_each_delivered_or_lost, seconds=60, what="the rest is delivered")
+    for each in (paused, failing):
+        site.ask("DELETE", f"/subscriptions/{each}")
 
 
 def test_nothing_is_lost_when_a_home_is_killed(tmp_path: Path, endpoint: Endpoint) -> None:

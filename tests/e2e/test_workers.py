@@ -27,11 +27,15 @@ from confluent_kafka.cimpl import NewTopic
 from tests.harness import forks
 from tests.harness.patience import eventually
 from tests.harness.server import Server, penstock_command, stable_port
+from tests.harness.sns_site import Site
 
 pytestmark = [pytest.mark.slow, pytest.mark.compat]
 
 PARTITIONS = 4
 CLIENTS = 24  # connections: that the kernel gives all of them to one of two has a chance of 2^-23
+SNS_CLIENTS = 8
+PUBLISHED = 120
+PUBLISH_WAIT_SECONDS = 0.25  # a Publish that took longer did not wait for its copies
 GONE_SECONDS_MAX = 120.0
 BACK_SECONDS_MAX = 120.0
 BALANCED_SECONDS_MAX = 120.0
@@ -199,6 +203,20 @@ def test_a_queue_is_one_whichever_worker_a_connection_meets(server: Workers) -> 
             QueueUrl=url, AttributeNames=["ApproximateNumberOfMessages"]
         )
         assert attributes["Attributes"]["ApproximateNumberOfMessages"] == "0"
+
+
+def test_a_published_message_is_in_the_queue_whichever_worker_is_asked(server: Workers) -> None:
+    site = Site([server.url] * SNS_CLIENTS, server.kafka)
+    arn = site.sns[0].create_topic(Name="news")["TopicArn"]
+    url, queue = site.queue("of-news")
+    raw = {"RawMessageDelivery": "true"}
+    site.sns[0].subscribe(TopicArn=arn, Protocol="sqs", Endpoint=queue, Attributes=raw)
+    for number in range(PUBLISHED):
+        at, began = number % SNS_CLIENTS, time.monotonic()
+        site.sns[at].publish(TopicArn=arn, Message=str(number))
+        is_late = time.monotonic() - began >= PUBLISH_WAIT_SECONDS
+        found = site.received(url, at=(at + 1) % SNS_CLIENTS, wait_s=20 if is_late else 0)
+        assert [each["Body"] for each in found] == [str(number)]
 
 
 def test_a_task_that_moves_dead_letters_is_known_to_all_workers(server: Workers) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
@@ -23,9 +24,10 @@ from tests.harness.patience import eventually
 
 from penstock.model.subscription import Subscription, home_partition
 
-pytestmark = [pytest.mark.slow]
-
 KILLS = int(os.environ.get("PENSTOCK_KILLS", "1"))
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + 60 * KILLS)]
+
 PARTITIONS = 6
 LIMIT = 3
 GROUPS = 12
@@ -97,7 +99,7 @@ def test_a_webhook_keeps_its_promises_when_nodes_die(
     with PenstockCluster(tmp_path) as cluster:
         site = PushSite(list(cluster.nodes.values()))
         arn = site.topic("kills", PARTITIONS)
-        settings = {
+        settings: dict[str, Any] = {
             "concurrency": LIMIT,
             "ordered": "group",
             "timeout_ms": 2_000,

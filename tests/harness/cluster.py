@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,8 @@ from tests.harness.server import Server, stable_port
 
 
 class ClusterNode(Server):
+    code: Path | None = None  # the folder ``src`` of another version; None: this version
+
     def __init__(
         self,
         number: int,
@@ -44,6 +47,14 @@ class ClusterNode(Server):
         )
         self.number = number
 
+    def command(self) -> list[str]:
+        command = super().command()
+        return command if self.code is None else [sys.executable, "-m", "penstock", *command[1:]]
+
+    def _environment(self) -> dict[str, str]:
+        env = super()._environment()
+        return env if self.code is None else {**env, "PYTHONPATH": str(self.code)}
+
 
 class PenstockCluster:
     """``with PenstockCluster(tmp_path) as cluster: ...``: three nodes that are ready and see each
@@ -57,12 +68,14 @@ class PenstockCluster:
         etcd_members: int = 1,
         fsync: str = "always",
         env: Mapping[str, str] | None = None,
+        code: Path | None = None,
     ) -> None:
         self._stack = ExitStack()
         self.etcd = EtcdCluster(folder / "etcd", members=etcd_members)
         self._folder = folder
         self._fsync = fsync
         self._count = nodes
+        self._code = code
         master = base64.b64encode(os.urandom(32)).decode()
         self._env = {"PENSTOCK_MASTER_KEY": master, **(env or {})}
         self.nodes: dict[int, ClusterNode] = {}
@@ -86,6 +99,7 @@ class PenstockCluster:
             arguments=arguments,
             env=self._env,
         )
+        node.code = self._code
         self.nodes[number] = node
         self._stack.enter_context(node)
         return node

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -44,6 +44,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     delay_ms: int = 0
     hold: bool = False  # reply when the test calls ``release``; never, if it does not
     reads_body: bool = True  # False: reply before the body is read
+    is_tallied: bool = False  # count the request only, without a place in the ledger
     then: str = "keep"  # or: close, reset, half_close (and read on), stall (nothing more)
 
 
@@ -66,6 +67,14 @@ class Seen(msgspec.Struct, frozen=True):
     status: int  # of the planned reply; 0 for a raw one
 
 
+class Tally(msgspec.Struct):
+    """The requests of a path whose step says ``is_tallied``, for tests with very many of them."""
+
+    requests: int = 0
+    bodies: int = 0  # different ones
+    at_once_max: int = 0
+
+
 class Tls(msgspec.Struct, frozen=True):
     certificate: str  # file
     key: str
@@ -79,7 +88,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True):
-    do: str  # plan, release, ledger, wait, connections, drop_idle
+    do: str  # plan, release, ledger, tally, wait, connections, drop_idle
     path: str = ""
     steps: tuple[Step, ...] = ()
     count: int = 0
@@ -94,6 +103,8 @@ class _Site:
         self._plans: dict[str, list[Step]] = {}
         self._held: dict[str, list[asyncio.Event]] = {}
         self._ledger: list[Seen] = []
+        self._tallies: defaultdict[str, tuple[Tally, set[bytes]]]
+        self._tallies = defaultdict(lambda: (Tally(), set()))
         self._arrived = asyncio.Condition()
         self._under_way: Counter[str] = Counter()
         self._numbers = itertools.count(1)
@@ -175,8 +186,10 @@ class _Site:
         tls = writer.get_extra_info("ssl_object")
         self._under_way[path] += 1
         try:
-            self._ledger.append(
-                Seen(
+            if step.is_tallied:
+                self._tally(path, body)
+            else:
+                seen = Seen(
                     at_ns=time.monotonic_ns(),
                     method=method,
                     target=target,
@@ -192,9 +205,9 @@ class _Site:
                     path_at_once=self._under_way[path],
                     status=step.status if step.raw is None else 0,
                 )
-            )
-            async with self._arrived:
-                self._arrived.notify_all()
+                self._ledger.append(seen)
+                async with self._arrived:
+                    self._arrived.notify_all()
             if step.delay_ms:
                 await asyncio.sleep(step.delay_ms / 1_000)
             if step.hold:
@@ -203,6 +216,13 @@ class _Site:
         finally:
             self._under_way[path] -= 1
         return await self._go_on(step, reader, writer)
+
+    def _tally(self, path: str, body: bytes) -> None:
+        tally, bodies = self._tallies[path]
+        bodies.add(body)
+        tally.requests += 1
+        tally.bodies = len(bodies)
+        tally.at_once_max = max(tally.at_once_max, self._under_way[path])
 
     def _next_step(self, path: str) -> Step:
         steps = self._plans.get(path) or [Step()]
@@ -275,6 +295,8 @@ class _Site:
                     event.set()
             case "ledger":
                 return self._ledger[command.count :]
+            case "tally":
+                return self._tallies[command.path][0]
             case "wait":
                 try:
                     async with asyncio.timeout(WAIT_SECONDS_MAX), self._arrived:
@@ -347,6 +369,9 @@ class Endpoint:
 
     def ledger(self, start: int = 0) -> list[Seen]:
         return msgspec.convert(self._ask(Command("ledger", count=start)), list[Seen])
+
+    def tally(self, path: str) -> Tally:
+        return msgspec.convert(self._ask(Command("tally", path)), Tally)
 
     def wait_for(self, count: int) -> None:
         """Wait until the endpoint has seen so many requests since its start. A test whose event

@@ -264,6 +264,16 @@ class EtcdCluster:
         }
         return int(self._post(self._any(), "/v3/kv/put", body)["header"]["revision"])
 
+    def entries(self) -> dict[str, bytes]:
+        """All keys with their values, past any namespace."""
+        everything = base64.b64encode(b"\0").decode()
+        body = {"key": everything, "range_end": everything}
+        found = self._post(self._any(), "/v3/kv/range", body).get("kvs", [])
+        return {
+            base64.b64decode(each["key"]).decode(): base64.b64decode(each.get("value", ""))
+            for each in found
+        }
+
     def delete(self, key: bytes) -> None:
         body = {"key": base64.b64encode(key).decode()}
         self._post(self._any(), "/v3/kv/deleterange", body)

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import boto3
 from botocore.config import Config
+from tests.harness.patience import eventually
+
+SECONDS_MAX = 120.0
+
+
+def connect(service: str, url: str, *, attempts: int = 6) -> Any:
+    """``attempts`` in all; one for those who count failures."""
+    return boto3.client(
+        service,
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        config=Config(retries={"total_max_attempts": attempts, "mode": "standard"}),
+    )
 
 
 class Site:
     """Clients of every node, and the address for Kafka."""
 
     def __init__(self, urls: list[str], kafka: str) -> None:
-        self.sns = [self._client("sns", url) for url in urls]
-        self.sqs = [self._client("sqs", url) for url in urls]
+        self.sns = [connect("sns", url) for url in urls]
+        self.sqs = [connect("sqs", url) for url in urls]
         self.kafka = kafka
-
-    @staticmethod
-    def _client(service: str, url: str) -> Any:
-        return boto3.client(
-            service,
-            endpoint_url=url,
-            region_name="us-east-1",
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-            config=Config(retries={"max_attempts": 5, "mode": "standard"}),
-        )
 
     def queue(self, name: str) -> tuple[str, str]:
         sqs = self.sqs[0]
@@ -48,3 +53,14 @@ class Site:
         for message in messages:
             sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
         return messages
+
+    def received_bodies(self, url: str, is_enough: Callable[[list[str]], bool]) -> list[str]:
+        """Receive and delete messages until there are enough of them."""
+        found: list[str] = []
+
+        def are_enough() -> bool:
+            found.extend(message["Body"] for message in self.received(url, wait_s=1))
+            return is_enough(found)
+
+        eventually(are_enough, seconds=SECONDS_MAX, what="all messages")
+        return found

@@ -1,23 +1,17 @@
-"""The job ``deliveries``: sums against what they came from, and lost and repeated messages."""
+"""The job ``deliveries``: rows are kept once, and sums are those of the rows."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from tests.harness.server import Server
-from tests.pipeline.stage import Notes, context_of
-from tests.pipeline.topics import Topics, send, topics_of
 from tests.unit.pipeline.test_expand_deliveries import input_batch
 
-from penstock.net.kafka_client.client import Place
-from penstock.pipeline.job import JobMisused, NotFound, Unsound
-from penstock.pipeline.jobs import deliveries as job
 from penstock.pipeline.jobs.deliveries import HOURLY, ROWS, DeliveryTables
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.reading.expand import expand_deliveries
@@ -41,12 +35,6 @@ COUNTED = {
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     return Lake(tmp_path / "lake")
-
-
-@pytest.fixture(scope="module")
-def topics(server: Server) -> Iterator[Topics]:
-    with topics_of(server.kafka) as found:
-        yield found
 
 
 def row(
@@ -150,98 +138,3 @@ def test_only_the_hours_with_new_rows_are_computed_again(spark: SparkSession, la
     [noon] = lake.read(spark, HOURLY, "hour = 12").collect()
     assert (noon.attempts, noon.ms_p50, noon.ms_p99) == (3, 100, 200)
     assert sum(sums["attempts"] for sums in hourly(spark, lake).values()) == 16
-
-
-# ── Comparison with the source ───────────────────────────────────────────────────────────────
-
-
-def compared(
-    spark: SparkSession, server: Server, lake: Lake, folder: Path, **arguments: Any
-) -> tuple[list[tuple[str, int, int]], str]:
-    """Return the listed faults, and the line that sums them up."""
-    notes = Notes()
-    context = context_of(spark, server, lake, folder, notes, subscription="s-1", **arguments)
-    try:
-        job.run_verify(context)
-    except Unsound as error:
-        notes.texts.append(f"unsound: {error}")
-    found = [(str(e["kind"]), int(e["partition"]), int(e["offset"])) for e in notes.rows]
-    return found, "; ".join(notes.texts)
-
-
-def test_lost_and_repeated_messages_are_found(
-    spark: SparkSession, server: Server, topics: Topics, lake: Lake, tmp_path: Path
-) -> None:
-    topics.make("orders", 2)
-    topics.fill("orders", {0: 120, 1: 30})
-    topics.make("mirrored", 1)
-    good = [row(0, n) for n in range(10, 110)] + [row(1, n) for n in range(30)]
-    good += [row(0, 12, is_replay=True), row(0, 13, is_test=True), row(0, 14, "retry", next_ms=9)]
-    good += [row(0, n, subscription="s-2") for n in (3, 15, 15)]
-    settled_otherwise = {20: "dead", 21: "dropped", 22: "expired", 23: "refused"}
-    rows = [
-        row(0, each.offset, settled_otherwise[each.offset])
-        if each.partition == 0 and each.offset in settled_otherwise
-        else each
-        for each in good
-    ]
-    values = [record(rows[at : at + 40], 1 + at // 40) for at in range(0, len(rows), 40)]
-    send(topics, "mirrored", [*values, values[0]])  # the last is a copy, not a second delivery
-    context = context_of(spark, server, lake, tmp_path / "run", topic="mirrored")
-    job.run(context)
-    job.run(context)  # nothing new
-    assert lake.read(spark, ROWS).count() == len(rows) + 40
-    faults, text = compared(spark, server, lake, tmp_path)
-    assert (faults, text) == ([], "130 messages: 130 ok")
-
-    # Messages before the first row and after the last are compared only if that is asked for.
-    faults, text = compared(spark, server, lake, tmp_path, first="0:8", end="0:112")
-    assert faults == [("missing", 0, n) for n in (8, 9, 110, 111)]
-    assert text.endswith("unsound: deliveries of s-1: 4 missing")
-    faults, text = compared(spark, server, lake, tmp_path, first="0:8", filtered=True)
-    assert (faults, text) == ([], "132 messages: 132 ok")
-
-    more = [row(0, 50), row(1, 7), row(1, 99), row(0, 110, "retry", next_ms=5), row(0, 112)]
-    send(topics, "mirrored", [record(more, 90)])
-    job.run(context)
-    faults, text = compared(spark, server, lake, tmp_path, acked="0:111", first="0:9")
-    assert faults == [
-        ("unrecorded", 0, 9),
-        ("double", 0, 50),
-        ("unrecorded", 0, 110),
-        ("missing", 0, 111),
-        ("double", 1, 7),
-        ("unknown", 1, 99),  # delivered, but the topic has no such message
-    ]
-    assert text.endswith("unsound: deliveries of s-1: 1 missing, 1 unknown, 2 double, 2 unrecorded")
-    faults, text = compared(spark, server, lake, tmp_path, end="0:111,1:30", doubles_max=2)
-    assert ("pending", 0, 110) in faults
-    assert "unsound" not in text
-    topics.cut(Place("orders", 0), 60)  # retention: what is gone cannot be compared
-    faults, text = compared(spark, server, lake, tmp_path, end="0:100,1:30", doubles_max=1)
-    assert (faults, text) == ([("double", 1, 7)], "70 messages: 69 ok, 1 double")
-
-
-@pytest.mark.parametrize("text", ["0", "a:1", "0:-1", "0:1;1:2", ":"])
-def test_offsets_that_are_misspelt_are_refused(lake: Lake, tmp_path: Path, text: str) -> None:
-    context = context_of(None, _NoServer(), lake, tmp_path, subscription="s", first=text)  # type: ignore[arg-type]
-    with pytest.raises(JobMisused, match=r"--first is '.*': give PARTITION:OFFSET"):
-        job._check_verify(context)
-
-
-def test_a_check_needs_a_subscription_and_its_rows(
-    spark: SparkSession, server: Server, lake: Lake, tmp_path: Path
-) -> None:
-    with pytest.raises(JobMisused, match="--subscription is required"):
-        job._check_verify(context_of(spark, server, lake, tmp_path))
-    with pytest.raises(NotFound, match="has no table delivery"):
-        job._check_verify(context_of(spark, server, lake, tmp_path, subscription="s"))
-    DeliveryTables(spark, lake).add(
-        frame(spark, [record([row(0, 1)], 1)]), app="deliveries:q", batch_id=0
-    )
-    with pytest.raises(NotFound, match="no deliveries of subscription s-9"):
-        job.run_verify(context_of(spark, server, lake, tmp_path, subscription="s-9"))
-
-
-class _NoServer:
-    kafka = "127.0.0.1:1"

@@ -17,7 +17,7 @@ from penstock.model.calls import BrokerCall, BrokerPort, PartitionCall, R, Stats
 from penstock.model.errors import DiskFull, InvalidRequest, PurgeInProgress, TopicNotFound
 from penstock.model.levels import PUSH
 from penstock.model.limits import PURGE_INTERVAL_MS
-from penstock.model.message import Appended, Delivery
+from penstock.model.message import AckReason, Appended, Delivery
 from penstock.model.names import is_internal
 from penstock.model.ports import BatchAppended, Fetched, MoveTask, Peeked, ProducerSeen, StreamEnds
 from penstock.model.stream import settings_of
@@ -50,7 +50,7 @@ class Broker:
         self._purged_at_ms: dict[str, int] = {}
         self.find_share = self.shares.find_share
         self.on_available = self.shares.on_available
-        self.filters = context.filters  # of shares
+        self.share_hooks = context.share_hooks
         self.moves = self._mover.of_source
         self.handlers: dict[type[BrokerCall[Any]], Handler] = {
             calls.Append: self._append,
@@ -151,7 +151,10 @@ class Broker:
 
     async def _ack(self, call: calls.Ack) -> calls.Results:
         queue = self.partitions.find(call.topic) or await self.partitions.open(call.topic)
-        return await queue.leases[call.partition].ack(call.claims)
+        leases = queue.leases[call.partition]
+        # An expired receipt must not unlock a message group. For ACKED the cursor checks it.
+        is_strict = leases.topic.is_fifo and call.reason is not AckReason.ACKED
+        return await leases.ack(call.claims, reason=call.reason, is_strict=is_strict)
 
     async def _extend(self, call: calls.Extend) -> calls.Results:
         queue = await self.partitions.open(call.topic)
@@ -251,6 +254,7 @@ class Broker:
     async def _move_bookmark(self, call: calls.MoveBookmark) -> int:
         self._context.check_level(PUSH, "Bookmarks")
         owner = await self._of(call)
+        await self._context.hold.crossing()  # the messages before it were copied to queues
         return await owner.move_bookmark(call.reader, call.offset, may_move_back=call.may_move_back)
 
     def on_advance(

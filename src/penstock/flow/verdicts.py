@@ -16,8 +16,10 @@ class Kind(Enum):
 class Failure(StrEnum):
     """Why an attempt got no HTTP status."""
 
-    NOT_RESOLVED = "the name of the host was not resolved"
-    NOT_ALLOWED = "the address is not allowed"
+    NOT_RESOLVED = "the name of the host was not resolved"  # of a gateway or mail server
+    # The name of a tenant's endpoint was not resolved, or its address is not allowed. One text for
+    # both: a tenant must not learn which names exist inside the network.
+    UNUSABLE = "The endpoint cannot be used."
     NOT_CONNECTED = "the connection was refused"
     TLS = "the TLS handshake failed"
     TIMEOUT = "no reply in time"
@@ -88,7 +90,7 @@ _RULES: Final[dict[int | Failure, _Rule]] = {
     429: _LESS,
     431: _PERMANENT,
     Failure.NOT_RESOLVED: _UNREACHABLE,
-    Failure.NOT_ALLOWED: _RETRY,  # the name may have another address later
+    Failure.UNUSABLE: _UNREACHABLE,  # the name may have another address later
     Failure.NOT_CONNECTED: _UNREACHABLE,
     # A subscription may have its own certificate authority or client certificate, so a failed
     # handshake says nothing about other subscriptions of the destination.

@@ -18,7 +18,7 @@ from penstock.model.errors import InvalidRequest, TopicNotFound
 from penstock.model.message import Message
 from penstock.model.names import SHARE_MARK
 from penstock.model.ports import Catalog
-from penstock.model.subscription import SHARE_PREFIX
+from penstock.model.subscription import SHARE_PREFIX, owner_of_share
 from penstock.model.topic import Topic
 
 P = TypeVar("P")
@@ -53,7 +53,7 @@ class LimitedBroker(BrokerWrapper):
 
     def _find_share(self, source: Topic, group: str) -> Topic | None:
         """Return a share that clients may use: not one of a subscription."""
-        return None if group.startswith(SHARE_PREFIX) else self._broker.find_share(source, group)
+        return None if owner_of_share(group) else self._broker.find_share(source, group)
 
     # Most tenants have no quota of stored bytes: their calls need no additional coroutine.
 
@@ -81,17 +81,17 @@ class LimitedBroker(BrokerWrapper):
                 self._quotas.end_wait(call.topic.account)
 
     async def _open_share(self, call: calls.OpenShare) -> Topic:
-        if call.group.startswith(SHARE_PREFIX):
-            raise InvalidRequest(f"The name of a share group cannot begin with {SHARE_PREFIX}.")
         known = self.find_share(call.topic, call.group)
         if known is not None:
             return known
+        if call.group.startswith(SHARE_PREFIX):
+            raise InvalidRequest(f"The name of a share group cannot begin with {SHARE_PREFIX}.")
         account = call.topic.account
         with self._changes.holding(account, CHANGES), self._quotas.adding(account, topics=1):
             return await self._broker.call(call)
 
     async def _close_share(self, call: calls.CloseShare) -> bool:
-        if call.group.startswith(SHARE_PREFIX):
+        if owner_of_share(call.group):
             return False
         with self._changes.holding(call.topic.account, CHANGES):
             return await self._broker.call(call)
@@ -240,8 +240,14 @@ class CatalogView:
 
 def queues_of(everything: Catalog) -> CatalogView:
     """Return all queues, without the shares of subscriptions, which only the server uses."""
-    hidden = SHARE_MARK + SHARE_PREFIX
-    return CatalogView(everything, shows=lambda topic: topic.is_queue and hidden not in topic.name)
+
+    def is_pushed(topic: Topic) -> bool:
+        return owner_of_share(topic.name.partition(SHARE_MARK)[2]) is not None
+
+    return CatalogView(
+        everything,
+        shows=lambda topic: topic.is_queue and (topic.source_id is None or not is_pushed(topic)),
+    )
 
 
 def streams_of(everything: Catalog) -> CatalogView:

@@ -73,9 +73,12 @@ def decode_subscription(value: bytes) -> Subscription:
     return one
 
 
-def paused_entry(value: bytes, reason: str) -> bytes:
-    """Return a stored subscription that is paused."""
-    return encode_subscription(msgspec.structs.replace(decode_subscription(value), paused=reason))
+def paused_entry(value: bytes, reason: str) -> bytes | None:
+    """Return a stored subscription that is paused, or None if it calls no endpoint anyway."""
+    one = decode_subscription(value)
+    if one.paused is not None or not one.calls_out:
+        return None
+    return encode_subscription(msgspec.structs.replace(one, paused=reason))
 
 
 def _live(one: Subscription | None) -> Subscription | None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeAlias, Typ
 import msgspec
 
 from penstock.model import ports
-from penstock.model.message import Appended, Claim, Delivery, Message
+from penstock.model.message import AckReason, Appended, Claim, Delivery, Message
 from penstock.model.topic import QueueSettings, QueueStats, Topic
 
 R = TypeVar("R")  # the reply of a call
@@ -112,6 +112,7 @@ class Ack(PartitionCall[Results], frozen=True):
     """Delete leased messages. An expired lease is an error only for FIFO queues."""
 
     claims: Sequence[Claim]
+    reason: AckReason = AckReason.ACKED
 
 
 class Extend(PartitionCall[Results], frozen=True):
@@ -311,7 +312,16 @@ class RestartShare(PartitionCall[None], frozen=True):
 
 
 # ── Push ─────────────────────────────────────────────────────────────────────────────────────
-# These calls go to the home of a subscription: the leader of ``home_partition``.
+
+
+class LearnSubscription(LeadersCall[None], frozen=True):
+    """Read a subscription from the metadata store. From now on, messages are copied to its queue,
+    and publishers wait for the copies."""
+
+    subscription_id: str = ""
+
+
+# The next calls go to the home of a subscription: the leader of ``home_partition``.
 
 
 class ReadPushStatus(PartitionCall[ports.PushStatus], frozen=True):

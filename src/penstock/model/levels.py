@@ -14,7 +14,7 @@ upgraded, and downgraded again, node by node.
 | 5 | streams groups: rows of kinds 12 to 17 in ``__groups`` |
 | 6 | access rules (ACLs) and delegation tokens of Kafka are in the metadata store |
 | 7 | configs of brokers, client metrics and client quotas are in the metadata store |
-| 8 | push: SNS topics, subscriptions, ordered shares, bookmarks |
+| 8 | push: SNS topics, subscriptions, ordered shares, bookmarks, more reasons of acks |
 
 To add a level, raise LEVEL_MAX, add a row here, and check the level where the new data is sent or
 stored. LEVEL_MIN is raised two releases later."""

@@ -3,6 +3,7 @@ They are msgspec structs, which are three times as fast to create as frozen data
 tracked by the garbage collector."""
 
 from collections.abc import Mapping
+from enum import IntEnum
 
 import msgspec
 
@@ -65,6 +66,17 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     partition: int
     offset: int
     lease_seq: int
+
+
+class AckReason(IntEnum):
+    """Why a message is finished. The values are stored in the log."""
+
+    ACKED = 0  # by a consumer, or delivered to the endpoint of a subscription
+    DEAD = 1  # copied to the dead-letter queue
+    EXPIRED = 2  # past its retention
+    # From feature level 8 on, by subscriptions:
+    DROPPED = 3  # given up, without a dead-letter queue
+    UNWANTED = 4  # the filter policy does not match; known only after decryption
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):

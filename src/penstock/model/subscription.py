@@ -26,7 +26,9 @@ SHARE_PREFIX: Final = "~"  # of groups whose shares belong to subscriptions
 _PLACE_BYTES: Final = 8
 _NUMBER_MAX: Final = 2**63 - 1
 
-_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z")
+_UUID: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+_ID = re.compile(rf"{_UUID}\Z")
+_SHARE_GROUP = re.compile(rf"{SHARE_PREFIX}({_UUID})(\.[1-9][0-9]*)?\Z")
 _PROTOCOL = re.compile(r"[a-z][a-z-]{0,31}\Z")
 
 
@@ -89,6 +91,11 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.source_arn}:{self.id}"
 
     @property
+    def calls_out(self) -> bool:
+        """Return whether messages leave the cluster. Copies in queues do not."""
+        return self.protocol != "sqs"
+
+    @property
     def open_replay(self) -> Replay | None:
         """Return the replay that is next or running. The others wait for it."""
         return next((each for each in self.replays if each.is_open), None)
@@ -114,6 +121,13 @@ def share_group(one: Subscription, replay: int = 0) -> str:
     """Return the name of the share that keeps the position and the retries of a subscription, or of
     one of its replays."""
     return f"{SHARE_PREFIX}{one.id}.{replay}" if replay else f"{SHARE_PREFIX}{one.id}"
+
+
+def owner_of_share(group: str) -> str | None:
+    """Return the id of the subscription to which a share belongs by the name of its group. Other
+    groups may have names that begin like this: older versions allowed them."""
+    found = _SHARE_GROUP.match(group)
+    return None if found is None else found[1]
 
 
 _FIXED_BYTES: Final = 1_024  # fields of limited length, and the entry in indexes

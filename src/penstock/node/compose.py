@@ -139,7 +139,13 @@ class Node:
             leads=leads_all if cluster is None else cluster.leads,
         )
         is_clustered = cluster is not None
-        self._push.serve(self._role, unlimited, self._facts.deliveries, is_clustered=is_clustered)
+        self._push.serve(
+            self._role,
+            unlimited,
+            self._facts.deliveries,
+            queues=self._calls.copies,
+            is_clustered=is_clustered,
+        )
         self._facts.start()
         self._push.usage = self._facts.usage
         self._listeners.note_changes(self._facts)

@@ -125,10 +125,11 @@ def make_listener(
     forbid: Forbid,
     is_open: bool,
     acts_on_get: bool = False,
+    is_proven: Callable[[bytes], bool] = lambda _query: False,
     request_bytes_max: int = 0,
     outlives: Callable[[HttpRequest], bool] = lambda _request: False,
 ) -> HttpListener:
-    # For ``is_open`` and ``acts_on_get`` see ``BrowserGuard``.
+    # For ``is_open``, ``acts_on_get`` and ``is_proven`` see ``BrowserGuard``.
     http = setup.config.http
     return HttpListener(
         handle,
@@ -144,7 +145,10 @@ def make_listener(
         name=name,
         seed=setup.entropy(10),
         guard=BrowserGuard(
-            is_open=is_open, external_url=http.external_url, acts_on_get=acts_on_get
+            is_open=is_open,
+            external_url=http.external_url,
+            acts_on_get=acts_on_get,
+            is_proven=is_proven,
         ),
         forbid=forbid,
         outlives=outlives,

@@ -6,10 +6,12 @@
 
 The other nodes of a cluster then copy the partitions like any new replica, so a backup of a single
 node can be restored into a cluster and vice versa. Leases are restored, because they are in the
-logs; leaders and placement are not. Topics, receipts, producers and groups keep their ids. All
-subscriptions are paused: a copy must not call the endpoints of the original until an operator
-resumes them. The store is written last, so no server uses a partial restore. After an error, all
-files and entries that were written are removed."""
+logs; leaders and placement are not. Topics, receipts, producers and groups keep their ids. The
+store is written last, so no server uses a partial restore. After an error, all files and entries
+that were written are removed.
+
+A copy must not call the endpoints of the original: subscriptions are paused until an operator
+resumes them, except those of queues, whose messages stay in the copy."""
 
 import asyncio
 import contextlib
@@ -36,6 +38,8 @@ from penstock.metadata.store import CHANGES_PER_TXN_MAX, TXN_BYTES_MAX, Store
 from penstock.metadata.subscriptions import SUBSCRIPTIONS_PREFIX, paused_entry
 from penstock.metadata.topics.catalog import TOPICS_PREFIX
 from penstock.model.errors import Conflict, Damaged, PenstockError, VersionConflict
+from penstock.model.levels import LEVEL_MAX
+from penstock.node.configuration.cluster_config import ClusterConfig
 from penstock.node.configuration.config import Config
 from penstock.node.configuration.exposure import check_etcd
 from penstock.node.keys.keyring import KMS_NAME, MASTER_NAME
@@ -53,15 +57,23 @@ _EMPTY: Final = (
     USERS_PREFIX,
     cluster.PARTITIONS_PREFIX,
     cluster.NODES_PREFIX,
+    cluster.LEVEL_KEY,
 )
 
 Progress = Callable[[int, int], None]
 
 
 def restore(
-    backup: Path, manifest: Manifest, config: Config, *, now_ms: int, progress: Progress
-) -> None:
-    """Restore a backup into the data folder, and for a cluster node also into etcd."""
+    backup: Path,
+    manifest: Manifest,
+    config: Config,
+    *,
+    is_pushing: bool,  # the copy calls endpoints as the original did
+    now_ms: int,
+    progress: Progress,
+) -> int:
+    """Restore a backup into the data folder, and for a cluster node also into etcd. Returns the
+    number of subscriptions that were paused."""
     check_etcd(config)
     data = Path(config.node.data)
     _check_empty(data)
@@ -70,10 +82,12 @@ def restore(
     try:
         asyncio.run(_check_fresh(config, data))
         _restore_logs(backup, manifest, data / TOPICS_FOLDER, now_ms, progress)
-        asyncio.run(_fill(config, data, backup, manifest))
+        definitions = _Definitions(backup, manifest, is_pushing)
+        asyncio.run(_fill(config, data, _entries(definitions, config.cluster)))
         if not config.cluster.node:
             (data / RESTORING_NAME).rename(data / METADATA_NAME)
         DISK.sync_folder(data)
+        return definitions.paused_count
     except BaseException:
         _clear(data, before)
         raise
@@ -179,12 +193,12 @@ async def _check_fresh(config: Config, data: Path) -> None:
                 )
 
 
-async def _fill(config: Config, data: Path, backup: Path, manifest: Manifest) -> None:
+async def _fill(config: Config, data: Path, entries: Iterator[tuple[str, bytes]]) -> None:
     """Write all entries to the store. After an error, the entries already written are deleted."""
     put: list[str] = []
     async with _store_of(config, data) as store:
         try:
-            for some in _portions(_entries(backup, manifest, config.cluster.node)):
+            for some in _portions(entries):
                 keys = [key for key, _ in some]
                 try:
                     await store.txn(compare=[(key, 0) for key in keys], puts=some)
@@ -200,11 +214,33 @@ async def _fill(config: Config, data: Path, backup: Path, manifest: Manifest) ->
             raise
 
 
-def _entries(backup: Path, manifest: Manifest, node: int) -> Iterator[tuple[str, bytes]]:
+class _Definitions:
+    """The topics, users, subscriptions and other definitions of a backup."""
+
+    def __init__(self, backup: Path, manifest: Manifest, is_pushing: bool) -> None:
+        self.manifest = manifest
+        self._backup, self._is_pushing = backup, is_pushing
+        self.paused_count = 0
+
+    def __iter__(self) -> Iterator[tuple[str, bytes]]:
+        for line in definitions_of(self._backup, self.manifest):
+            paused = None
+            if line.key.startswith(SUBSCRIPTIONS_PREFIX) and not self._is_pushing:
+                paused = paused_entry(line.value, RESTORED)
+                self.paused_count += paused is not None
+            yield line.key, paused or line.value
+
+
+def _entries(definitions: _Definitions, config: ClusterConfig) -> Iterator[tuple[str, bytes]]:
     """Yield the entries to restore. Partition rows come first, because a topic without rows would
     be treated as a new topic, and get new, empty partitions."""
+    node = config.node
     if node:
-        for part in manifest.partitions:
+        # As a new cluster does. With rows and without a level, nodes would use the first level, and
+        # ignore definitions that need a higher one.
+        level = cluster.LevelEntry(config.feature_level_max or LEVEL_MAX)
+        yield cluster.LEVEL_KEY, cluster.encode_entry(level)
+        for part in definitions.manifest.partitions:
             key = cluster.PartitionKey(part.topic_id, part.partition)
             # The first election has a later epoch than any batch.
             epoch = max(part.last_epoch, 0)
@@ -212,9 +248,7 @@ def _entries(backup: Path, manifest: Manifest, node: int) -> Iterator[tuple[str,
                 (node,), frozenset((node,)), epoch=epoch, watermark_floor=part.end_offset
             )
             yield cluster.partition_key(key), cluster.encode_entry(row)
-    for line in definitions_of(backup, manifest):
-        is_subscription = line.key.startswith(SUBSCRIPTIONS_PREFIX)
-        yield line.key, paused_entry(line.value, RESTORED) if is_subscription else line.value
+    yield from definitions
 
 
 def _portions(entries: Iterable[tuple[str, bytes]]) -> Iterator[Sequence[tuple[str, bytes]]]:

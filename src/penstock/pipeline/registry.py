@@ -37,7 +37,7 @@ _JOBS: Final[Mapping[str, Mapping[str, str]]] = {
     "verify": {
         "archive": "jobs.archive:VERIFY",
         "audit": "jobs.audit:VERIFY",
-        "deliveries": "jobs.deliveries:VERIFY",
+        "deliveries": "jobs.delivery_balance:VERIFY",
     },
     "cluster": {"up": "jobs.cluster"},
 }

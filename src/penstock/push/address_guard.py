@@ -16,10 +16,6 @@ from typing import Final, NamedTuple
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# For the owner of a subscription, who must not learn what is reachable inside the network. The
-# reason is for the log.
-ENDPOINT_REFUSED: Final = "The endpoint cannot be used."
-
 PORTS: Final = ((80, 80), (443, 443), (1_024, 65_535))  # other low ports are mail, SSH, databases
 
 
@@ -152,13 +148,18 @@ class AddressGuard:
 
     def host_refusal(self, host: str, port: int) -> str | None:
         """Return why a host must not be called, whatever its addresses are."""
-        if not any(low <= port <= high for low, high in self._ports):
-            return f"port {port} is not in push.ports"
+        if (reason := self.port_refusal(port)) is not None:
+            return reason
         if self._deny.has_host(host):
             return f"{host} is in push.deny"
         if (host, port) in self._own_names:
             return f"{host} port {port} is an address of this cluster"
         return None
+
+    def port_refusal(self, port: int) -> str | None:
+        if any(low <= port <= high for low, high in self._ports):
+            return None
+        return f"port {port} is not in push.ports"
 
     def _address_refusal(self, text: str, host: str, port: int) -> str | None:
         try:

@@ -89,6 +89,9 @@ class Confirmations:
 
     def _begin(self, one: Subscription, *, is_deleted: bool) -> None:
         tenant = one.account
+        if one.paused is not None:
+            log_.info("confirmation not sent: paused", extra={"subscription": one.id})
+            return
         is_full = len(self._tasks) >= WAITING_MAX
         if is_full or self._by_tenant[tenant] >= WAITING_MAX // TENANT_PART:
             log_.warning("too many confirmations are waiting", extra={"subscription": one.id})

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.model.calls import Append, BrokerPort, Ends, Fetch, MoveBookmark
-from penstock.model.errors import InvalidRequest, PenstockError, TopicNotFound
+from penstock.model.errors import InvalidRequest, PenstockError, QuotaExceeded, TopicNotFound
 from penstock.model.limits import MIB
 from penstock.model.message import Message, Record
+from penstock.model.names import uuid_text
 from penstock.model.ports import Catalog, Clock, Fetched, Subscriptions
 from penstock.model.topic import Topic, partition_of_group
 from penstock.net.slices import Slices, Turns, in_slices
@@ -21,12 +22,17 @@ from penstock.wire.aws.attributes import message_bytes
 from penstock.wire.aws.sns.filter_match import PolicyIndex
 from penstock.wire.aws.sns.filter_policy import Scope, compile_policy
 from penstock.wire.aws.sns.notification import Signer
+from penstock.wire.facts.deliveries import DeliveryRow
 
 ROUND_BYTES: Final = 1 * MIB
 ROUND_MESSAGES: Final = 64
 APPENDS_MAX: Final = 256  # in progress at the same time
 LOG_INTERVAL_MS: Final = 60_000  # between log lines about messages that cannot be delivered
 SQS: Final = "sqs"
+
+# Subscriptions whose queues have not taken all copies, each with the offsets that they have taken.
+Slow = dict[str, set[int]]
+_NONE_SLOW: Final[Slow] = {}
 
 log_ = logging.getLogger(__name__)
 
@@ -46,7 +52,7 @@ class Sealer(Protocol):
 @dataclass(frozen=True)
 class FanOutSetup:
     broker: BrokerPort  # of this node, for the topic's log
-    anywhere: BrokerPort  # of all nodes, for the queues
+    anywhere: BrokerPort  # of all nodes, for the queues; checks the quotas of their owners
     catalog: Catalog
     subscriptions: Subscriptions
     clock: Clock
@@ -56,6 +62,7 @@ class FanOutSetup:
     signer_of: Callable[[Topic], Awaitable[Signer | None]]
     # Adds to the usage of the topic's owner: attempts, delivered messages, and their bytes.
     count: Callable[[Topic, int, int, int], None]
+    note: Callable[[DeliveryRow], None]  # adds a row to ``__deliveries``
     metrics: PushMetrics = field(default_factory=PushMetrics)
     turns: Turns = field(default_factory=Turns)
 
@@ -64,7 +71,7 @@ class Round(NamedTuple):
     begin: int  # offset of the first message
     end: int  # the position after the round
     has_messages: bool = False
-    slow: frozenset[str] = frozenset()  # subscriptions whose queues have not taken all copies
+    slow: Slow = _NONE_SLOW
     is_last: bool = True  # no messages are left
 
 
@@ -76,13 +83,17 @@ class Copier:
         setup: FanOutSetup,
         *,
         reader: str,  # name of the bookmark
-        append_seconds_max: float | None = None,  # None: as long as a call may take
+        # A queue is late if no queue takes a copy for this time. None: as long as a call may take.
+        append_seconds_max: float | None = None,
     ) -> None:
         self.topic, self.partition, self.reader = topic, partition, reader
         self._setup = setup
         self._append_seconds_max = append_seconds_max
         self.position = 0  # everything below has been copied
-        self.reading_to = 0  # end of the round in progress, or the position
+        self.reading_to = 0  # the position after the round in progress, as far as it is known
+        # Offsets from the position on that the queue has, if it has only one target: a part of its
+        # partitions has taken them. They are not copied again.
+        self.copied: set[int] = set()
         self.targets: dict[str, Target] = {}  # by subscription id
         self._policies: PolicyIndex[str] = PolicyIndex()
         self._next_copy = 0  # partition of a standard queue to which the next round goes
@@ -120,6 +131,9 @@ class Copier:
             about = {"topic": topic.name, "partition": partition, "count": lost}
             log_.error("retention removed messages before they were copied", extra=about)
             self.position = self.reading_to = ends.start_offset
+            # In the log, so that the next leader does not count them again.
+            move = MoveBookmark(topic, partition, self.reader, ends.start_offset)
+            await setup.broker.call(move)
         if begin < first:
             begin = min(first, end)  # no subscription wants the messages before
         self.reading_to = max(begin, self.position)
@@ -132,15 +146,16 @@ class Copier:
             fetched = await setup.sealer.opened_fetch(topic, partition, fetched)
         records, position = self._records(fetched, begin, min(end, fetched.next_offset))
         self.reading_to = position
-        slow = set[str]()
+        slow: Slow = {}
         if records:
             began_s = self._loop.time()
             slow = await self._copy(records)
             setup.metrics.fan_outs.observe(self._loop.time() - began_s)
-        return Round(begin, position, bool(records), frozenset(slow), position >= end)
+        return Round(begin, position, bool(records), slow, position >= end)
 
     def advance(self, done: Round) -> None:
         self.position = self.reading_to = done.end
+        self.copied.clear()
 
     async def store(self, done: Round) -> None:
         """Move the bookmark to the end of a round."""
@@ -160,13 +175,15 @@ class Copier:
                 return records, record.offset + 1
         return records, end
 
-    async def _copy(self, records: Sequence[Record]) -> set[str]:
-        """Copy records, and return the subscriptions whose queues have not taken all copies."""
-        plan, slices, slow = Plan(), Slices(self._setup.turns), set[str]()
+    async def _copy(self, records: Sequence[Record]) -> Slow:
+        plan, slices = Plan(), Slices(self._setup.turns)
+        slow: Slow = {}
         signer = None
         if not self.topic.is_fifo and not all(one.is_raw for one in self.targets.values()):
             signer = await self._setup.signer_of(self.topic)
         for record in records:
+            if record.offset in self.copied:
+                continue
             source = Published(record, self.topic, self.partition, signer)
             for key in await in_slices(self._policies.match_in_steps(source.prepared)):
                 target = self.targets.get(key)  # the subscription may have ended meanwhile
@@ -176,16 +193,21 @@ class Copier:
                 if refusal is not None:
                     self._give_up(plan, source, target, refusal)
                 if plan.is_full:
-                    slow |= await self._append_all(plan)
+                    await self._append_all(plan, slow)
                     plan = Plan()
                 if slices.is_over:
                     await slices.next()
-        slow |= await self._append_all(plan)
+        await self._append_all(plan, slow)
         self._log_refusals()
         return slow
 
     def _plan_copy(
-        self, plan: Plan, arn: str, source: Published, target: Target, *, is_dead: bool = False
+        self,
+        plan: Plan,
+        arn: str,
+        source: Published,
+        target: Target,
+        refusal: Refusal | None = None,  # why the copy goes to the dead-letter queue
     ) -> Refusal | None:
         setup = self._setup
         queue = setup.catalog.find_arn(arn)
@@ -193,10 +215,12 @@ class Copier:
             return Refusal.MISSING
         if not setup.may_send(self.topic, queue):
             return Refusal.DENIED
-        made = copy_of(source, target, queue, message_id=setup.entropy(16), is_dead=is_dead)
+        made = copy_of(
+            source, target, queue, message_id=setup.entropy(16), is_dead=refusal is not None
+        )
         if isinstance(made, Refusal):
             return made
-        plan.add(queue, self._partition_of(queue, made), Copy(made, source, target, is_dead))
+        plan.add(queue, self._partition_of(queue, made), Copy(made, source, target, refusal))
         return None
 
     def _give_up(self, plan: Plan, source: Published, target: Target, refusal: Refusal) -> None:
@@ -204,8 +228,31 @@ class Copier:
         arn = target.dead_letter_arn
         self._setup.metrics.refused[refusal] += 1
         self._refusals[refusal] += 1
-        if arn is None or self._plan_copy(plan, arn, source, target, is_dead=True) is not None:
-            self._count(Outcome.DROPPED)
+        if arn is None or self._plan_copy(plan, arn, source, target, refusal) is not None:
+            self._lose(source, target, refusal)
+
+    def _lose(self, source: Published, target: Target, refusal: Refusal) -> None:
+        self._note(Outcome.DROPPED, source, target, refusal)
+        self._count(Outcome.DROPPED)
+
+    def _note(self, outcome: Outcome, source: Published, target: Target, reason: Refusal) -> None:
+        """Add the row of a message that cannot be delivered. Other copies have no rows."""
+        one, record = target.subscription, source.record
+        self._setup.note(
+            DeliveryRow(
+                at_ms=self._setup.clock.wall_ms(),
+                tenant=one.account,
+                region=one.region,
+                subscription=one.id,
+                topic=self.topic.name,
+                partition=self.partition,
+                offset=record.offset,
+                message_id=uuid_text(record.message.message_id),
+                attempt=1,
+                outcome=outcome,
+                reason=reason,
+            )
+        )
 
     def _count(self, outcome: Outcome, count: int = 1, bytes_out: int = 0) -> None:
         if count:
@@ -223,39 +270,44 @@ class Copier:
             self._refusals.clear()
             self._logged_at_ms = now_ms
 
-    async def _append_all(self, plan: Plan) -> set[str]:
-        """Append copies, and return the subscriptions whose queues have not taken them."""
-        slow, copies, queues = set[str](), plan.copies, plan.queues
-        while copies:  # once, and once more for dead letters
+    async def _append_all(self, plan: Plan, slow: Slow) -> None:
+        """Append copies, and add the subscriptions whose queues have not taken them to ``slow``."""
+        copies, queues = plan.copies, plan.queues
+        appended: list[list[Copy]] = []
+        while copies:  # once, and again for dead letters and after late queues
             delivered = dead = bytes_out = 0
             refused: list[tuple[Copy, Refusal]] = []
             for at, error in (await self._append_places(plan)).items():
                 done = copies.pop(at)
                 if error is None:
+                    appended.append(done)
                     for copy in done:
-                        if copy.is_dead:
+                        if copy.refusal is not None:
                             dead += 1
+                            self._note(Outcome.DEAD, copy.source, copy.target, copy.refusal)
                         else:
                             delivered += 1
                             bytes_out += message_bytes(copy.message.body, copy.message.attributes)
-                elif isinstance(error, TopicNotFound | InvalidRequest):
+                elif _is_final(error):
                     is_missing = isinstance(error, TopicNotFound)
                     reason = Refusal.MISSING if is_missing else Refusal.INVALID
                     refused += ((copy, reason) for copy in done)
                 else:
                     self._count(Outcome.RETRY, len(done))
-                    slow |= {copy.target.subscription.id for copy in done}
+                    slow.update((copy.target.subscription.id, set()) for copy in done)
                     about = {"topic": self.topic.name, "queue": queues[at[0]].name}
                     why = str(error) or f"no reply within {self._append_seconds_max} s"
                     log_.warning("copy rejected by a queue", extra={**about, "reason": why})
             self._count(Outcome.DELIVERED, delivered, bytes_out)
             self._count(Outcome.DEAD, dead)
             for copy, reason in refused:
-                if copy.is_dead:
-                    self._count(Outcome.DROPPED)
+                if copy.refusal is not None:
+                    self._lose(copy.source, copy.target, copy.refusal)
                 else:
                     self._give_up(plan, copy.source, copy.target, reason)
-        return slow
+        for copy in (copy for done in appended for copy in done) if slow else ():
+            if copy.target.subscription.id in slow:
+                slow[copy.target.subscription.id].add(copy.source.record.offset)
 
     def _partition_of(self, queue: Topic, message: Message) -> int:
         if queue.is_fifo and message.group is not None:
@@ -264,22 +316,34 @@ class Copier:
         return self._next_copy % queue.partition_count
 
     async def _append_places(self, plan: Plan) -> dict[Place, Exception | None]:
-        """Append the copies of all places, and return the errors."""
+        """Append copies, and return the errors by place. Places without a result were not tried,
+        because those before them were late."""
         results: dict[Place, Exception | None] = {}
-        waiting = iter(plan.copies.items())
+        waiting, late, taken = iter(plan.copies.items()), TimeoutError(), 0
 
         async def append_next() -> None:
+            nonlocal taken
             for at, copies in waiting:
+                results[at] = late  # if the task is cancelled
                 try:
                     await self._append(plan.queues[at[0]], at[1], copies)
                     results[at] = None
-                except (PenstockError, TimeoutError) as error:
+                except PenstockError as error:
                     results[at] = error
+                taken += 1
 
         # Each of these tasks takes the next place. A semaphore would be slow: it looks at all
-        # tasks that wait for it each time.
-        count = min(APPENDS_MAX, len(plan.copies))
-        await asyncio.gather(*(append_next() for _ in range(count)))
+        # tasks that wait for it each time. So would a timeout for each append, and on a busy node
+        # it would find all queues late. Late are queues that wait while none takes anything.
+        async with asyncio.TaskGroup() as group:
+            count = min(APPENDS_MAX, len(plan.copies))
+            tasks = {group.create_task(append_next()) for _ in range(count)}
+            while tasks:
+                before = taken
+                _, tasks = await asyncio.wait(tasks, timeout=self._append_seconds_max)
+                if taken == before:
+                    for task in tasks:
+                        task.cancel()
         return results
 
     async def _append(self, queue: Topic, partition: int, copies: Sequence[Copy]) -> None:
@@ -287,5 +351,12 @@ class Copier:
         messages = [copy.message for copy in copies]
         if sealer is not None and sealer.is_on(queue):
             messages = [sealer.sealed(queue, m) or await sealer.seal(queue, m) for m in messages]
-        async with asyncio.timeout(self._append_seconds_max):
-            await self._setup.anywhere.call(Append(queue, partition, tuple(messages)))
+        await self._setup.anywhere.call(Append(queue, partition, tuple(messages)))
+
+
+def _is_final(error: Exception) -> bool:
+    """Return whether a queue will never take a copy. A quota is no such reason: the owner of the
+    queue deletes messages, or gets a larger quota."""
+    if isinstance(error, QuotaExceeded):
+        return False
+    return isinstance(error, TopicNotFound | InvalidRequest)

@@ -1,6 +1,6 @@
 """Copies messages that cannot be delivered to dead-letter queues."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +26,8 @@ class DeadLetters:
     entropy: Callable[[int], bytes]
     sealer: Sealer | None
     may_send: Callable[[Topic, Topic], bool]  # whether the topic may send to the queue
+    # Waits while a backup begins, so that it contains the original or its copy.
+    crossing: Callable[[], Awaitable[None]]
 
     async def append(
         self,
@@ -36,8 +38,9 @@ class DeadLetters:
         body: bytes,
         attributes: dict[str, Attribute],
     ) -> None:
-        """Append a message to the queue ``name``, a name or an ARN. ``stored`` is the message in
-        the topic. Raises TopicNotFound if the queue is missing or does not accept the message."""
+        """Append a message to the queue ``name``, a name or an ARN; then the caller acks the
+        original. ``stored`` is the message in the topic. Raises TopicNotFound if the queue is
+        missing or does not accept the message."""
         queue = self.catalog.find_arn(name)
         if queue is None:
             queue = self.catalog.find(one.account, one.region, name)
@@ -66,6 +69,7 @@ class DeadLetters:
         if self.sealer is not None and self.sealer.is_on(queue):
             dead = await self.sealer.seal(queue, dead)
         await self.broker.call(Append(queue, partition, (dead,)))
+        await self.crossing()
 
 
 def error_attributes(

@@ -57,7 +57,7 @@ class Make(Protocol):
     ) -> DeliveryRequest: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     kind: Kind
     make: Make

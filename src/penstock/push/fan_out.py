@@ -6,6 +6,9 @@ bookmark. So a message to a thousand queues costs a thousand appends and one eve
 gets the messages in the order of the partition. If the leader dies within a round, the next leader
 repeats the round: a queue can get its messages twice, but none is lost.
 
+A new subscription joins the next round. Subscribe calls the leaders (``LearnSubscription``) before
+it replies, so no round misses a message that is published after the reply.
+
 A queue that does not take its copies in time continues apart, with a bookmark of its own, until it
 has caught up. A paused subscription stays apart until it is resumed.
 
@@ -18,7 +21,7 @@ from heapq import heappop, heappush
 from typing import Any, Final
 
 from penstock.flow.backoff import queue_delay_ms
-from penstock.model.calls import ListBookmarks, MoveBookmark
+from penstock.model.calls import Ends, ListBookmarks, MoveBookmark
 from penstock.model.errors import PenstockError
 from penstock.model.subscription import Subscription, SubscriptionState
 from penstock.model.topic import Topic
@@ -158,13 +161,17 @@ class FanOut:
     async def _start(self) -> Callable[[], None]:
         setup, topic, partition = self._setup, self.topic, self.partition
         known = dict(await setup.broker.call(ListBookmarks(topic, partition)))
-        self._common.position = self._common.reading_to = known.get(READER, 0)
+        position = known.get(READER)
+        if position is None:
+            # There was none, or retention has deleted it together with the messages before it.
+            position = (await setup.broker.call(Ends(topic, partition))).start_offset
+        self._common.position = self._common.reading_to = position
         remove = setup.broker.on_advance(topic, partition, self._advanced)
         self._is_started = True
         for one in setup.subscriptions.of_topic(topic.topic_id):
-            position = known.pop(_reader(one.id), None)
-            if position is not None and _is_copied(one):
-                self._set_apart(self._target(one), position).is_stored = True
+            own = known.pop(_reader(one.id), None)
+            if own is not None and _is_copied(one):
+                self._set_apart(self._target(one), own).is_stored = True
             elif _is_copied(one):
                 self._put(one)
         # Of subscriptions that were deleted. In a task, so that a failure does not repeat the rest.
@@ -181,10 +188,10 @@ class FanOut:
         done = self._copied
         if done is None:
             done = self._copied = await self._common.copy_next()
-            for subscription_id in done.slow:
+            for subscription_id, copied in done.slow.items():
                 target = self._common.remove(subscription_id)
                 if target is not None:
-                    self._set_apart(target, done.begin)
+                    self._set_apart(target, done.begin).copier.copied = copied
         for apart in tuple(self._apart.values()):
             await self._store(apart)  # before the common bookmark passes its messages
         self._common.advance(done)
@@ -242,6 +249,7 @@ class FanOut:
                 done: Round | None = await apart.copier.copy_next()
                 assert done is not None
                 if done.slow:
+                    apart.copier.copied |= done.slow[subscription_id]
                     done = None
                 else:
                     attempt = 0

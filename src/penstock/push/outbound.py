@@ -2,6 +2,7 @@
 confirms or tests a subscription, is resolved, judged and sent here."""
 
 import asyncio
+import logging
 from functools import partial
 from typing import Final
 
@@ -20,9 +21,13 @@ from penstock.push.address_guard import AddressGuard, parse_rules
 from penstock.push.resolver import LOOKUP_SECONDS_MAX, Lookup, Resolver, system_lookup
 from penstock.wire.webhooks.endpoint_url import EndpointUrl, UrlInvalid, parse_endpoint_url
 
+_PLAIN: Final = "http is not allowed, only https"
 _NO_IDENTITY: Final = TlsIdentity()
 # The operator chooses the proxy and the gateways, so they may be anywhere.
 _ANYWHERE: Final = AddressGuard(allow=parse_rules(("0.0.0.0/0", "::/0")), ports=((1, 65_535),))
+
+
+log_ = logging.getLogger(__name__)
 
 
 def operator_resolver(*, lookup: Lookup = system_lookup) -> Resolver:
@@ -30,10 +35,10 @@ def operator_resolver(*, lookup: Lookup = system_lookup) -> Resolver:
     return Resolver(_ANYWHERE, lookup=lookup)
 
 
-# What a failed request means for its message.
+# What a failed request means for its message, if the operator has chosen the URL.
 FAILURES: Final = {
     FailureReason.DNS: Failure.NOT_RESOLVED,
-    FailureReason.REFUSED_ADDRESS: Failure.NOT_ALLOWED,
+    FailureReason.REFUSED_ADDRESS: Failure.UNUSABLE,
     FailureReason.CONNECT: Failure.NOT_CONNECTED,
     FailureReason.TLS: Failure.TLS,
     FailureReason.TIMEOUT: Failure.TIMEOUT,
@@ -41,6 +46,8 @@ FAILURES: Final = {
     FailureReason.RESET: Failure.CONNECTION_LOST,
     FailureReason.HEAD_TOO_LARGE: Failure.BAD_REPLY,
 }
+# The same, if a tenant has chosen the URL.
+TENANT_FAILURES: Final = {**FAILURES, FailureReason.DNS: Failure.UNUSABLE}
 
 
 def make_proxy(text: str, *, lookup: Lookup = system_lookup) -> Proxy:
@@ -68,6 +75,21 @@ class Outbound:
         self._allows_plain = allows_plain
         self._loop = asyncio.get_running_loop()
 
+    def is_usable(self, url: EndpointUrl, *, tenant: str) -> bool:
+        """Return False, and log the reason, if a URL is refused whatever its name leads to. Names
+        are judged when they are called: here, a refusal would tell the tenant that a name is one of
+        this cluster, or is in ``push.deny``."""
+        guard, host, port = self._resolver.guard, url.host, url.port
+        if not url.is_tls and not self._allows_plain:
+            reason: str | None = _PLAIN
+        elif url.is_address:
+            reason = guard.refusal(host, port, (host,))
+        else:
+            reason = guard.port_refusal(port)
+        if reason is not None:
+            log_.warning("endpoint refused", extra={"tenant": tenant, "reason": reason})
+        return reason is None
+
     async def send(
         self,
         url: EndpointUrl,
@@ -83,7 +105,7 @@ class Outbound:
         """Send a request and return the reply. One timeout covers all, including the lookup of the
         name. Raises RequestFailed, or RequestInvalid for a header that must not be sent."""
         if not url.is_tls and not self._allows_plain:
-            raise RequestFailed(FailureReason.REFUSED_ADDRESS, "http is not allowed, only https")
+            raise RequestFailed(FailureReason.REFUSED_ADDRESS, _PLAIN)
         ends_at = self._loop.time() + timeout_s
         addresses = await self._resolver.find(url, tenant=tenant, timeout_s=timeout_s)
         tls = None

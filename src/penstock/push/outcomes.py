@@ -13,7 +13,7 @@ import msgspec
 from penstock.flow.backoff import retry_after_ms
 from penstock.flow.verdicts import Action, Failure, Health, Verdict, judge
 from penstock.model.errors import InvalidRequest, PenstockError, TopicNotFound
-from penstock.model.message import Delivery
+from penstock.model.message import AckReason, Delivery
 from penstock.model.names import uuid_text
 from penstock.model.ports import PushReply, PushStatus
 from penstock.model.subscription import Subscription
@@ -38,6 +38,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     message: Published
     delivery: Delivery | None = None  # None: sent on request, without a lease
     source: Source | None = None
+    leased_until_ms: int = 0  # of the monotonic clock
     reply: asyncio.Future[PushReply] | None = None
     is_test: bool = False
 
@@ -47,6 +48,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
     body: bytes = b""
     retry_after: str | None = None
+    detail: str = ""  # of a failure, for operators: it can contain addresses
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -65,6 +67,7 @@ class Outcomes:
         self.one, self.topic, self.plan = one, topic, plan
         self.status = PushStatus()
         self._setup, self._spawn = setup, spawn
+        self._logged = ""  # why the endpoint cannot be used
 
     def judge(self, items: Sequence[Item], request: Request, reply: Reply) -> Health:
         """Decide what becomes of each message, and return what the reply says of the endpoint."""
@@ -104,14 +107,19 @@ class Outcomes:
         change = msgspec.structs.replace
         if health is Health.GOOD:
             self.status = change(self.status, failing_since_ms=0, delivered_at_ms=now_ms)
+            self._logged = ""
             return
+        if reply.result is Failure.UNUSABLE and reply.detail != self._logged:
+            self._logged = reply.detail  # the reason is logged once, until it changes
+            about = {"subscription": self.one.id, "tenant": self.one.account}
+            log_.warning("endpoint refused", extra={**about, "reason": reply.detail})
         since_ms = self.status.failing_since_ms or now_ms
         reason = reply.reason[:REASON_CHARS_MAX]
         self.status = change(
             self.status, failing_since_ms=since_ms, failed_at_ms=now_ms, reason=reason
         )
         pause_ms = self.plan.auto_pause_ms
-        if pause_ms and now_ms - since_ms >= pause_ms and not self.one.paused is not None:
+        if pause_ms and now_ms - since_ms >= pause_ms and self.one.paused is None:
             self._spawn(self._pause("failing"), "pause")
 
     async def _pause(self, why: str) -> None:
@@ -122,36 +130,38 @@ class Outcomes:
             await self._setup.subscriptions.change(self.one.id, paused)
             log_.warning("subscription paused", extra={"subscription": self.one.id, "reason": why})
         except PenstockError as error:
-            self._log(logging.WARNING, "pausing a subscription failed", error)
+            self.log(logging.WARNING, "pausing a subscription failed", error)
 
     def settle(self, item: Item, verdict: Verdict, reply: Reply, request: Request) -> None:
         source, delivery, action = item.source, item.delivery, verdict.action
         is_final = self.plan.is_at_most_once or delivery is None  # there is no other attempt
         outcome, next_ms = facts.DELIVERED, 0
         if action is Action.RETRY and not is_final:
-            is_refused = reply.result is Failure.NOT_ALLOWED
+            is_refused = reply.result is Failure.UNUSABLE
             outcome = facts.REFUSED if is_refused else facts.RETRY
             next_ms = request.ended_at_ms + verdict.delay_ms
         elif action is not Action.DELIVERED:
-            outcome = facts.DROPPED if is_final or not self.plan.dead_letter else facts.DEAD
-        self._setup.note(self._row(item, outcome, reply, request, next_ms))
-        self._count(outcome, request)
+            outcome = facts.DROPPED
         if action is Action.PAUSE:
             self._spawn(self._pause("gone"), "pause")
         if source is None or delivery is None or self.plan.is_at_most_once:
-            return
-        if action is Action.DELIVERED:
-            source.ack(delivery)
-        elif action is Action.RETRY:
-            source.extend(delivery, verdict.delay_ms)
-        else:
+            self._note(item, outcome, reply, request, next_ms)
+        elif outcome == facts.DROPPED:
             self._spawn(self._give_up(source, item, delivery, reply, request), "give up")
+        else:
+            self._note(item, outcome, reply, request, next_ms)
+            if action is Action.DELIVERED:
+                source.ack(delivery)
+            else:
+                source.extend(delivery, verdict.delay_ms)
 
-    def _count(self, outcome: str, request: Request) -> None:
+    def _note(
+        self, item: Item, outcome: str, reply: Reply, request: Request, next_ms: int = 0
+    ) -> None:
+        """Add the row of an attempt, and count it."""
+        self._setup.note(self._row(item, outcome, reply, request, next_ms))
         setup, protocol = self._setup, self.one.protocol
-        if outcome == facts.REFUSED:
-            setup.metrics.refused["address"] += 1
-            outcome = facts.RETRY
+        outcome = facts.RETRY if outcome == facts.REFUSED else outcome
         setup.metrics.attempt(protocol, Outcome(outcome))
         durations = setup.metrics.durations.get(self.plan.destination[0])
         if durations is not None and request.made is not None:
@@ -162,7 +172,8 @@ class Outcomes:
     def _row(
         self, item: Item, outcome: str, reply: Reply, request: Request, next_ms: int
     ) -> facts.DeliveryRow:
-        one, record, delivery = self.one, item.message.record, item.delivery
+        one, record = self.one, item.message.record
+        delivery, source = item.delivery, item.source
         return facts.DeliveryRow(
             at_ms=request.ended_at_ms,
             tenant=one.account,
@@ -179,8 +190,9 @@ class Outcomes:
             bytes=request.size,
             reason=reply.reason[:REASON_CHARS_MAX],
             next_ms=next_ms,
-            is_replay=item.source is not None and item.source.replay is not None,
+            is_replay=not item.is_test and (source is None or source.replay is not None),
             is_test=item.is_test,
+            share=source.topic.topic_id if source is not None and source.topic.is_share else "",
         )
 
     async def _give_up(
@@ -191,7 +203,8 @@ class Outcomes:
         reply: Reply,
         request: Request,
     ) -> None:
-        """Append a message to the dead-letter queue, if there is one, and ack it."""
+        """Append a message to the dead-letter queue, if there is one, and ack it. The reason of the
+        ack says what became of the message even if its row is lost."""
         one, message, name = self.one, item.message, self.plan.dead_letter
         body, attributes = message.body, dict(message.attributes)
         if one.webhook:
@@ -200,21 +213,26 @@ class Outcomes:
             )
         elif request.made is not None and request.made.body != body:
             body, attributes = request.made.body, {}  # SNS keeps the form of the delivery
+        outcome, why = facts.DROPPED, AckReason.DROPPED
         try:
             if name:
                 stored = message.record.message
                 await self._setup.dead_letters.append(
                     one, self.topic, name, stored, body, attributes
                 )
+                outcome, why = facts.DEAD, AckReason.DEAD
         except (TopicNotFound, InvalidRequest) as error:
-            self._log(logging.WARNING, "a message is lost: it has no dead-letter queue", error)
+            self.log(logging.WARNING, "a message is lost: it has no dead-letter queue", error)
         except PenstockError as error:
-            self._log(logging.WARNING, "the dead-letter queue rejected a message", error)
+            self.log(logging.WARNING, "the dead-letter queue rejected a message", error)
+            next_ms = self._setup.clock.wall_ms() + DEAD_LETTER_RETRY_MS
+            self._note(item, facts.RETRY, reply, request, next_ms)
             source.extend(delivery, DEAD_LETTER_RETRY_MS)
             return
-        source.ack(delivery)
+        self._note(item, outcome, reply, request)
+        source.ack(delivery, why)
 
-    def _log(self, level: int, event: str, error: Exception) -> None:
+    def log(self, level: int, event: str, error: Exception) -> None:
         log_.log(level, event, extra={"subscription": self.one.id, "reason": str(error)})
 
 

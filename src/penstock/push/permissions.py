@@ -40,8 +40,8 @@ class Permissions:
         self._free = asyncio.Semaphore(ASKED_AT_ONCE)
 
     def permitted(self, one: Subscription, plan: Plan) -> Plan | None:
-        """Return the plan with the rate that the endpoint allows. None: it is asked first; nobody
-        asks for a paused subscription."""
+        """Return the plan with the rate that the endpoint allows. None: it is asked first, unless
+        the subscription is paused."""
         if not plan.handshake:
             self.forget(one.id)
             return plan

@@ -24,6 +24,7 @@ from penstock.model.subscription import (
     Subscription,
     SubscriptionState,
     home_partition,
+    owner_of_share,
     share_group,
 )
 from penstock.model.topic import Topic
@@ -209,19 +210,20 @@ class Pushers:
             if source is None or (source.topic_id, 0) not in self._led:
                 continue
             group = topic.name.removeprefix(f"{source.name}:")
-            if not group.startswith(SHARE_PREFIX) or self._is_used(group):
+            owner = owner_of_share(group)
+            if owner is None or await self._is_used(owner, group):
                 continue
             found.add(topic.topic_id)
             if topic.topic_id in self._unused:
                 await self._setup.broker.call(CloseShare(source, group))
         self._unused = found
 
-    def _is_used(self, group: str) -> bool:
+    async def _is_used(self, owner: str, group: str) -> bool:
         """Return whether a subscription or replay has this share."""
-        name, _, replay = group.removeprefix(SHARE_PREFIX).partition(".")
-        one = self._setup.subscriptions.find(name)
+        one = await self._setup.subscriptions.learn(owner)
         if one is None:
             return False
+        _, _, replay = group.partition(".")
         return not replay or any(
             each.is_open and str(each.number) == replay for each in one.replays
         )
@@ -245,6 +247,18 @@ class Pushers:
         if known is None or known[0] is not one:
             known = self._filters[key] = (one, wants_of(one, source, partition, bool(replay)))
         return known[1]
+
+    def lost(self, share: Topic, partition: int, count: int) -> None:
+        """Tell that messages were deleted before they were delivered. Called on the node that leads
+        the partition, once for each message."""
+        source, is_pushed, name = share.name.partition(f":{SHARE_PREFIX}")
+        if is_pushed:
+            self._setup.metrics.lost += count
+            about = {"topic": source, "partition": partition, "count": count}
+            log_.error(
+                "retention removed messages before they were pushed",
+                extra={**about, "subscription": name.partition(".")[0]},
+            )
 
     # ── Slots ────────────────────────────────────────────────────────────────────────────────
 

@@ -2,37 +2,38 @@
 
 The position of a subscription is a share of its topic: a lease cursor in the log (a webhook that
 consumes a queue uses the queue's own). A message is leased when its request has a slot, and not
-before, so a slow endpoint keeps its messages in the log and not in memory. A delivered message is
-acked. One that has to be sent again keeps its lease until then: time and number of the attempt are
-in the log and outlast this node. A message that cannot be delivered goes to the dead-letter queue.
+before, so a slow endpoint keeps its messages in the log and not in memory; only a batch that waits
+for more messages has leases without a slot. A delivered message is acked. One that is sent again
+keeps its lease until then, so a new home knows when and how often.
 
 A replay is a second share, of a range of the log. Its messages are sent when no new ones are
 waiting, in at most half of the slots."""
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
 from penstock.flow.slots import Slot
 from penstock.flow.slots import Subscription as Lane
 from penstock.flow.verdicts import Action, Failure, Health
-from penstock.model.calls import CloseShare, ShareLag
 from penstock.model.errors import PenstockError
+from penstock.model.message import AckReason
 from penstock.model.ports import PushReply, PushStatus
 from penstock.model.quotas import NO_LIMIT
-from penstock.model.subscription import Replay, ReplayState, Subscription, share_group
+from penstock.model.subscription import Replay, Subscription
 from penstock.model.topic import Topic
 from penstock.net.http.client_messages import FailureReason, RequestFailed, RequestInvalid
+from penstock.push.batches import Batches
 from penstock.push.delivery_plan import Plan
-from penstock.push.outbound import FAILURES
+from penstock.push.outbound import TENANT_FAILURES
 from penstock.push.outcomes import Item, Outcomes, Reply, Request
 from penstock.push.published import Published
 from penstock.push.push_setup import PushSetup
-from penstock.push.sources import Source, open_share
+from penstock.push.sources import Source, end_replay, open_share
+from penstock.push.tasks import Tasks
 from penstock.wire.aws.sns.filter_match import matches
 from penstock.wire.webhooks.cloudevents import HeadersTooLong
 from penstock.wire.webhooks.delivery_requests import DeliveryRequest
@@ -44,8 +45,6 @@ COUNTED_AT_ONCE: Final = 100  # messages whose attempts are counted while the br
 OPEN_RETRY_SECONDS: Final = 1.0  # between attempts to open a share
 RELEASE_SECONDS: Final = 1.0  # to write results at the end
 LEASE_RETRY_SECONDS: Final = 0.5  # after a lease that failed
-
-log_ = logging.getLogger(__name__)
 
 
 class Pusher:
@@ -59,7 +58,10 @@ class Pusher:
         kick: Callable[[], None],  # called when slots may be wanted or free
         starts_at_ms: int,  # no request before this time of the monotonic clock
     ) -> None:
-        self.outcomes = Outcomes(one, topic, plan, setup, self._spawn)
+        self._tasks = tasks = Tasks(one.id)
+        self._spawn, self._later = tasks.spawn, tasks.later
+        self.outcomes = Outcomes(one, topic, plan, setup, tasks.spawn)
+        self._log = self.outcomes.log
         self._setup, self._kick, self._starts_at_ms = setup, kick, starts_at_ms
         self.lane: Lane = setup.slots.add(
             one.account,
@@ -70,13 +72,12 @@ class Pusher:
         )
         self._sources: list[Source] = []  # the live one first
         self._granted: list[Slot] = []
-        self._leased: deque[list[Item]] = deque()  # requests that have leases but no slot
-        self._singles: deque[Item] = deque()
+        self._leased: list[list[Item]] = []  # requests that have leases but no slot
+        self._batches = Batches()
+        self._singles: list[Item] = []
         self._appetite = 1  # slots to ask for while there are messages
         self._is_filling = self._is_counting = self._is_opening = self._is_closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
-        self._loop = asyncio.get_running_loop()
+        self._wait: asyncio.Task[None] | None = None  # for a batch of a group
         self._open()
 
     @property
@@ -117,6 +118,8 @@ class Pusher:
             request_bytes=plan.request_bytes,
             now_ms=self._setup.clock.mono_ms(),
         )
+        if self.is_paused:
+            self._release_leased()
         self._open()
         self._want()
 
@@ -158,20 +161,34 @@ class Pusher:
                 self.one, self.topic, replay, setup.broker, is_ordered=self.plan.is_ordered
             )
         source = Source(share, replay, setup.broker, setup.clock, self._spawn, self._want)
+
+        def on_news() -> None:
+            self._available(source)
+            self._want()
+
         try:
-            await source.listen(self._available)
+            await source.listen(on_news)
             delay_ms = self._starts_at_ms - setup.clock.mono_ms()
             await asyncio.sleep(max(0, delay_ms) / 1_000)
         except BaseException:
             source.close()
             raise
         self._sources.append(source)
+        self._available(source)
 
-    def _available(self) -> None:
-        """Ask for slots, because there are messages. A batch may wait for more of them."""
-        if self.plan.batch_wait_ms and not self._is_filling:
-            self._later(self.plan.batch_wait_ms / 1_000, self._want)
-        else:
+    def _available(self, source: Source) -> None:
+        """Let messages of a source be leased. The next messages of a group cannot be leased
+        before the first are acked, so a batch of a group waits in the log until it is full."""
+        plan = self.plan
+        if not (plan.batch_wait_ms and plan.is_ordered and source.replay is None):
+            source.has_news = True
+        elif self._wait is None or self._wait.done():
+            self._wait = self._spawn(self._wait_for_batch(source), "wait for a batch of")
+
+    async def _wait_for_batch(self, source: Source) -> None:
+        plan = self.plan
+        if await source.fill(plan.batch_max, seconds_max=plan.batch_wait_ms / 1_000):
+            source.has_news = True
             self._want()
 
     def _is_ready(self, source: Source) -> bool:
@@ -182,7 +199,7 @@ class Pusher:
 
     def _want(self) -> None:
         """Ask for as many slots as there may be requests to send."""
-        if self._is_closed:
+        if self._is_closed or not self._sources:  # the last home may still send requests
             return
         count = len(self._singles) + len(self._leased)
         if any(source.retry_count >= RETRIES_MAX for source in self._sources):
@@ -237,27 +254,36 @@ class Pusher:
 
     async def _take(self, requests: list[list[Item]], count: int) -> None:
         """Add up to ``count`` requests to the list; more if a lease returned more groups."""
-        while self._singles and len(requests) < count:
-            requests.append([self._singles.popleft()])
+        requests += [[item] for item in self._singles[:count]]
+        del self._singles[:count]
+        ends_ms = self._setup.clock.mono_ms() + self.plan.timeout_ms
         while self._leased and len(requests) < count:
-            requests.append(self._leased.popleft())
+            items = self._leased.pop(0)
+            if items[0].leased_until_ms >= ends_ms:
+                requests.append(items)
+            else:  # another lease would begin before the request ends
+                self._release(items)
         for source in tuple(self._sources):
             room = count - len(requests)
             if source.replay is not None:
                 room = min(room, max(1, self.lane.limit // 2) - source.in_flight)
             if room > 0 and self._is_ready(source):
-                requests += self._split(source, await self._lease(source, room))
+                waiting = self._batches.waiting if source.replay is None else ()
+                wanted = max(1, room * self.plan.batch_max - len(waiting))
+                requests += self._split(source, await self._lease(source, wanted))
 
-    async def _lease(self, source: Source, requests: int) -> Sequence[Item]:
+    async def _lease(self, source: Source, count: int) -> Sequence[Item]:
         """Lease messages, and return those that the subscription wants in the form it wants."""
         plan, setup, topic = self.plan, self._setup, self.topic
         group_max = 1 if plan.is_ordered and plan.batch_max == 1 else 0
-        lease_ms = plan.timeout_ms + LEASE_MARGIN_MS
-        found = await source.lease(requests * plan.batch_max, lease_ms, group_max=group_max)
+        lease_ms = plan.batch_wait_ms + plan.timeout_ms + LEASE_MARGIN_MS
+        until_ms = setup.clock.mono_ms() + lease_ms
+        found = await source.lease(count, lease_ms, group_max=group_max)
         if not found:
             if source.replay is not None:
-                self._spawn(self._end_replay(source, source.replay), "end a replay of")
+                self._spawn(self._end_replay(source), "end a replay of")
             return ()
+        self._available(source)  # there may be more
         if setup.opener is not None:
             found = await setup.opener.opened(topic, found)
         signer = await setup.signer_of(topic) if plan.is_signed else None
@@ -277,25 +303,42 @@ class Pusher:
                 is_replayed=source.replay is not None,
             )
             if policy is None or matches(policy, message.prepared):
-                items.append(Item(message, delivery, source))
+                items.append(Item(message, delivery, source, until_ms))
             else:
-                source.ack(delivery)
+                source.ack(delivery, AckReason.UNWANTED)
         return items
 
     def _split(self, source: Source, items: Sequence[Item]) -> list[list[Item]]:
-        """Divide messages into requests. A batch of an ordered subscription has one group only."""
-        plan, requests = self.plan, list[list[Item]]()
-        last: object = None
-        for item in items:
-            message = item.message
-            group = (message.partition, message.record.message.group) if plan.is_ordered else None
-            if requests and len(requests[-1]) < plan.batch_max and group == last:
-                requests[-1].append(item)
-            else:
-                requests.append([item])
-            last = group
+        plan, batches, before = self.plan, self._batches, self._batches.waiting
+        # No more messages will come to a replay.
+        may_wait = plan.batch_wait_ms > 0 and not plan.is_ordered and source.replay is None
+        requests = batches.split(items, plan, may_wait=may_wait)
         source.in_flight += len(requests)
+        if batches.waiting is not before:
+            self._tasks.not_later(self._end_wait)
+        if batches.waiting:
+            self._later(plan.batch_wait_ms / 1_000, self._end_wait)
         return requests
+
+    def _end_wait(self) -> None:
+        """Send the batch that waits, although it is not full."""
+        self._tasks.not_later(self._end_wait)
+        if items := self._batches.take():
+            self._sources[0].in_flight += 1
+            self._leased.append(items)
+            self._want()
+
+    def _release_leased(self) -> None:
+        self._end_wait()
+        while self._leased:
+            self._release(self._leased.pop(0))
+
+    def _release(self, items: Sequence[Item]) -> None:
+        """Let the messages of a request be leased again."""
+        if (source := items[0].source) is not None:
+            source.in_flight -= 1
+            for delivery in filter(None, (each.delivery for each in items)):
+                source.extend(delivery, 0)
 
     # ── Requests ─────────────────────────────────────────────────────────────────────────────
 
@@ -318,7 +361,7 @@ class Pusher:
             except HeadersTooLong as error:
                 reply = Reply(400, str(error))
             if count < len(items):  # the rest does not fit in a request
-                self._leased.appendleft(items[count:])
+                self._leased.insert(0, items[count:])
                 del items[count:]
                 if source is not None:
                     source.in_flight += 1
@@ -355,9 +398,9 @@ class Pusher:
             )
         except RequestFailed as error:
             if error.reason is FailureReason.REFUSED_ADDRESS:
-                self._log(logging.WARNING, "the address of an endpoint is not allowed", error)
-            failure = FAILURES[error.reason]
-            return Reply(failure, failure.value)
+                self._setup.metrics.refused["address"] += 1
+            failure = TENANT_FAILURES[error.reason]
+            return Reply(failure, failure.value, detail=str(error))
         except RequestInvalid as error:
             return Reply(400, str(error))
         reason = "" if 200 <= reply.status < 300 else f"HTTP status {reply.status}"
@@ -412,27 +455,16 @@ class Pusher:
 
     # ── Replays and single requests ──────────────────────────────────────────────────────────
 
-    async def _end_replay(self, source: Source, replay: Replay) -> None:
-        """End a replay if all messages of its range are finished."""
-        broker, subscriptions = self._setup.broker, self._setup.subscriptions
+    async def _end_replay(self, source: Source) -> None:
+        setup = self._setup
         try:
-            for partition in range(len(replay.until)):
-                if await broker.call(ShareLag(source.topic, partition)):
-                    return
-            done = msgspec.structs.replace(replay, state=ReplayState.COMPLETED)
-
-            def completed(current: Subscription) -> Subscription:
-                replays = tuple(done if each == replay else each for each in current.replays)
-                return msgspec.structs.replace(current, replays=replays)
-
-            await subscriptions.change(self.one.id, completed)
-            await broker.call(CloseShare(self.topic, share_group(self.one, replay.number)))
+            await end_replay(source, self.one, self.topic, setup.broker, setup.subscriptions)
         except PenstockError as error:
             self._lease_failed(error)
 
     async def push_one(self, message: Published, *, is_test: bool, seconds_max: float) -> PushReply:
         """Send one message when there is a slot, and return the reply. It is not tried again."""
-        reply: asyncio.Future[PushReply] = self._loop.create_future()
+        reply: asyncio.Future[PushReply] = asyncio.get_running_loop().create_future()
         item = Item(message, reply=reply, is_test=is_test)
         self._singles.append(item)
         self._want()
@@ -446,55 +478,22 @@ class Pusher:
             if item in self._singles:
                 self._singles.remove(item)
 
-    # ── Tasks ────────────────────────────────────────────────────────────────────────────────
-
-    def _log(self, level: int, event: str, error: Exception) -> None:
-        log_.log(level, event, extra={"subscription": self.one.id, "reason": str(error)})
-
-    def _later(self, seconds: float, work: Callable[[], None]) -> None:
-        """Do something after a time, once even if it is asked for several times."""
-        if work not in self._timers:
-            self._timers[work] = self._loop.call_later(seconds, self._due, work)
-
-    def _due(self, work: Callable[[], None]) -> None:
-        del self._timers[work]
-        work()
-
-    def _spawn(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        task = self._loop.create_task(work, name=f"{what} {self.one.id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log_.error("a task of a subscription failed", exc_info=error)
-
     async def close(self, *, seconds_max: float) -> None:
         """Stop. Requests in progress may go on for ``seconds_max``; then they are cancelled."""
         self._is_closed = True
-        slots, clock = self._setup.slots, self._setup.clock
+        slots, clock, tasks = self._setup.slots, self._setup.clock, self._tasks
         slots.remove(self.lane, now_ms=clock.mono_ms())
-        for timer in self._timers.values():
-            timer.cancel()
+        if self._wait is not None:
+            self._wait.cancel()
         for source in self._sources:
             source.close()
         if seconds_max:
-            await self._finish(seconds_max)
-            for items in self._leased:
-                for item in items:
-                    if item.source is not None and item.delivery is not None:
-                        item.source.extend(item.delivery, 0)
-            await self._finish(RELEASE_SECONDS)
-        self._leased.clear()
-        while self._tasks:
-            for task in tuple(self._tasks):
-                task.cancel()
-            await asyncio.wait(set(self._tasks))
+            await tasks.finish(seconds_max)
+        else:
+            await tasks.cancel()
+        self._release_leased()
+        await tasks.finish(RELEASE_SECONDS)
+        await tasks.cancel()
         for slot in self._granted:
             slots.end(slot, Health.UNKNOWN, now_ms=clock.mono_ms())
         self._kick()
-
-    async def _finish(self, seconds_max: float) -> None:
-        if tasks := set(self._tasks):
-            await asyncio.wait(tasks, timeout=seconds_max)

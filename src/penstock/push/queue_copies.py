@@ -78,7 +78,7 @@ class Copy(NamedTuple):
     message: Message
     source: Published
     target: Target
-    is_dead: bool  # goes to the dead-letter queue
+    refusal: Refusal | None  # why it goes to the dead-letter queue; None: to its own queue
 
 
 Place = tuple[str, int]  # queue id and partition

@@ -70,7 +70,7 @@ class Resolver:
 
     async def find(self, url: EndpointUrl, *, tenant: str, timeout_s: float) -> tuple[str, ...]:
         """Return the addresses that a request to a URL may connect to, the best one first. Raises
-        RequestFailed with reason DNS or REFUSED_ADDRESS."""
+        RequestFailed: DNS or REFUSED_ADDRESS, which hold for every tenant, or TIMEOUT."""
         key = url.host, url.port
         entry = self._entries.get(key)
         if entry is None or entry.guard is not self.guard or entry.until <= self._now():
@@ -113,14 +113,15 @@ class Resolver:
         if running is None:
             own_count = sum(each == tenant for each, _ in self._waiting)
             if len(self._waiting) >= WAITING_MAX or own_count >= WAITING_PER_TENANT_MAX:
-                raise RequestFailed(FailureReason.DNS, "too many lookups are waiting")
+                # Not DNS: that would open the circuit breaker of the destination for all tenants.
+                raise RequestFailed(FailureReason.TIMEOUT, "too many lookups are waiting")
             running = self._start(host, tenant)
         wait_s = min(timeout_s, LOOKUP_SECONDS_MAX)
         await asyncio.wait((running,), timeout=wait_s)
         if not running.done():
             detail = f"no address of {host} in {wait_s:g} s"
             if wait_s < LOOKUP_SECONDS_MAX:  # others may have more time, so this is not kept
-                raise RequestFailed(FailureReason.DNS, detail)
+                raise RequestFailed(FailureReason.TIMEOUT, detail)
             raise _LookupFailed(detail)
         result = running.result()
         if isinstance(result, str):

@@ -6,19 +6,33 @@ cost one event. If the write fails, the leases end by themselves and the message
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from heapq import heappop, heappush
 from typing import Any, Final
 
 import msgspec
 
-from penstock.model.calls import Ack, BrokerCall, BrokerPort, Extend, Lease, OpenShare, ShareStart
+from penstock.model.calls import (
+    Ack,
+    BrokerCall,
+    BrokerPort,
+    CloseShare,
+    Extend,
+    Lease,
+    OpenShare,
+    ShareLag,
+    ShareStart,
+    Stats,
+)
 from penstock.model.errors import PenstockError
-from penstock.model.message import Claim, Delivery
-from penstock.model.ports import EARLIEST, Clock, LeaseRequest
-from penstock.model.subscription import Replay, Subscription, share_group
+from penstock.model.limits import WINDOW_RECORDS_MAX
+from penstock.model.message import AckReason, Claim, Delivery
+from penstock.model.ports import EARLIEST, Clock, LeaseRequest, Subscriptions
+from penstock.model.subscription import Replay, ReplayState, Subscription, share_group
 from penstock.model.topic import Topic
 
 ATTEMPTS_MAX: Final = 1_100  # of a share, above all policies: for a message that ends every node
+COUNT_SECONDS: Final = 0.05  # between counts of messages, which may take 5 ms
 
 log_ = logging.getLogger(__name__)
 
@@ -37,23 +51,24 @@ class Source:
     ) -> None:
         self.topic = topic  # the share or queue
         self.replay = replay
-        self.has_news = True  # a lease may return messages
+        self.has_news = False  # a lease may return messages; set by the owner
         self.in_flight = 0  # requests; counted by the owner
         self._broker, self._clock, self._spawn = broker, clock, spawn
-        self._acks: dict[int, list[Claim]] = {}  # by partition
+        self._acks: dict[tuple[int, AckReason], list[Claim]] = {}  # by partition and reason
         self._extensions: dict[int, list[tuple[Claim, int]]] = {}
         self._retries: list[int] = []  # heap of the ends of extended leases
         self.unwritten = 0  # results that are not in the log yet
         self._on_written = on_written
         self._is_writing = False
         self._removes: list[Callable[[], None]] = []
+        self._changed = asyncio.Event()
 
     async def listen(self, on_news: Callable[[], None]) -> None:
         """Call ``on_news`` when there are messages again after a lease that returned none."""
 
         def available() -> None:
+            self._changed.set()
             if not self.has_news:
-                self.has_news = True
                 on_news()
 
         for partition in range(self.topic.partition_count):
@@ -65,13 +80,27 @@ class Source:
             remove()
         self._removes.clear()
 
+    async def fill(self, count: int, *, seconds_max: float) -> bool:
+        """Wait until ``count`` messages can be leased, at most ``seconds_max``. Returns False at
+        once if there are no messages."""
+        count = min(count, WINDOW_RECORDS_MAX)  # a cursor reads and counts no more
+        with suppress(TimeoutError, PenstockError):
+            async with asyncio.timeout(seconds_max):
+                while True:
+                    self._changed.clear()
+                    stats = await self._broker.call(Stats(self.topic, is_detailed=True))
+                    if stats.obstacles is not None and stats.obstacles.available >= count:
+                        break
+                    if not stats.visible and not self._changed.is_set():
+                        return False
+                    await asyncio.sleep(COUNT_SECONDS)
+                    await self._changed.wait()
+        return True
+
     async def lease(self, count: int, lease_ms: int, *, group_max: int) -> Sequence[Delivery]:
         self.has_news = False
         request = LeaseRequest(count, lease_ms, group_max=group_max)
-        found = await self._broker.call(Lease(self.topic, request))
-        if found:
-            self.has_news = True
-        return found
+        return await self._broker.call(Lease(self.topic, request))
 
     # ── Results ──────────────────────────────────────────────────────────────────────────────
 
@@ -83,8 +112,8 @@ class Source:
             heappop(retries)
         return len(retries)
 
-    def ack(self, delivery: Delivery) -> None:
-        self._acks.setdefault(delivery.partition, []).append(delivery.claim)
+    def ack(self, delivery: Delivery, reason: AckReason = AckReason.ACKED) -> None:
+        self._acks.setdefault((delivery.partition, reason), []).append(delivery.claim)
         self.unwritten += 1
         self._write()
 
@@ -115,7 +144,7 @@ class Source:
                 extensions, self._extensions = self._extensions, {}
                 count = self.unwritten
                 calls: list[BrokerCall[Any]] = [
-                    *(Ack(self.topic, at, claims) for at, claims in acks.items()),
+                    *(Ack(self.topic, at, claims, why) for (at, why), claims in acks.items()),
                     *(
                         Extend(self.topic, at, claims, is_strict=True)
                         for at, claims in extensions.items()
@@ -158,3 +187,22 @@ async def open_share(
         )
     )
     return msgspec.structs.replace(share, partition_count=topic.partition_count)
+
+
+async def end_replay(
+    source: Source, one: Subscription, topic: Topic, broker: BrokerPort, stored: Subscriptions
+) -> None:
+    """End the replay of a source if all messages of its range are finished."""
+    replay = source.replay
+    assert replay is not None
+    for partition in range(len(replay.until)):
+        if await broker.call(ShareLag(source.topic, partition)):
+            return
+    done = msgspec.structs.replace(replay, state=ReplayState.COMPLETED)
+
+    def completed(current: Subscription) -> Subscription:
+        replays = tuple(done if each == replay else each for each in current.replays)
+        return msgspec.structs.replace(current, replays=replays)
+
+    await stored.change(one.id, completed)
+    await broker.call(CloseShare(topic, share_group(one, replay.number)))

@@ -113,8 +113,9 @@ PUSH_REFUSED = _counter(
     " not change, such as a missing queue, a denied permission or a forbidden address."
 )
 PUSH_LOST = _counter(
-    "push_lost_total: Records that retention removed from an SNS topic before they were pushed:"
-    " messages, and a few events of the server."
+    "push_lost_total: Messages that retention removed before they were pushed; once for each"
+    " subscription with an HTTP endpoint, and once for all queues of an SNS topic that keep up"
+    " (with a few events of the server)."
 )
 PUSH_SIGNATURES = _counter("push_signatures_total: Signatures made for SNS notifications.")
 PUSH_DURATION = _histogram(

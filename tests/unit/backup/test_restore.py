@@ -34,6 +34,7 @@ from penstock.model.acls import Acl
 from penstock.model.calls import Ack, Append, AppendBatches, DeleteRecords, Ends, Fetch, Lease
 from penstock.model.errors import NotFound, OffsetOutOfRange, Throttled
 from penstock.model.limits import KIB
+from penstock.model.names import queue_arn
 from penstock.model.ports import LeaseRequest
 from penstock.model.subscription import SubscriptionState
 from penstock.model.topic import Topic
@@ -49,18 +50,19 @@ def config_for(data: Path) -> node_config.Config:
     return node_config.load({"node.data": str(data)}, {}).config
 
 
-async def laid_out(backup: Path, data: Path) -> None:
-    def work() -> None:
-        restore(
+async def laid_out(backup: Path, data: Path, *, is_pushing: bool = False) -> int:
+    def work() -> int:
+        return restore(
             backup,
             read_manifest(backup),
             config_for(data),
+            is_pushing=is_pushing,
             now_ms=1,
             progress=lambda _done, _total: None,
         )
 
     assert verify(backup) == []
-    await asyncio.to_thread(work)
+    return await asyncio.to_thread(work)
 
 
 async def all_bodies(stage: Stage, topic: Topic) -> list[str]:
@@ -125,14 +127,19 @@ async def test_access_rules_are_in_a_backup(tmp_path: Path) -> None:
         await rules.stop()
 
 
-async def test_restored_subscriptions_are_paused(tmp_path: Path) -> None:
+async def test_restored_subscriptions_that_call_endpoints_are_paused(tmp_path: Path) -> None:
     """A copy must not call the endpoints of the original."""
     confirmed, deleted = SubscriptionState.CONFIRMED, SubscriptionState.DELETED
+    queue = queue_arn("000000000000", "us-east-1", "jobs")
     made = [
         make_subscription("https://a/"),
         make_subscription("https://b/", state=confirmed, start_offsets=(7, 9), secrets=b"s"),
         make_subscription("https://c/", state=confirmed, paused="too many failures"),
         make_subscription("https://d/", state=deleted, deleted_at_ms=5),
+        make_subscription("ann@a.example", protocol="email", state=confirmed),
+        make_subscription("+4912345678", protocol="sms", state=confirmed),
+        make_subscription("https://e/", protocol="webhook", state=confirmed, webhook="{}"),
+        make_subscription(queue, protocol="sqs", state=confirmed),
     ]
     rows = {subscription_key(one.id): one for one in made}
     key = SnsKeyEntry("-----BEGIN CERTIFICATE", b"wrapped", 1)
@@ -142,13 +149,18 @@ async def test_restored_subscriptions_are_paused(tmp_path: Path) -> None:
             await store.put(at, encode_subscription(one))
         await store.put(sns_key_key(1), msgspec.json.encode(key))
         backup, _ = await backed_up(stage, tmp_path / "backups")
-    await laid_out(backup, tmp_path / "new")
+    assert await laid_out(backup, tmp_path / "new") == 6
+    assert await laid_out(backup, tmp_path / "pushing", is_pushing=True) == 0
+    paused = {
+        at: msgspec.structs.replace(one, paused=one.paused or "restored")
+        for at, one in rows.items()
+        if one.protocol != "sqs"
+    }
+    for name, expected in (("new", rows | paused), ("pushing", rows)):
+        async with on_stage(tmp_path / name) as stage:
+            entries, _ = await stage.catalog._store.list(SUBSCRIPTIONS_PREFIX)
+            assert {each.key: decode_subscription(each.value) for each in entries} == expected
     async with on_stage(tmp_path / "new") as stage:
-        entries, _ = await stage.catalog._store.list(SUBSCRIPTIONS_PREFIX)
-        found = {entry.key: decode_subscription(entry.value) for entry in entries}
-        assert found == {
-            at: msgspec.structs.replace(one, paused="restored") for at, one in rows.items()
-        }
         kept = await stage.catalog._store.get(sns_key_key(1))
         assert kept is not None
         assert kept.value == msgspec.json.encode(key)
@@ -326,7 +338,14 @@ async def test_etcd_on_another_machine_is_not_filled_without_tls(tmp_path: Path)
     }
     config = node_config.load(given, {}).config
     with pytest.raises(ExposureRefused, match=r"etcd at 10\.0\.0\.1:2379"):
-        restore(backup, read_manifest(backup), config, now_ms=1, progress=lambda _a, _b: None)
+        restore(
+            backup,
+            read_manifest(backup),
+            config,
+            is_pushing=False,
+            now_ms=1,
+            progress=lambda _a, _b: None,
+        )
     assert not (tmp_path / "new").exists()
 
 
@@ -342,7 +361,13 @@ async def test_a_restore_that_fails_takes_away_what_it_has_written(tmp_path: Pat
     manifest = read_manifest(backup)
     with pytest.raises(BackupUnusable, match="checksum"):
         await asyncio.to_thread(
-            restore, backup, manifest, config_for(data), now_ms=1, progress=lambda _a, _b: None
+            restore,
+            backup,
+            manifest,
+            config_for(data),
+            is_pushing=False,
+            now_ms=1,
+            progress=lambda _a, _b: None,
         )
     assert {path.name for path in data.iterdir()} <= {"lock"}
 

@@ -36,7 +36,7 @@ REPLIES: list[tuple[int | Failure, Action, Action, Health]] = [  # for SNS, for 
     (100, RETRY, RETRY, FAILING),
     (999, RETRY, RETRY, FAILING),
     (Failure.NOT_RESOLVED, RETRY, RETRY, UNREACHABLE),
-    (Failure.NOT_ALLOWED, RETRY, RETRY, FAILING),
+    (Failure.UNUSABLE, RETRY, RETRY, UNREACHABLE),
     (Failure.NOT_CONNECTED, RETRY, RETRY, UNREACHABLE),
     (Failure.TLS, RETRY, RETRY, OVERLOADED),
     (Failure.TIMEOUT, RETRY, RETRY, OVERLOADED),

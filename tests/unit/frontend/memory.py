@@ -20,6 +20,7 @@ from penstock.model.calls import (
     Ends,
     Extend,
     FindTime,
+    LearnSubscription,
     Lease,
     Publish,
     Purge,
@@ -233,6 +234,7 @@ class MemoryBackend(Served):
         self.broken: Exception | None = None
         self.broken_partitions: dict[int, Exception] = {}
         self.asked: list[LeaseRequest] = []
+        self.learned: list[str] = []  # ids of subscriptions
         self._seq = itertools.count(1)
 
     def _check(self, partition: int | None = None) -> None:
@@ -255,6 +257,9 @@ class MemoryBackend(Served):
     async def ends(self, call: Ends) -> StreamEnds:
         count = len(self.records.get((call.topic.topic_id, call.partition), ()))
         return StreamEnds(0, count, count)
+
+    async def learn_subscription(self, call: LearnSubscription) -> None:
+        self.learned.append(call.subscription_id)
 
     async def find_time(self, call: FindTime) -> tuple[int, int]:
         log = self.records.get((call.topic.topic_id, call.partition), ())

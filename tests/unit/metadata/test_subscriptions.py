@@ -46,13 +46,14 @@ def make(
     endpoint: str = "https://a.example/", topic_id: str = TOPIC, **changes: object
 ) -> Subscription:
     account = str(changes.pop("account", ACCOUNT))
+    protocol = str(changes.pop("protocol", "https"))
     one = Subscription(
-        id=new_id(topic_id, "https", endpoint, random=os.urandom(8)),
+        id=new_id(topic_id, protocol, endpoint, random=os.urandom(8)),
         topic_id=topic_id,
         source_arn=sns_arn(account, REGION, "orders"),
         account=account,
         region=REGION,
-        protocol="https",
+        protocol=protocol,
         endpoint=endpoint,
         created_at_ms=1_000,
     )

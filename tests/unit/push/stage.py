@@ -98,7 +98,12 @@ class PushStage:
                 slots=Slots(),
                 signer_of=signer_of,
                 dead_letters=DeadLetters(
-                    stage.broker, stage.catalog, os.urandom, None, lambda _topic, _queue: True
+                    stage.broker,
+                    stage.catalog,
+                    os.urandom,
+                    None,
+                    lambda _topic, _queue: True,
+                    stage.broker._context.hold.crossing,
                 ),
                 note=self.rows.append,
                 count=lambda *_: None,
@@ -110,7 +115,7 @@ class PushStage:
             is_clustered=is_clustered,
         )
         self._pushers.append(pushers)
-        stage.broker.filters.find = pushers.wants
+        stage.broker.share_hooks.find_filter = pushers.wants
         for topic in stage.catalog.all_topics():
             for partition in range(topic.partition_count):
                 pushers.led(topic, partition, is_led=True)

@@ -50,7 +50,14 @@ def subscription(topic_id: str, account: str, *, is_webhook: bool) -> Subscripti
 async def test_a_queue_without_a_policy(
     stage: Stage, *, is_webhook: bool, is_own: bool, is_share: bool, is_taken: bool
 ) -> None:
-    letters = DeadLetters(stage.broker, stage.catalog, os.urandom, None, lambda _t, _q: False)
+    letters = DeadLetters(
+        stage.broker,
+        stage.catalog,
+        os.urandom,
+        None,
+        lambda _topic, _queue: False,
+        stage.broker._context.hold.crossing,
+    )
     source, dead = await stage.topic("source"), await stage.topic("dead")
     if is_share:
         dead = await stage.broker.call(OpenShare(dead, 0, "readers", EARLIEST))

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tests.unit.broker.stage import Stage, on_stage
 from tests.unit.frontend.memory import MemorySubscriptions
+from tests.unit.push.stage import until
 
 from penstock.model.calls import (
     Append,
@@ -34,6 +35,7 @@ from penstock.push import copying
 from penstock.push.copying import FanOutSetup
 from penstock.push.fan_out import FanOuts
 from penstock.push.metrics import PushMetrics
+from penstock.wire.facts.deliveries import DeliveryRow
 
 SECONDS_MAX = 60.0  # far more than any copy takes
 RAW = {"RawMessageDelivery": "true"}
@@ -66,6 +68,7 @@ class Fan:
     denied: set[str]  # names of queues
     fan_outs: FanOuts
     used: list[tuple[Any, ...]]  # topic, attempts, delivered, bytes
+    rows: list[DeliveryRow]
 
     async def sns(self, name: str = "orders", *, kind: Kind = Kind.STREAM) -> Topic:
         made = await self.stage.topic(f"sns.{name}", kind=kind)
@@ -135,6 +138,7 @@ async def fanning(folder: Path) -> AsyncIterator[Fan]:
     async with on_stage(folder) as stage:
         subscriptions, metrics, denied = MemorySubscriptions(), PushMetrics(), set[str]()
         queues, used = Troubled(stage.broker), list[tuple[Any, ...]]()
+        rows: list[DeliveryRow] = []
         fan_outs = FanOuts(
             FanOutSetup(
                 broker=stage.broker,
@@ -148,11 +152,12 @@ async def fanning(folder: Path) -> AsyncIterator[Fan]:
                 signer_of=_unsigned,
                 metrics=metrics,
                 count=lambda topic, *counts: used.append((topic.name, *counts)),
+                note=rows.append,
             ),
             publish_wait_ms=int(SECONDS_MAX * 1_000),
         )
         try:
-            yield Fan(stage, subscriptions, metrics, queues, denied, fan_outs, used)
+            yield Fan(stage, subscriptions, metrics, queues, denied, fan_outs, used, rows)
         finally:
             await fan_outs.stop()
 
@@ -172,6 +177,7 @@ async def test_each_queue_gets_a_copy(fan: Fan) -> None:
     for queue in queues:
         assert sorted(await fan.bodies(queue)) == ["one", "two"]
     assert fan.outcomes() == {"delivered": 4}
+    assert fan.rows == [], "copies that succeed have no rows"
     assert not fan.metrics.refused
     assert [sum(numbers) for numbers in zip(*(one[1:] for one in fan.used), strict=True)] == [
         4, 4, 12
@@ -324,6 +330,9 @@ async def test_a_queue_that_rejects_the_append_for_good_gets_no_second_attempt(
     fan.queues.errors |= {"bad": [error], "dead": [error]}
     await fan.publish(topic, "three")
     assert fan.outcomes() == {"dead": 2, "dropped": 1}
+    told = [(row.outcome, row.reason, row.partition, row.topic) for row in fan.rows]
+    assert told == [(outcome, reason, 0, topic.name) for outcome in ("dead", "dead", "dropped")]
+    assert len({row.offset for row in fan.rows}) == 3
 
 
 async def test_a_forged_structure_does_not_stop_the_topic(fan: Fan) -> None:
@@ -374,6 +383,45 @@ async def test_what_retention_removes_before_it_is_copied_is_counted_once(
     lines = [one for one in caplog.records if one.levelname == "ERROR"]
     assert [one.__dict__["count"] for one in lines] == [3]
     assert fan.metrics.fan_outs.count >= 2
+
+
+async def delete_all(fan: Fan, topic: Topic) -> None:
+    end = (await fan.stage.broker.call(Ends(topic, 0))).high_watermark
+    await fan.stage.broker.call(DeleteRecords(topic, 0, end))
+
+
+async def test_the_next_leader_does_not_count_lost_messages_again(fan: Fan) -> None:
+    topic, queue = await fan.sns(), await fan.stage.topic("q")
+    await fan.subscribe(topic, "q", **RAW)
+    await fan.publish(topic, "first")
+    for _ in range(2):
+        fan.fan_outs.led(topic, 0, is_led=False)
+        if not fan.metrics.lost:
+            messages = tuple(Message(secrets.token_bytes(16), b"gone") for _ in range(3))
+            await fan.stage.broker.call(Append(topic, 0, messages))
+            await delete_all(fan, topic)
+        fan.fan_outs.led(topic, 0, is_led=True)
+        await until(lambda: fan.metrics.lost > 0, "the lost messages are counted")
+    counted = fan.metrics.lost
+    await fan.publish(topic, "last")
+    assert counted == fan.metrics.lost <= 4  # with the bookmark of the first message
+    assert await fan.bodies(queue) == ["first", "last"]
+
+
+async def test_copied_messages_are_not_lost_if_their_bookmark_was_removed_with_them(
+    fan: Fan, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, queue = await fan.sns(), await fan.stage.topic("q")
+    await fan.subscribe(topic, "q", **RAW)
+    await fan.publish(topic, "first", "second")
+    fan.fan_outs.led(topic, 0, is_led=False)
+    await fan.stage.broker.call(MoveBookmark(topic, 0, "sns", -1))
+    await delete_all(fan, topic)
+    fan.fan_outs.led(topic, 0, is_led=True)
+    await fan.publish(topic, "last")
+    assert await fan.bodies(queue) == ["first", "second", "last"]
+    assert fan.metrics.lost == 0
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]
 
 
 async def test_copies_in_memory_are_bounded(fan: Fan, monkeypatch: pytest.MonkeyPatch) -> None:

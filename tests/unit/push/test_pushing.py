@@ -2,17 +2,28 @@
 
 import asyncio
 import json
+import time
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.harness.endpoint import Endpoint, Step
+from tests.unit.broker.stage import message
 from tests.unit.push.stage import PushStage, on_push, until
 
-from penstock.model.message import Attribute
-from penstock.model.subscription import Replay, ReplayState, share_group
+from penstock.broker.context.context import CROSSINGS_MS_MAX
+from penstock.cursor.leases.events import AckEvent, decode, is_shared_type, split_shared
+from penstock.model.calls import Fetch, OpenShare, PushOne
+from penstock.model.limits import MIB
+from penstock.model.message import AckReason, Attribute
+from penstock.model.ports import EARLIEST
+from penstock.model.subscription import Replay, ReplayState, Subscription, share_group
+from penstock.model.topic import Topic
 from penstock.push import pushing
+from penstock.record.batch import parse_header, split_batches
+from penstock.record.control import iter_control
 
 FAST = {"min_ms": 100, "max_ms": 100, "factor": 1.0}
 RETRIES = '{"healthyRetryPolicy":{"minDelayTarget":1,"maxDelayTarget":1,"numRetries":1}}'
@@ -28,6 +39,26 @@ def endpoint() -> Iterator[Endpoint]:
 async def push(tmp_path: Path, endpoint: Endpoint) -> AsyncIterator[PushStage]:
     async with on_push(tmp_path, endpoint) as made:
         yield made
+
+
+async def reasons(push: PushStage, topic: Topic, one: Subscription, count: int) -> list[AckReason]:
+    """Return the reason of each ack of a subscription, from the events in the log."""
+    share = push.stage.broker.find_share(topic, share_group(one))
+    assert share is not None
+    assert {row.share for row in push.rows} == {share.topic_id}
+    found: list[AckReason] = []
+    while len(found) < count:
+        await asyncio.sleep(0.005)
+        fetched = await push.stage.broker.call(Fetch(topic, 0, 0, MIB, is_committed=False))
+        found.clear()
+        for batch in split_batches(fetched.buffers):
+            for _, kind, value in iter_control(batch) if parse_header(batch).is_control else ():
+                if is_shared_type(kind):
+                    share_id, number, data = split_shared(kind, value)
+                    event = decode(number, data)
+                    if isinstance(event, AckEvent) and share_id.hex() == share.topic_id:
+                        found += [event.reason] * len(event.offsets)
+    return sorted(found)
 
 
 async def test_an_http_subscription_gets_signed_notifications_in_its_own_form(
@@ -109,6 +140,23 @@ async def test_a_rejected_message_goes_to_the_dead_letter_queue_in_its_form(
     assert await push.outcomes(1) == ["dead"]
 
 
+async def test_a_dead_letter_is_acked_only_when_no_backup_begins(
+    push: PushStage, endpoint: Endpoint
+) -> None:
+    topic, dead = await push.sns_topic(), await push.queue("dead")
+    endpoint.plan("/bad", Step(status=400))
+    one = await push.subscribe(topic, "/bad", webhook={"dead_letter": "dead"})
+    hold = push.stage.broker._context.hold
+    hold.hold_crossings("backup", CROSSINGS_MS_MAX)
+    await push.publish(topic, "no")
+    assert await push.received(dead)
+    finished = asyncio.create_task(push.finished(topic, one))
+    await asyncio.wait((finished,), timeout=0.3)
+    assert not finished.done()
+    hold.release_crossings("backup")
+    await finished
+
+
 async def test_a_message_without_attempts_left_is_a_dead_letter(
     push: PushStage, endpoint: Endpoint
 ) -> None:
@@ -124,6 +172,7 @@ async def test_a_message_without_attempts_left_is_a_dead_letter(
     assert attributes["penstock.subscription"].value == one.id.encode()
     await push.finished(topic, one)
     assert await push.outcomes(3) == ["retry", "retry", "dead"]
+    assert await reasons(push, topic, one, 1) == [AckReason.DEAD]
 
 
 async def test_a_message_without_a_dead_letter_queue_is_dropped_and_told(
@@ -134,7 +183,8 @@ async def test_a_message_without_a_dead_letter_queue_is_dropped_and_told(
     one = await push.subscribe(topic, "/drop", webhook={"dead_letter": "no-such-queue"})
     await push.publish(topic, "lost", "kept")
     await push.finished(topic, one)
-    assert sorted(await push.outcomes(2)) == ["dead", "delivered"]
+    assert sorted(await push.outcomes(2)) == ["delivered", "dropped"]
+    assert await reasons(push, topic, one, 2) == [AckReason.ACKED, AckReason.DROPPED]
 
 
 async def test_a_fixed_limit_is_never_exceeded(push: PushStage, endpoint: Endpoint) -> None:
@@ -276,6 +326,22 @@ async def test_a_new_home_goes_on_where_the_last_one_was(
     assert max(row.attempt for row in push.rows) == 2
 
 
+async def test_a_new_home_with_a_fixed_limit_waits_for_the_requests_of_the_last_one(
+    push: PushStage,
+) -> None:
+    topic = await push.sns_topic()
+    one = await push.subscribe(topic, "/wait", webhook={"concurrency": 1, "timeout_ms": 1_000})
+    await push.stop()
+    began_ns = time.monotonic_ns()
+    push.start(is_clustered=True)
+    await push.publish(topic, "1")
+    reply = await push.pushers.push_one(PushOne(topic, 0, one.id, message("test")))
+    assert reply.status == 200
+    seen = await push.seen(2)
+    assert {each.body for each in seen} == {"1", "test"}
+    assert min(each.at_ns for each in seen) - began_ns >= 1_000_000_000
+
+
 async def test_a_replay_sends_old_messages_again_marked_as_replayed(push: PushStage) -> None:
     topic = await push.sns_topic()
     await push.publish(topic, "old 1", "old 2")
@@ -299,6 +365,18 @@ async def test_a_replay_sends_old_messages_again_marked_as_replayed(push: PushSt
         lambda: push.stage.broker.find_share(topic, share_group(one, 1)) is None,
         "the share of the replay is left",
     )
+
+
+async def test_a_redelivery_is_a_replay_and_a_test_is_not(push: PushStage) -> None:
+    topic = await push.sns_topic()
+    one = await push.subscribe(topic, "/again")
+    await push.publish(topic, "once")
+    await push.outcomes(1)
+    for is_test in (False, True):
+        call = PushOne(topic, 0, one.id, offset=push.rows[0].offset, is_test=is_test)
+        assert (await push.pushers.push_one(call)).status == 200
+    marks = [(row.is_replay, row.is_test, bool(row.share)) for row in push.rows]
+    assert marks == [(False, False, True), (True, False, False), (False, True, False)]
 
 
 async def test_attempts_count_while_the_breaker_of_an_sns_subscription_is_open(
@@ -435,3 +513,20 @@ async def test_a_subscription_with_many_waiting_retries_goes_on_when_they_are_du
     await push.publish(topic, *[str(n) for n in range(30)])
     await push.finished(topic, one)
     assert len(push.ledger()) == 35
+
+
+async def test_a_sweep_deletes_shares_of_deleted_subscriptions_and_no_others(
+    push: PushStage,
+) -> None:
+    """Older versions have groups whose names begin with the mark of subscriptions."""
+    topic, call, find = await push.sns_topic(), push.stage.broker.call, push.stage.broker.find_share
+    one = await push.subscribe(topic, "/swept")
+    await until(lambda: find(topic, share_group(one)) is not None, "there is no share")
+    gone = share_group(msgspec.structs.replace(one, id=str(uuid.uuid4())), 2)
+    for group in ("~workers", gone):
+        await call(OpenShare(topic, 0, group, start=EARLIEST))
+    await push.pushers.sweep()
+    await push.pushers.sweep()
+    assert find(topic, share_group(one)) is not None
+    assert find(topic, "~workers") is not None
+    assert find(topic, gone) is None

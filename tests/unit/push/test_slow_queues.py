@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from tests.unit.broker.stage import message
 from tests.unit.push.stage import until
-from tests.unit.push.test_fan_out import RAW, Fan, fanning
+from tests.unit.push.test_fan_out import RAW, Fan, fanning, redrive
 
 from penstock.model.calls import Append, ListBookmarks
-from penstock.model.errors import Throttled
+from penstock.model.errors import QuotaExceeded, Throttled
 from penstock.model.topic import Topic
-from penstock.push import fan_out
+from penstock.push import copying, fan_out
 from penstock.push.fan_out import FanOuts
 
 
@@ -69,9 +69,25 @@ async def test_a_busy_queue_delays_no_other_and_gets_everything_in_order(fan: Fa
     assert await fan.bodies(busy) == ["3"]
 
 
+async def test_a_queue_over_its_quota_waits_and_gets_nothing_twice(fan: Fan) -> None:
+    """Some of its partitions take their copies, others do not."""
+    topic = await fan.sns()
+    full, dead = await fan.stage.topic("full", partitions=4), await fan.stage.topic("dead")
+    await fan.subscribe(topic, "full", **RAW, **redrive("dead"))
+    fan.queues.errors["full"] = [QuotaExceeded("full") for _ in range(9)]
+    bodies = [str(number) for number in range(40)]
+    await fan.publish(topic, *bodies)
+    assert sorted(await all_bodies(fan, full, 40)) == sorted(bodies)
+    await is_in_step(fan, topic)
+    assert await fan.bodies(full) == await fan.bodies(dead) == []
+    assert not fan.queues.errors["full"]
+
+
+@pytest.mark.parametrize("appends_max", [1, 256])
 async def test_a_queue_that_does_not_reply_delays_a_publisher_once(
-    fan: Fan, monkeypatch: pytest.MonkeyPatch
+    fan: Fan, monkeypatch: pytest.MonkeyPatch, appends_max: int
 ) -> None:
+    monkeypatch.setattr(copying, "APPENDS_MAX", appends_max)
     topic = await fan.sns()
     hanging, other = await fan.stage.topic("hanging"), await fan.stage.topic("other")
     await fan.subscribe(topic, "hanging", **RAW)

@@ -28,6 +28,7 @@ from penstock.model.calls import (
     Finish,
     IsInTransaction,
     LeadersCall,
+    LearnSubscription,
     Lease,
     ListBookmarks,
     LogBytes,
@@ -51,7 +52,7 @@ from penstock.model.calls import (
     TopicCall,
 )
 from penstock.model.errors import ExpiredReceipt, NotLeased, PenstockError
-from penstock.model.message import Appended, Attribute, Claim, Delivery, Message, Record
+from penstock.model.message import AckReason, Appended, Attribute, Claim, Delivery, Message, Record
 from penstock.model.ports import (
     EARLIEST,
     LATEST,
@@ -142,6 +143,7 @@ CALLS: list[tuple[BrokerCall[Any], Any]] = [
     (ShareStart(*AT), 3),
     (ShareLag(*AT), 3),
     (RestartShare(*AT, LATEST), None),
+    (LearnSubscription(TOPIC, [(2, 5)], "id"), None),
     (ReadPushStatus(*AT, "id"), PushStatus(limit=4, failed_at_ms=9, reason="no reply in time")),
     (PushOne(*AT, "id", MESSAGE, 1, 7, is_test=False), PushReply(200, 12, body="ok")),
 ]
@@ -176,8 +178,9 @@ def test_the_bytes_are_those_of_the_version_before(call: BrokerCall[Any], reply:
         OpenShare(TOPIC, 0, "g", EARLIEST, starts=(1, 2, 3)),
         Acquire(*AT, 10, 1_000, 30_000, group_max=1),
         Lease(TOPIC, LeaseRequest(10, 30_000, group_max=1)),
+        Ack(*AT, [CLAIM], AckReason.DROPPED),
     ],
-    ids=["ordered OpenShare", "OpenShare with starts", "Acquire", "Lease"],
+    ids=["ordered OpenShare", "OpenShare with starts", "Acquire", "Lease", "Ack"],
 )
 def test_fields_of_a_later_level_are_sent_only_if_set(call: BrokerCall[Any]) -> None:
     form = wire.wire_of(type(call))
@@ -235,6 +238,7 @@ def test_every_call_has_a_row_a_handler_and_bytes_of_the_version_before() -> Non
 # Handlers that the push role of a node adds to its broker.
 _OF_PUSH: dict[type[BrokerCall[Any]], Any] = {
     Publish: PushRole.publish,
+    LearnSubscription: PushRole.learn,
     ReadPushStatus: Pushers.read_status,
     PushOne: Pushers.push_one,
 }

@@ -121,13 +121,17 @@ class OpenedBatches:
             self._size_bytes -= opened.size_bytes
 
 
-class ShareFilters:
-    """Which records the shares want. The predicate of a share gets each record that its cursor
-    reads, except encrypted ones, which are always wanted. It must neither block nor raise."""
+class ShareHooks:
+    """What another role knows about shares, or is notified of. The functions must neither block
+    nor raise."""
 
-    # Returns the predicate of a share in a partition, or None if it wants all records. Called for
-    # each read, so that a changed filter applies to the next records. None: no share has a filter.
-    find: Callable[[Topic, int], Callable[[Record], bool] | None] | None = None
+    # Returns the filter of a share in a partition, or None if it wants all records. Called for each
+    # read, so that a changed filter applies to the next records. The filter gets each record that
+    # the cursor reads, except encrypted ones, which are always wanted.
+    find_filter: Callable[[Topic, int], Callable[[Record], bool] | None] | None = None
+    # Gets a share, a partition, and the number of messages that retention has deleted there before
+    # they were acked.
+    lost: Callable[[Topic, int, int], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class BrokerContext:
     opened: OpenedBatches = field(default_factory=OpenedBatches)
     defaults: TopicDefaults = field(default_factory=TopicDefaults)
     level: Callable[[], int] = lambda: LEVEL_MAX  # the current feature level
-    filters: ShareFilters = field(default_factory=ShareFilters)
+    share_hooks: ShareHooks = field(default_factory=ShareHooks)
 
     def check_level(self, needed: int, feature: str) -> None:
         """Raise InvalidRequest if the cluster's feature level is too low for a feature."""

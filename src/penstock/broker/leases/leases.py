@@ -19,7 +19,7 @@ from penstock.broker.leases.record_reader import Opening, Place, Reading, Record
 from penstock.broker.leases.waits import LeaseResult, Waits
 from penstock.broker.storage.flush import Flush
 from penstock.broker.storage.journal import Journal
-from penstock.cursor.leases.events import AckReason, Event, Pick, encode, encode_shared
+from penstock.cursor.leases.events import Event, Pick, encode, encode_shared
 from penstock.cursor.leases.fifo import FifoCursor
 from penstock.cursor.leases.lease import LeaseCursor
 from penstock.cursor.leases.obstacles import QueueTerms
@@ -27,7 +27,7 @@ from penstock.cursor.leases.standard import StandardCursor
 from penstock.cursor.producers import Producers
 from penstock.model import limits
 from penstock.model.errors import Damaged
-from penstock.model.message import Claim, Delivery, Message, Record
+from penstock.model.message import AckReason, Claim, Delivery, Message, Record
 from penstock.model.ports import LeaseRequest, Peeked
 from penstock.model.topic import Kind, Obstacles, Topic
 from penstock.net.slices import in_slices
@@ -64,7 +64,7 @@ class Leases:
         self._clock = place.context.clock
         self._on_damage = place.on_damage
         self._share_id = bytes.fromhex(topic.topic_id) if topic.is_share else None
-        self._filters = place.context.filters
+        self._hooks = place.context.share_hooks
         # Of the partition, for shares that deliver no records of open or aborted transactions.
         self.producers: Callable[[], Producers] | None = None
         self._loop = asyncio.get_running_loop()
@@ -251,14 +251,14 @@ class Leases:
         if self._share_id is not None:
             if scan_from >= cursor.until:
                 return 0
-            if self._filters.find is not None:
-                cursor.wants = self._filters.find(self.topic, self.index)
+            if self._hooks.find_filter is not None:
+                cursor.wants = self._hooks.find_filter(self.topic, self.index)
             if self.producers is not None:
                 producers = self.producers()
                 stable = producers.last_stable_offset(self._journal.high_watermark)
                 high_watermark = min(high_watermark, stable)
                 found = producers.aborted_between(scan_from, high_watermark)
-                wants = None if self._filters.find is None else cursor.wants
+                wants = None if self._hooks.find_filter is None else cursor.wants
                 cursor.wants = wants_committed(found, self.reader.log, wants)
         fresh = self._fresh
         while fresh and fresh[0].base_offset < scan_from:
@@ -349,12 +349,14 @@ class Leases:
     def clip(self, start_offset: int, *, passed: int, is_expiry: bool) -> Sequence[Event]:
         """Drop records below an offset from the cursor. Returns the events to write to the log."""
         scan_from = self.cursor.scan_from
-        events = self.cursor.trim(start_offset, passed=passed).events
+        outcome = self.cursor.trim(start_offset, passed=passed)
         if self.cursor.scan_from != scan_from:
             self._forget_ahead()  # it may also have moved back, to judge records again
-        if events and is_expiry:
-            self._count_expired(passed)
-        return events
+        if outcome.reply and is_expiry:
+            self._count_expired(outcome.reply)
+            if self._share_id is not None and self._hooks.lost is not None:
+                self._hooks.lost(self.topic, self.index, outcome.reply)
+        return outcome.events
 
     async def settled(self, events: Sequence[Event]) -> None:
         flush = self._journal_events(events)

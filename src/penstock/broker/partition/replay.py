@@ -24,7 +24,7 @@ from penstock.cursor.producers import Producers
 from penstock.log.log import Log
 from penstock.model import limits
 from penstock.model.errors import Damaged
-from penstock.model.message import Record
+from penstock.model.message import AckReason, Record
 from penstock.model.ports import Clock
 from penstock.model.topic import Topic
 from penstock.record.batch import BatchHeader, parse_header
@@ -371,7 +371,7 @@ class Replay:
                     batch = log.read(offset, bytes_max=1)[0]
                 except Damaged:
                     # Reads will report the damage; here the record only must not be delivered.
-                    lost = events.AckEvent(events.AckReason.EXPIRED, (offset,))
+                    lost = events.AckEvent(AckReason.EXPIRED, (offset,))
                     cursor.apply(lost, offset=offset, now_ms=clock.mono_ms())
                     continue
                 header = parse_header(batch)

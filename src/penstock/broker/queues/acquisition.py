@@ -18,13 +18,12 @@ from penstock.broker.leases.waits import LeaseResult
 from penstock.broker.partition.partition import Partition
 from penstock.broker.queues.redrive import Redriver
 from penstock.cursor.groups.settings import ShareSettings
-from penstock.cursor.leases.events import AckReason
 from penstock.cursor.leases.fifo import FifoCursor
 from penstock.cursor.leases.standard import StandardCursor
 from penstock.model.calls import Acquire
 from penstock.model.errors import Damaged
 from penstock.model.limits import KIB, MIB, OFFSET_MAX, READ_BYTES_MAX
-from penstock.model.message import Claim, Delivery
+from penstock.model.message import AckReason, Claim, Delivery
 from penstock.model.ports import LeaseRequest
 from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader, parse_header
 

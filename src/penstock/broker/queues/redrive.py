@@ -18,12 +18,12 @@ import msgspec
 
 from penstock.broker.context.context import BackupHold
 from penstock.broker.leases.leases import Leases
-from penstock.cursor.leases.events import AckReason, Pick
+from penstock.cursor.leases.events import Pick
 from penstock.cursor.leases.parts import dead_letter
 from penstock.metadata.topics.catalog import UNFINISHED, MoveTasks
 from penstock.model.calls import Ack, Append, BrokerPort, Extend, Lease
 from penstock.model.errors import PenstockError, TopicNotFound
-from penstock.model.message import Claim, Delivery, Message
+from penstock.model.message import AckReason, Claim, Delivery, Message
 from penstock.model.names import uuid_text
 from penstock.model.ports import Catalog, LeaseRequest, MoveTask
 from penstock.model.topic import Topic, partition_of_group

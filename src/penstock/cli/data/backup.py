@@ -104,6 +104,7 @@ def verify(session: Session, folder: Path) -> None:
 @click.option("--node", type=click.IntRange(1), help="id of this node in the new cluster")
 @click.option("--etcd", metavar="HOST:PORT[,...]", help="addresses of the new cluster's etcd")
 @click.option("--config", "config_file", metavar="FILE", help="TOML configuration of the server")
+@click.option("--push", is_flag=True, help="leave subscriptions as they were [default: paused]")
 def restore(
     session: Session,
     folder: Path,
@@ -111,11 +112,15 @@ def restore(
     node: int | None,
     etcd: str | None,
     config_file: str | None,
+    push: bool,
 ) -> None:
     """Restore a backup into a new data folder. Then start a server with this folder.
 
     With --node and --etcd the folder is for one node of a new cluster: start this node first, then
-    the other nodes, which copy the data from it."""
+    the other nodes, which copy the data from it.
+
+    The copy calls no endpoint of webhooks and SNS subscriptions until you resume them with
+    `penstock subscription resume`. Use --push only if the original is gone."""
     from penstock.backup.manifest import read_manifest
     from penstock.node.configuration import config as node_config
     from penstock.node.configuration.settings import ConfigInvalid
@@ -142,8 +147,13 @@ def restore(
     manifest = read_manifest(folder)
     with progress_bar("restoring", is_quiet=session.settings.quiet) as update:
         try:
-            restore_all(
-                folder, manifest, config, now_ms=time.time_ns() // 1_000_000, progress=update
+            paused_count = restore_all(
+                folder,
+                manifest,
+                config,
+                is_pushing=push,
+                now_ms=time.time_ns() // 1_000_000,
+                progress=update,
             )
         except FolderUnusable as error:
             raise Conflict(what, str(error), "choose another --data DIR") from error
@@ -152,6 +162,11 @@ def restore(
         f"Start the server with the master key {manifest.master_key_id}: in {data}/master.key,"
         " keys.master_file or PENSTOCK_MASTER_KEY."
     )
+    if paused_count:
+        session.remark(
+            f"{paused_count:,} subscriptions are paused, so that the copy calls no endpoint: resume"
+            " them with `penstock subscription resume`."
+        )
 
 
 def _several(folder: Path) -> list[Path]:

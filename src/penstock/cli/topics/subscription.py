@@ -28,6 +28,7 @@ _DELIVERY_COLUMNS = columns(
 _REPLAY_COLUMNS = columns("number#, state, partition# PART, start#, until#")
 # Secrets on a command line can be seen by other users of the machine.
 _SECRETS = ("secret", "auth.password", "auth.token", "auth.value", "auth.key")
+_RESTORED = "restored"  # why a subscription is paused, see node/restoring.py
 _NESTED = ("auth", "headers", "retry")
 
 subscription = Noun(
@@ -142,7 +143,11 @@ def create(
 def _print_secret(session: Session, item: Json) -> None:
     session.out.one(item, name=_NAME)
     session.out.flush()
-    if "secret" in item:
+    if "secret" in item and session.out.format_of("json") == "name":
+        session.remark(
+            "the secret was not printed: `penstock subscription rotate` prints a new one"
+        )
+    elif "secret" in item:
         session.remark("save the secret now: it is not shown again")
 
 
@@ -235,10 +240,19 @@ def pause(session: Session, subscription: str, reason: str | None) -> None:
 
 
 @subscription.command()
-def resume(session: Session, subscription: str) -> None:
-    """Resume a paused subscription."""
-    _ask(session, "resume", subscription, "/resume")
-    session.remark(f"resumed {subscription}")
+@click.option(
+    "--restored", is_flag=True, help="all subscriptions that `penstock backup restore` has paused"
+)
+def resume(session: Session, subscriptions: Texts, restored: bool) -> None:
+    """Resume paused subscriptions."""
+    if bool(subscriptions) == restored:
+        raise click.UsageError("Give subscriptions, or --restored.")
+    if restored:
+        found = session.admin.subscriptions()
+        subscriptions = tuple(each["id"] for each in found if each["paused"] == _RESTORED)
+    for each in subscriptions:
+        _ask(session, "resume", each, "/resume")
+        session.remark(f"resumed {each}")
 
 
 @subscription.command()

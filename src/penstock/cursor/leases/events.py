@@ -18,18 +18,11 @@ For a share, SHARE_STEP is added to the type, and the share's id (sixteen bytes)
 To change a layout, add fields at the end with a default. To change the meaning of a field, take a
 new type number and keep decoding the old one."""
 
-from enum import IntEnum
 from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from penstock.model.message import Record
-
-
-class AckReason(IntEnum):
-    ACKED = 0  # by a consumer
-    DEAD = 1  # copied to the dead-letter queue
-    EXPIRED = 2  # past its retention
+from penstock.model.message import AckReason, Record
 
 
 class LeaseDetail(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -13,7 +13,6 @@ import msgspec
 
 from penstock.cursor.leases.events import (
     AckEvent,
-    AckReason,
     CursorStats,
     Event,
     ExtendEvent,
@@ -41,7 +40,7 @@ from penstock.cursor.leases.parts import (
 )
 from penstock.model.errors import ExpiredReceipt, InvalidRequest, NotLeased
 from penstock.model.limits import ATTEMPT_WINDOW_MS, LEASE_MS_MAX
-from penstock.model.message import Claim, Record
+from penstock.model.message import AckReason, Claim, Record
 from penstock.model.topic import PeekState
 
 Results = tuple[Exception | None, ...]
@@ -270,14 +269,15 @@ class LeaseCursor(LeaseState):
         self._apply_trim(event := TrimEvent(end_offset, self.unseen))
         return Outcome(None, (event,))
 
-    def trim(self, start_offset: int, *, passed: int = 0) -> Outcome[None]:
-        """Drop records below ``start_offset``. ``passed`` is the number of dropped messages that
-        were never leased."""
+    def trim(self, start_offset: int, *, passed: int = 0) -> Outcome[int]:
+        """Drop records below ``start_offset``, and return the number of messages that were not
+        acked. ``passed`` is the number of those that were never leased."""
         if start_offset <= self.low_offset():
-            return Outcome(None)
+            return Outcome(0)
         assert start_offset > self.head or passed == 0, "messages passed but the head did not move"
+        count = len(self._table)
         self._apply_trim(event := TrimEvent(start_offset, passed))
-        return Outcome(None, (event,))
+        return Outcome(count - len(self._table) + passed, (event,))
 
     def expire(self, *, retention_ms: int, now_ms: int, wall_ms: int) -> Outcome[int]:
         self._advance(now_ms)

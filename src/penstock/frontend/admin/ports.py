@@ -207,6 +207,8 @@ class PushPorts:
     entropy: Callable[[int], bytes]
     find_share: Callable[[Topic, str], Topic | None]  # also those of subscriptions
     deliveries: Deliveries | None = None  # None: attempts are not recorded
+    # Whether the URL of an account may become an endpoint.
+    is_usable: Callable[[str, str], bool] = lambda _url, _account: True
 
 
 # ── Health ───────────────────────────────────────────────────────────────────────────────────

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
+from penstock.flow.verdicts import Failure
 from penstock.frontend.admin.ports import PushPorts
 from penstock.frontend.admin.request import Body, Call, json_reply, picked
 from penstock.frontend.admin.webhook_rules import (
@@ -189,6 +190,8 @@ async def create(call: Call) -> HttpReply:
     check_readable(call, topic, settings.mode)
     check_source(topic)
     settings = checked_settings(call, topic, settings)
+    if not ports.is_usable(request.endpoint, topic.account):
+        raise InvalidRequest(Failure.UNUSABLE)
     known = ports.subscriptions.find_endpoint(topic.topic_id, WEBHOOK, endpoint)
     if known is None:
         one = Subscription(
@@ -338,7 +341,7 @@ async def one(call: Call) -> Shown:
     return {
         **_row(call, found),
         **(_settings(ports, found) if found.webhook else {"attributes": found.attributes}),
-        "replays": found.replays,
+        **picked(found, "replays", "start_offsets"),
         **status,
         **lag,
     }
@@ -374,8 +377,9 @@ async def _status(call: Call, one: Subscription) -> Shown:
 
 
 async def _lag(call: Call, one: Subscription) -> Shown:
-    """Return how many messages are neither delivered nor given up, and the age of the oldest."""
-    nothing: Shown = {"lag": None, "oldest_age_ms": None}
+    """Return how many messages are neither delivered nor given up, the age of the oldest, and how
+    many retention deleted first since the leaders of the source started."""
+    nothing: Shown = {"lag": None, "oldest_age_ms": None, "lost": None}
     topic = call.context.everything.find_id(one.topic_id)
     if topic is None or one.state is not SubscriptionState.CONFIRMED:
         return nothing
@@ -391,7 +395,8 @@ async def _lag(call: Call, one: Subscription) -> Shown:
         return nothing
     oldest_at_ms = stats.oldest_sent_at_ms
     age_ms = None if oldest_at_ms is None else max(0, call.now_ms - oldest_at_ms)
-    return {"lag": stats.visible + stats.in_flight + stats.delayed, "oldest_age_ms": age_ms}
+    lag = stats.visible + stats.in_flight + stats.delayed
+    return {"lag": lag, "oldest_age_ms": age_ms, "lost": stats.expired}
 
 
 async def _distance(call: Call, topic: Topic, one: Subscription) -> int:

@@ -247,6 +247,21 @@ def _on_topic(call: Call, request: Any) -> Needs:
     yield call.permission, _sns_target(call, address.account, address.name)
 
 
+def _on_link(call: Call, request: Any) -> Needs:
+    """Require the permission in the policies of the caller, and in the topic's policy if the topic
+    belongs to the caller's account. For a topic of another account, the token or the id of the
+    subscription is the proof, as it is in an unsigned link."""
+    if isinstance(request, sns.ConfirmSubscriptionRequest):
+        address = arns.parse_confirmed_topic(request.topic_arn, caller=call.account)
+    else:
+        address = arns.parse_subscription(request.subscription_arn, caller=call.account).topic
+    call.arn, topic = str(address), None
+    if address.account == call.account:
+        topic = call.context.everything.find_sns(address.account, address.region, address.name)
+    target = Target(call.account, call.arn, topic, topic_not_found(), is_sns=True)
+    yield call.permission, target
+
+
 def _create_topic(call: Call, request: sns.CreateTopicRequest) -> Needs:
     if request.name is None or not arns.is_topic_name(request.name):
         return  # the action rejects the name
@@ -276,10 +291,12 @@ _RULES: Final[Mapping[str, Callable[[Call, Any], Needs]]] = {
     "sqs:ListQueues": _list_queues,
     "sqs:SetQueueAttributes": _set_attributes,
     "sqs:StartMessageMoveTask": _start_move,
+    "sns:ConfirmSubscription": _on_link,
     "sns:CreateTopic": _create_topic,
     "sns:ListSubscriptions": _list_topics,
     "sns:ListTopics": _list_topics,
     "sns:Publish": _publish,
+    "sns:Unsubscribe": _on_link,
     **{f"sns:{name}": _on_book for name in BOOKS},
 }
 

@@ -4,7 +4,7 @@ module are small, and losing them does no harm."""
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -231,6 +231,9 @@ class PurgeGuard:
         self._purged_at_ms.clear()
 
 
+async def _nothing() -> None: ...
+
+
 @dataclass(eq=False, kw_only=True)
 class Context:
     broker: BrokerPort  # the brokers of all nodes
@@ -248,6 +251,10 @@ class Context:
     quotas: TenantQuotas | None = None
     ring: KeyRing | None = None  # encrypts the passwords of endpoints
     token_key: bytes = b""  # signs the tokens by which endpoints confirm subscriptions
+    # Whether the URL of an account may become an endpoint.
+    is_usable: Callable[[str, str], bool] = lambda _url, _account: True
+    # Creates the key that signs messages, if there is none yet.
+    prepare_key: Callable[[], Awaitable[object]] = _nothing
     # Called for a pending subscription that its endpoint should confirm, and after the deletion of
     # one that its endpoint can restore.
     confirm: Callable[[Subscription], None] = lambda _: None

@@ -34,8 +34,14 @@ PAGE_SECONDS: Final = 10.0  # longest time for which a page takes replies
 EXPIRED_AT_ONCE: Final = 2  # expired pages to remove for each new page
 
 _BATCHES: Final = frozenset(("PublishBatch", "SendMessageBatch"))
-_SENDS: Final = _BATCHES | {"Publish", "SendMessage"}
-REPEATABLE: Final = _SENDS | {
+# Sends, with the fields that name the queue or topic.
+_TARGETS: Final = {
+    "SendMessage": ("queue_url",),
+    "SendMessageBatch": ("queue_url",),
+    "Publish": ("topic_arn", "target_arn"),
+    "PublishBatch": ("topic_arn",),
+}
+REPEATABLE: Final = _TARGETS.keys() | {
     "AddPermission",
     "CancelMessageMoveTask",
     "DeleteQueue",
@@ -75,7 +81,7 @@ def token_of(call: Call, action: str) -> Token | None:
     if token is None and own is None:
         return None
     request = call.request
-    for field in ("queue_url", "topic_arn", "target_arn") if action in _SENDS else ():
+    for field in _TARGETS.get(action, ()):
         if (getattr(request, field, None) or "").endswith(".fifo"):
             return None
     if own is not None:

@@ -107,6 +107,15 @@ def has_action(http: HttpRequest) -> bool:
     return "Action=" in http.query
 
 
+def is_link(query_string: bytes) -> bool:
+    """Return whether a query string is a link in a message to an endpoint, whose token or id is the
+    proof that its reader may follow it."""
+    try:
+        return query.fields_of(query_string.decode("latin-1")).get("Action") in LINKS
+    except Fault:
+        return False
+
+
 def _fill_url(call: Call) -> None:
     request = call.request
     if isinstance(request, QueueRequest) and request.queue_url is None:

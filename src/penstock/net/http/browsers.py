@@ -18,11 +18,14 @@ as trustworthy, such as ``localhost.localstack.cloud``. So on a port where a GET
 something, a GET with a query string is rejected if a browser sent it without ``Sec-Fetch-Site``.
 
 With authentication on, a page cannot sign a request, and only ``Sec-Fetch-Site`` is checked.
+
+A link that contains its own proof, such as the token that confirms a subscription, is meant to be
+clicked anywhere, for example in a web mail program. It may be followed from every page.
 """
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -42,10 +45,19 @@ _BROWSER: Final = "mozilla/"  # how the User-Agent of every browser begins
 
 
 class BrowserGuard:
-    def __init__(self, *, is_open: bool, external_url: str = "", acts_on_get: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        is_open: bool,
+        external_url: str = "",
+        acts_on_get: bool = False,
+        is_proven: Callable[[bytes], bool] = lambda _query: False,
+    ) -> None:
         """Create a guard. ``is_open`` says that authentication is off, ``acts_on_get`` that a GET
-        request can change something."""
+        request can change something, and ``is_proven`` that a query string contains the proof that
+        a person may do what it says."""
         self._is_open = is_open
+        self._is_proven = is_proven
         self._acts_on_get = acts_on_get
         self._external = urlsplit(external_url).hostname or ""
         # Accepted Host values. HTTP/1.0 has no Host, and no browser speaks HTTP/1.0.
@@ -54,13 +66,14 @@ class BrowserGuard:
     def refusal(self, headers: Mapping[str, str], url: bytes, parser: Parser) -> str | None:
         """Return the reason why a request is rejected, or None if it is allowed."""
         if "sec-fetch-site" in headers:
-            if _is_foreign(headers, url, parser):
+            if self._is_foreign(headers, url, parser):
                 return "Requests by web pages of other sites are rejected."
         elif (
             b"?" in url
             and self._is_open
             and self._acts_on_get
             and headers.get("user-agent", "").lstrip().lower().startswith(_BROWSER)
+            and not self._is_link(url, parser)
         ):
             return (
                 "Actions in the query string are rejected when a browser does not say which page "
@@ -78,6 +91,19 @@ class BrowserGuard:
         if self._is_open and "origin" in headers and not _is_own(headers["origin"], host or ""):
             return "Requests by web pages are rejected while authentication is off."
         return None
+
+    def _is_foreign(self, headers: Mapping[str, str], url: bytes, parser: Parser) -> bool:
+        """Return whether a page of another site sent the request. A link to this server does not
+        count."""
+        if headers["sec-fetch-site"].strip().lower() not in _FOREIGN_SITES:
+            return False
+        is_click = headers.get("sec-fetch-mode", "").strip().lower() == "navigate"
+        return not (is_click and self._is_link(url, parser))
+
+    def _is_link(self, url: bytes, parser: Parser) -> bool:
+        """Return whether a request does nothing, or nothing without a proof."""
+        _, mark, query = url.partition(b"?")
+        return parser.get_method() == b"GET" and (not mark or self._is_proven(query))
 
     def _serves(self, host: str) -> bool:
         host = host.strip().lower()
@@ -105,12 +131,3 @@ def _is_dialled(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 def _is_own(origin: str, host: str) -> bool:
     scheme, _, place = origin.strip().lower().partition("://")
     return scheme in ("http", "https") and place == host.strip().lower()
-
-
-def _is_foreign(headers: Mapping[str, str], url: bytes, parser: Parser) -> bool:
-    """Return whether a page of another site sent the request. A link to this server does not count
-    unless it has a query string."""
-    if headers["sec-fetch-site"].strip().lower() not in _FOREIGN_SITES:
-        return False
-    is_link = headers.get("sec-fetch-mode", "").strip().lower() == "navigate"
-    return not is_link or b"?" in url or parser.get_method() != b"GET"

@@ -94,7 +94,8 @@ class BrokerRole:
             self._context, self._tasks, entropy=setup.entropy, is_clustered=is_clustered
         )
         self.producer_ids = StoredProducerIds(metadata.store)
-        self.cutting = BackupPositions(self.broker.partitions, self._context.hold, setup.clock)
+        self.hold = self._context.hold
+        self.cutting = BackupPositions(self.broker.partitions, self.hold, setup.clock)
 
     async def start(self) -> None:
         """Recover all logs, which may take minutes, and start the coordinators."""
@@ -129,7 +130,7 @@ class BrokerRole:
             coordinators,
             groups=self.groups,
             markers=None if cluster is None else cluster.anywhere,
-            hold=self._context.hold,
+            hold=self.hold,
             next_producer_id=self.producer_ids.next_id,
         )
         await self.transactions.start()

@@ -13,6 +13,7 @@ from penstock.frontend.admin.api import AdminApi
 from penstock.frontend.admin.ports import BackupPort, CoordinatorPort, PushPorts
 from penstock.frontend.admin.request import ConfigRow, Context
 from penstock.frontend.aws.context import FrontendConfig
+from penstock.frontend.aws.incoming import is_link
 from penstock.frontend.aws.pipeline import Frontend
 from penstock.frontend.facts import deliveries
 from penstock.frontend.kafka.access.quotas import ConnectionRates
@@ -96,6 +97,8 @@ class FrontendCalls:
         self.throttler = Throttler(own_account=own_account)
         self.broker = LimitedBroker(guarded, callees.metadata, quotas)  # of this node
         self.anywhere = LimitedBroker(routed, callees.metadata, quotas)  # of all nodes
+        # For messages that this node sends to queues of tenants.
+        self.copies = LimitedBroker(self.unlimited, callees.metadata, quotas)
         self.catalog = GuardedCatalog(metadata.catalog, callees.metadata, quotas)
         # For Kafka, whose clients retry if a topic does not exist.
         self.stream_catalog = GuardedCatalog(metadata.topics, callees.metadata, quotas)
@@ -170,6 +173,7 @@ class Listeners:
                     entropy=setup.entropy,
                     find_share=calls.unlimited.find_share,
                     deliveries=self._deliveries,
+                    is_usable=self._push.is_usable,
                 ),
             ),
             token=setup.config.admin.token,
@@ -210,6 +214,8 @@ class Listeners:
             has_application=_never if couriers is None else couriers.has_endpoint,
             ring=self._security.ring,
             token_key=self._push.token_key,
+            is_usable=self._push.is_usable,
+            prepare_key=self._push.keys.ready,
             confirm=self._push.confirm,
             unsubscribed=self._push.unsubscribed,
             certificate_of=self._push.keys.certificate,
@@ -244,6 +250,7 @@ class Listeners:
             forbid=frontend.forbid,
             is_open=not self._is_auth_on,
             acts_on_get=True,
+            is_proven=is_link,
             outlives=frontend.outlives,
         )
         at, is_shared = config.http.listen, config.http.reuse_port

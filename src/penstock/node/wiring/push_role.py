@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,14 @@ from penstock.frontend.facts.usage import UsageTable
 from penstock.metadata.address_books import StoredAddressBooks
 from penstock.metadata.sns_keys import SnsKeys, sign
 from penstock.metadata.subscriptions import StoredSubscriptions
-from penstock.model.calls import Append, BrokerPort, Publish, PushOne, ReadPushStatus
+from penstock.model.calls import (
+    Append,
+    BrokerPort,
+    LearnSubscription,
+    Publish,
+    PushOne,
+    ReadPushStatus,
+)
 from penstock.model.errors import PenstockError
 from penstock.model.message import Appended
 from penstock.model.subscription import Subscription
@@ -43,6 +50,7 @@ from penstock.push.pushers import Pushers
 from penstock.push.resolver import Resolver
 from penstock.wire.aws.sns.notification import CERTIFICATE_PATH, Signer
 from penstock.wire.webhooks.courier_urls import parse_gateways, parse_smtp_url
+from penstock.wire.webhooks.endpoint_url import parse_endpoint_url
 
 SWEEP_SECONDS = 60.0
 PUSH_SQS = "push:sqs"  # operation in usage rows
@@ -129,20 +137,27 @@ class PushRole:
         return Signer(version, url, counted)
 
     def serve(
-        self, role: BrokerRole, anywhere: BrokerPort, facts: DeliveryWriter, *, is_clustered: bool
+        self,
+        role: BrokerRole,
+        anywhere: BrokerPort,
+        facts: DeliveryWriter,
+        *,
+        queues: BrokerPort,  # for messages to queues; checks the quotas of their owners
+        is_clustered: bool,
     ) -> None:
         """Begin to copy messages of the partitions that this node leads."""
         self.facts, self._broker = facts, role.broker
         setup, config, broker = self._setup, self._setup.config.push, role.broker
         self.couriers = self._make_couriers(anywhere)
         broker.handlers[Publish] = self.publish
+        broker.handlers[LearnSubscription] = self.learn
         if not config.enabled:
             return
         self.metrics.register(setup.meter)
         self._fan_outs = FanOuts(
             FanOutSetup(
                 broker=broker,
-                anywhere=anywhere,
+                anywhere=queues,
                 catalog=self._topics,
                 subscriptions=self.subscriptions,
                 clock=setup.clock,
@@ -152,15 +167,19 @@ class PushRole:
                 signer_of=self._signer,
                 metrics=self.metrics,
                 count=partial(self._count, PUSH_SQS),
+                note=facts.note,
             ),
             publish_wait_ms=config.publish_wait_ms,
         )
 
-        pushers = self._pushers = self._make_pushers(anywhere, is_clustered=is_clustered)
+        pushers = self._pushers = self._make_pushers(
+            anywhere, queues, role.hold.crossing, is_clustered=is_clustered
+        )
         self.metrics.measure = pushers.measure
         broker.handlers[ReadPushStatus] = pushers.read_status
         broker.handlers[PushOne] = pushers.push_one
-        broker.filters.find = pushers.wants
+        broker.share_hooks.find_filter = pushers.wants
+        broker.share_hooks.lost = pushers.lost
         self._is_clustered = is_clustered
         self._topics.on_change(self._changed)
         if is_clustered:
@@ -181,6 +200,9 @@ class PushRole:
             last = max(one.offset for one in found)
             await self._fan_outs.copied(call.topic, call.partition, last)
         return found
+
+    async def learn(self, call: LearnSubscription) -> None:
+        await self.subscriptions.change(call.subscription_id, lambda current: current)
 
     def _make_couriers(self, anywhere: BrokerPort) -> Couriers | None:
         setup, node, config = self._setup, self._setup.config.node, self._setup.config.push
@@ -212,32 +234,42 @@ class PushRole:
             self.books, own_account=node.account, gateway=gateway, outbox=outbox, mail=mail
         )
 
-    def _make_pushers(self, anywhere: BrokerPort, *, is_clustered: bool) -> Pushers:
+    def _make_pushers(
+        self,
+        anywhere: BrokerPort,
+        queues: BrokerPort,
+        crossing: Callable[[], Awaitable[None]],
+        *,
+        is_clustered: bool,
+    ) -> Pushers:
         setup, config, sealing = self._setup, self._setup.config.push, self._security.sealing
         proxy = make_proxy(config.proxy_url) if config.proxy_url else None
         self._client = HttpClient(proxy=proxy)
         self._resolver = Resolver(self._guard(()))
         ca_file = Path(config.ca_file) if config.ca_file else None
         may_send = self._may_send()
+        self._outbound = Outbound(
+            self._client,
+            self._resolver,
+            TlsContexts(ca_file=ca_file),
+            allows_plain=config.plain_http,
+        )
         push_setup = PushSetup(
             broker=anywhere,
             subscriptions=self.subscriptions,
             clock=setup.clock,
             chance=random.random,
             opener=sealing,
-            outbound=Outbound(
-                self._client,
-                self._resolver,
-                TlsContexts(ca_file=ca_file),
-                allows_plain=config.plain_http,
-            ),
+            outbound=self._outbound,
             slots=Slots(
                 requests_max=config.in_flight_max,
                 bytes_max=config.bytes_in_flight_max,
                 destination_requests_max=config.host_in_flight_max,
             ),
             signer_of=self._signer,
-            dead_letters=DeadLetters(anywhere, self._topics, setup.entropy, sealing, may_send),
+            dead_letters=DeadLetters(
+                queues, self._topics, setup.entropy, sealing, may_send, crossing
+            ),
             note=self.facts.note,
             count=lambda topic, protocol, *counts: self._count(
                 f"push:{_USAGE.get(protocol, 'gateway')}", topic, *counts
@@ -254,12 +286,12 @@ class PushRole:
         )
         self._confirmations = Confirmations(
             ConfirmSetup(
-                broker=anywhere,
+                broker=queues,
                 catalog=self._topics,
                 clock=setup.clock,
                 entropy=setup.entropy,
                 token_key=self.token_key,
-                outbound=push_setup.outbound,
+                outbound=self._outbound,
                 slots=push_setup.slots,
                 signer_of=self._signer,
                 secrets_of=self._secrets_of,
@@ -286,6 +318,12 @@ class PushRole:
         """Let no subscription call these addresses, host:port or URLs of this cluster."""
         if self._pushers is not None:
             self._resolver.guard = self._guard(own)
+
+    def is_usable(self, endpoint: str, account: str) -> bool:
+        """Return whether a URL of a tenant may become an endpoint."""
+        if self._pushers is None:
+            return True
+        return self._outbound.is_usable(parse_endpoint_url(endpoint), tenant=account)
 
     def confirm(self, one: Subscription) -> None:
         if self._pushers is not None:

@@ -50,7 +50,7 @@ class _Reply(NamedTuple):
     next_offset: int  # after the last whole batch
 
 
-def _fetcher(client: KafkaClient, wanted: Range, options: ReadOptions) -> Callable[[int], _Reply]:
+def fetcher(client: KafkaClient, wanted: Range, options: ReadOptions) -> Callable[[int], _Reply]:
     """Return a function that fetches records from an offset on. At the end of the range, it returns
     a reply without buffers."""
     place, end, size = wanted.place, wanted.end, options.fetch_bytes
@@ -108,7 +108,7 @@ def read_range(wanted: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     if not wanted.count:
         return
     if wanted.count < _AHEAD_RECORDS_MIN:
-        fetch = _fetcher(client_for(options.connection), wanted, options)
+        fetch = fetcher(client_for(options.connection), wanted, options)
         while decoder.next_offset < wanted.end:
             yield from _decoded(decoder, fetch(decoder.next_offset))
     else:
@@ -116,7 +116,7 @@ def read_range(wanted: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
             new_client(options.connection) as client,
             ThreadPoolExecutor(1, thread_name_prefix="fetch ahead") as ahead,
         ):
-            fetch = _fetcher(client, wanted, options)
+            fetch = fetcher(client, wanted, options)
             coming: Future[_Reply] | None = ahead.submit(fetch, wanted.begin)
             while coming is not None:
                 reply = coming.result()

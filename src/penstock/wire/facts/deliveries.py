@@ -17,7 +17,7 @@ DELIVERED: Final = "delivered"
 RETRY: Final = "retry"  # failed; the next attempt is at ``next_ms``
 DEAD: Final = "dead"  # moved to the dead-letter queue
 DROPPED: Final = "dropped"  # given up, and there is no dead-letter queue
-REFUSED: Final = "refused"  # the address guard does not allow the endpoint; nothing was sent
+REFUSED: Final = "refused"  # the endpoint has no address that may be called; nothing was sent
 EXPIRED: Final = "expired"  # retention deleted the message before it was delivered
 
 NO_STATUS: Final = 0  # no HTTP reply
@@ -44,6 +44,7 @@ class DeliveryRow(msgspec.Struct, frozen=True, gc=False):
     next_ms: int = 0  # time of the next attempt; 0: none
     is_replay: bool = False
     is_test: bool = False
+    share: str = ""  # id of the share, whose acks are in the log; "": none
 
 
 class DeliveryColumns(msgspec.Struct, gc=False):
@@ -64,6 +65,7 @@ class DeliveryColumns(msgspec.Struct, gc=False):
     next_ms: list[int] = []
     is_replay: list[bool] = []
     is_test: list[bool] = []
+    share: list[str] = []
 
     def __len__(self) -> int:
         return len(self.at_ms)
@@ -78,7 +80,10 @@ def columns_of(rows: Sequence[DeliveryRow]) -> DeliveryColumns:
 
 _NAMES: Final = DeliveryRow.__struct_fields__
 assert DeliveryColumns.__struct_fields__ == _NAMES, "rows and columns must have the same fields"
-TEXTS: Final = ("tenant", "region", "subscription", "topic", "message_id", "outcome", "reason")
+TEXTS: Final = (
+    *("tenant", "region", "subscription", "topic"),
+    *("message_id", "outcome", "reason", "share"),
+)
 FLAGS: Final = ("is_replay", "is_test")
 NUMBERS: Final = tuple(name for name in _NAMES if name not in (*TEXTS, *FLAGS))
 # A column of these names may be missing.

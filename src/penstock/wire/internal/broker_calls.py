@@ -24,6 +24,7 @@ from penstock.model.calls import BrokerCall, PartitionCall, Results, TopicCall
 from penstock.model.errors import PenstockError, PurgeInProgress
 from penstock.model.file_slice import in_memory
 from penstock.model.limits import MIB
+from penstock.model.message import AckReason
 from penstock.model.ports import LATEST, Fetched, LeaseRequest, StreamEnds
 from penstock.model.topic import Topic, join_stats
 from penstock.record.batch import parse_header
@@ -101,6 +102,9 @@ RULES: Final[dict[type[BrokerCall[Any]], Rule]] = {
     calls.ShareStart: Rule(number=0x0225, is_idempotent=True),
     calls.ShareLag: Rule(number=0x0226, is_idempotent=True),
     calls.RestartShare: Rule(number=0x0227, is_idempotent=lambda call: call.offset != LATEST),
+    calls.LearnSubscription: Rule(
+        number=0x022B, is_idempotent=True, needs_metadata=True, join=lambda _replies: None
+    ),
     calls.ReadPushStatus: Rule(number=0x0229, is_idempotent=True),
     calls.PushOne: Rule(number=0x022A, call_ms=PUSH_MS),
 }
@@ -327,6 +331,13 @@ class _AcquireWire(BrokerWire):
         return (request.session, request.ticket) if request.ticket else None
 
 
+class _AckWire(BrokerWire):
+    def pack(self, call: calls.Ack, epoch: int, ticket: Ticket) -> Sequence[object]:
+        """Omit the reason, of feature level PUSH, if it is the default."""
+        fields = super().pack(call, epoch, ticket)
+        return fields if call.reason is not AckReason.ACKED else fields[:-1]
+
+
 class _OpenShareWire(BrokerWire):
     def pack(self, call: calls.OpenShare, epoch: int, ticket: Ticket) -> Sequence[object]:
         """Omit the fields of feature level PUSH if they have their defaults."""
@@ -340,6 +351,7 @@ _WIRES: Final[dict[type[BrokerCall[Any]], BrokerWire]] = {}
 _FORMS: Final[dict[type[BrokerCall[Any]], type[BrokerWire]]] = {
     calls.Lease: _LeaseWire,
     calls.Acquire: _AcquireWire,
+    calls.Ack: _AckWire,
     calls.OpenShare: _OpenShareWire,
 }
 

@@ -15,11 +15,13 @@ from penstock.broker.context.context import (
     SEGMENTS_MS_MAX,
     BackupHold,
 )
-from penstock.model.calls import Ack, Append, Lease, StartMove, Stats
+from penstock.model.calls import Ack, Append, Ends, Lease, MoveBookmark, StartMove, Stats
 from penstock.model.errors import InvalidRequest
 from penstock.model.ports import LeaseRequest, MoveTask
 from penstock.model.topic import QueueSettings, Redrive
 from penstock.wire.internal.node_calls import HoldRequest, PositionsRequest
+
+HELD_SECONDS = 0.2  # much longer than what is held would take
 
 
 async def test_crossings_wait_for_everybody_who_holds_them() -> None:
@@ -100,6 +102,21 @@ async def test_a_message_that_is_moved_back_is_finished_with_only_then(tmp_path:
             while (await stage.broker.call(Stats(dead))).in_flight:
                 await asyncio.sleep(0.001)
         await stage.broker.call(Ack(target, 0, [claim(one) for one in got]))
+
+
+async def test_a_bookmark_after_copied_messages_is_moved_only_then(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        topic = await stage.topic("sns.orders")
+        hold = stage.broker._context.hold
+        await stage.broker.call(Append(topic, 0, [message("copied")]))
+        hold.hold_crossings("backup", CROSSINGS_MS_MAX)
+        end = (await stage.broker.call(Ends(topic, 0))).high_watermark
+        move = asyncio.create_task(stage.broker.call(MoveBookmark(topic, 0, "sns", 1)))
+        await asyncio.wait((move,), timeout=HELD_SECONDS)
+        assert (await stage.broker.call(Ends(topic, 0))).high_watermark == end
+        assert not move.done()
+        hold.release_crossings("backup")
+        assert await asyncio.wait_for(move, 5) == 1
 
 
 async def test_a_stage_is_taken_only_while_crossings_are_held(tmp_path: Path) -> None:

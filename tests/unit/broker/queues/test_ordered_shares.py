@@ -29,7 +29,7 @@ from penstock.model.calls import (
 )
 from penstock.model.errors import InvalidRequest, NotLeased
 from penstock.model.levels import PUSH
-from penstock.model.message import Claim
+from penstock.model.message import AckReason, Claim
 from penstock.model.ports import EARLIEST, Acquired, LeaseRequest, Marker
 from penstock.model.topic import Kind, Topic
 from penstock.record.batch import ATTR_TRANSACTIONAL, encode_batch
@@ -102,6 +102,9 @@ async def test_a_group_is_locked_while_one_of_its_records_is_in_flight(
         assert values(await acquire(stage, reader)) == ["b1", "a2", "c1", "b2"]
         [late] = await stage.broker.call(Finish(reader, 0, [c1]))
         assert isinstance(late, NotLeased), "another consumer has it now"
+        for reason in AckReason:
+            [error] = await stage.broker.call(Ack(reader, 0, [c1], reason))
+            assert error is not None, reason
         left = await stage.broker.call(Stats(queue))
         assert left.visible == 5, "the queue itself keeps its messages"
 

@@ -31,7 +31,8 @@ from penstock.model.topic import Topic
 
 
 def use_filter(stage: Stage, share: Topic, wants: Callable[[Record], bool] | None) -> None:
-    stage.broker.filters.find = lambda topic, _: wants if topic.topic_id == share.topic_id else None
+    hooks, share_id = stage.broker.share_hooks, share.topic_id
+    hooks.find_filter = lambda topic, _: wants if topic.topic_id == share_id else None
 
 
 def is_red(record: Record) -> bool:

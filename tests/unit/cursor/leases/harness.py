@@ -11,12 +11,12 @@ from typing import cast
 import msgspec
 from tests.cursor_state import state_hash
 
-from penstock.cursor.leases.events import AckReason, Event, LeaseOutcome, Pick, decode, encode
+from penstock.cursor.leases.events import Event, LeaseOutcome, Pick, decode, encode
 from penstock.cursor.leases.fifo import open_cursor, restore_cursor
 from penstock.cursor.leases.lease import LeaseCursor, RecordState
 from penstock.cursor.leases.obstacles import QueueTerms
 from penstock.model.limits import OFFSET_MAX
-from penstock.model.message import Claim, Message, Record
+from penstock.model.message import AckReason, Claim, Message, Record
 from penstock.model.topic import Obstacles
 
 WALL = 1_700_000_000_000

@@ -5,10 +5,10 @@ import time
 import pytest
 from tests.unit.cursor.leases.harness import Shell, claim_of
 
-from penstock.cursor.leases.events import AckReason
 from penstock.cursor.leases.obstacles import QueueTerms
 from penstock.model.errors import ExpiredReceipt, NotLeased
 from penstock.model.limits import ATTEMPT_IDS_MAX, ATTEMPT_WINDOW_MS, DEFERRED_MAX
+from penstock.model.message import AckReason
 from penstock.model.topic import Obstacles
 
 

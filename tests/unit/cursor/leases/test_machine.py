@@ -19,12 +19,12 @@ from tests.harness.full import FULL
 from tests.unit.cursor.leases.harness import Shell, claim_of
 
 from penstock.cursor.leases import standard as fair
-from penstock.cursor.leases.events import AckReason, LeaseOutcome
+from penstock.cursor.leases.events import LeaseOutcome
 from penstock.cursor.leases.lease import RecordState
 from penstock.cursor.leases.parts import HOLD_MS
 from penstock.model.errors import ExpiredReceipt, NotLeased
 from penstock.model.limits import OFFSET_MAX
-from penstock.model.message import Claim, Record
+from penstock.model.message import AckReason, Claim, Record
 from penstock.model.topic import PeekState
 
 SECOND = 1_000

@@ -11,7 +11,6 @@ from tests.unit.cursor.leases.harness import Shell
 from penstock.cursor.leases.dedup import DedupTable, dedup_key
 from penstock.cursor.leases.events import (
     AckEvent,
-    AckReason,
     Event,
     ExtendEvent,
     LeaseDetail,
@@ -26,7 +25,7 @@ from penstock.cursor.leases.parts import BUCKETS_MAX, DelayBuckets, dead_letter,
 from penstock.cursor.leases.receipt import open_receipt, seal
 from penstock.model.errors import Damaged, InvalidReceipt, Throttled
 from penstock.model.limits import DEDUP_WINDOW_MS
-from penstock.model.message import Attribute, Claim, Message, Record
+from penstock.model.message import AckReason, Attribute, Claim, Message, Record
 from penstock.model.topic import DedupScope
 
 TOPIC = "0123456789abcdef0123456789abcdef"

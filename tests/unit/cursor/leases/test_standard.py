@@ -3,12 +3,11 @@
 import pytest
 from tests.unit.cursor.leases.harness import DAY_MS, Shell, claim_of
 
-from penstock.cursor.leases.events import AckReason
 from penstock.cursor.leases.lease import RecordState
 from penstock.cursor.leases.parts import HELD_PER_LEASE_MAX, HOLD_MS
 from penstock.model.errors import InvalidRequest, NotLeased
 from penstock.model.limits import DEFERRED_MAX, LEASE_MS_MAX
-from penstock.model.message import Claim
+from penstock.model.message import AckReason, Claim
 from penstock.model.topic import PeekState
 
 
@@ -297,7 +296,9 @@ def test_a_purge_removes_visible_delayed_and_in_flight_records(shell: Shell) -> 
 def test_trimming_drops_what_lay_below_and_keeps_the_counts(shell: Shell) -> None:
     shell.send(10)
     shell.lease(2)
-    shell.write(shell.cursor.trim(5, passed=3).events)
+    outcome = shell.cursor.trim(5, passed=3)
+    assert outcome.reply == 5
+    shell.write(outcome.events)
     assert shell.counts() == (5, 0, 0)
     assert shell.cursor.low_offset() == 5
     assert shell.cursor.trim(5).events == ()

@@ -11,6 +11,7 @@ from tests.unit.frontend.aws.test_sns import ACCOUNT, QUEUE, TOPIC, Client, give
 from tests.unit.frontend.signing import locked
 
 from penstock.frontend.aws.context import FrontendConfig
+from penstock.model.errors import Throttled
 from penstock.model.limits import CONFIRMATION_MS
 from penstock.model.subscription import Replay, ReplayState, Subscription, SubscriptionState
 from penstock.model.topic import Topic
@@ -70,6 +71,22 @@ class Site:
 @pytest.fixture
 def site() -> Site:
     return Site()
+
+
+async def test_the_key_that_signs_messages_is_created_before_the_first_subscription(
+    site: Site,
+) -> None:
+    """Else the first publisher would wait for it, and find nothing in the queue."""
+    keys: list[int] = []
+
+    async def prepare() -> None:
+        keys.append(len(site.confirmed))
+        raise Throttled("not now")  # the subscription is made anyway
+
+    site.rig.frontend.prepare_key = prepare
+    for _ in range(2):
+        await site.pending()
+    assert keys == [0]
 
 
 # ── Confirmations ────────────────────────────────────────────────────────────────────────────
@@ -220,6 +237,26 @@ async def test_a_queue_of_another_account_must_confirm(
     arn = await site.client.subscribe(f"arn:aws:sqs:us-east-1:{account}:q")
     assert (arn == "pending confirmation") == is_pending
     assert len(site.confirmed) == is_pending
+    learned = site.rig.backend.learned
+    assert len(learned) == (not is_pending), "leaders know a confirmed subscription of a queue"
+    if is_pending:
+        one = await site.confirm(site.confirmed[0])
+        assert learned == [one.id]
+
+
+async def test_a_repeated_subscribe_tells_the_leaders_again(site: Site) -> None:
+    """The request before may have failed when the subscription was stored."""
+    await site.client.topic()
+    arn = await site.client.subscribe()
+    assert await site.client.subscribe() == arn
+    first, second = site.rig.backend.learned
+    assert first == second
+    assert arn.endswith(first)
+
+
+async def test_leaders_need_not_know_a_webhook_before_the_reply(site: Site) -> None:
+    await site.confirm(await site.pending())
+    assert site.rig.backend.learned == []
 
 
 MAIL = "Invalid parameter: Email address"

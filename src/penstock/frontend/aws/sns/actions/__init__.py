@@ -1,9 +1,9 @@
 """A table of the SNS actions by name."""
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final
 
-from penstock.frontend.aws.context import Action, Run
+from penstock.frontend.aws.context import Action, Call, Run
 from penstock.frontend.aws.sns.actions import (
     address_books,
     direct,
@@ -13,6 +13,8 @@ from penstock.frontend.aws.sns.actions import (
     tags,
     topics,
 )
+from penstock.model.levels import PUSH
+from penstock.wire.aws.sns.faults import fault
 
 _RUNS: Final[Mapping[str, Run]] = {
     "AddPermission": topics.add_permission,
@@ -58,8 +60,24 @@ _RUNS: Final[Mapping[str, Run]] = {
     "UntagResource": tags.untag_resource,
     "VerifySMSSandboxPhoneNumber": sms.verify_number,
 }
+
+
+def _at_level(run: Run) -> Run:
+    """Return an action that is refused below the feature level of push. There is nothing to read
+    then, and older nodes could not read what the action writes."""
+
+    def checked(call: Call, request: Any) -> Coroutine[Any, Any, Any]:
+        if call.context.level() < PUSH:
+            text = f"SNS needs feature level {PUSH}: upgrade all nodes, then run"
+            raise fault("ServiceUnavailable", f"{text} penstock cluster upgrade.")
+        return run(call, request)
+
+    return checked
+
+
 ACTIONS: Final[Mapping[str, Action]] = {
-    name: Action(name, run, f"sns:{name.removesuffix('Batch')}") for name, run in _RUNS.items()
+    name: Action(name, _at_level(run), f"sns:{name.removesuffix('Batch')}")
+    for name, run in _RUNS.items()
 }
 # Actions that links in messages to endpoints perform, without a signature.
 LINKS: Final = frozenset(("ConfirmSubscription", "Unsubscribe"))

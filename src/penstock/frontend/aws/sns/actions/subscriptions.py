@@ -8,10 +8,12 @@ subscription is deleted gets another token, which restores the subscription."""
 import base64
 import binascii
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
+from penstock.flow.verdicts import Failure
 from penstock.frontend.aws.context import Call
 from penstock.frontend.aws.sns.actions.topics import topic_of
 from penstock.frontend.aws.sns.rules import replay_policy, subscription_attributes
@@ -23,8 +25,8 @@ from penstock.frontend.aws.sns.rules.endpoints import (
     check_endpoint,
 )
 from penstock.frontend.aws.sns.rules.replay_policy import REPLAY, Times
-from penstock.model.calls import Ends, FindTime
-from penstock.model.errors import InvalidRequest, NotFound, QuotaExceeded
+from penstock.model.calls import Ends, FindTime, LearnSubscription
+from penstock.model.errors import InvalidRequest, NotFound, PenstockError, QuotaExceeded
 from penstock.model.ports import KeyRing
 from penstock.model.subscription import RANDOM_BYTES, Subscription, SubscriptionState, new_id
 from penstock.model.topic import Topic
@@ -63,12 +65,18 @@ async def subscribe(call: Call, request: shapes.SubscribeRequest) -> shapes.Subs
         relayed=context.relayed,
         has_application=context.has_application,
     )
+    if protocol in HTTP and not context.is_usable(request.endpoint, call.account):
+        raise invalid("Endpoint", Failure.UNUSABLE)
     given, now_ms = request.attributes or {}, context.clock.wall_ms()
     attributes = subscription_attributes.read_new(
         topic, protocol, endpoint.text, given, now_ms=now_ms
     )
     one = context.subscriptions.find_endpoint(topic.topic_id, protocol, endpoint.text)
     if one is None:
+        if not topic.is_fifo:
+            # Now, because it takes longer than a publisher waits for the copies of its message.
+            with suppress(PenstockError):
+                await context.prepare_key()
         new = await _new_subscription(call, topic, protocol, endpoint, attributes)
         try:
             one = await context.subscriptions.create(new)
@@ -78,6 +86,7 @@ async def subscribe(call: Call, request: shapes.SubscribeRequest) -> shapes.Subs
         text = "Subscription already exists with different attributes"
         raise invalid("Attributes", text)
     one = await _with_password(call, one, endpoint.password)
+    await _tell_leaders(call, topic, one)
     is_pending = one.state is SubscriptionState.PENDING
     if is_pending:
         context.confirm(one)
@@ -169,6 +178,12 @@ async def _confirmed(
     return replay_policy.with_replay(ready, starts=starts, until=until, now_ms=now_ms)
 
 
+async def _tell_leaders(call: Call, topic: Topic, one: Subscription) -> None:
+    """Let the leaders of the topic copy all messages that are published after the reply."""
+    if one.protocol == SQS and one.state is SubscriptionState.CONFIRMED:
+        await call.context.broker.call(LearnSubscription(topic, subscription_id=one.id))
+
+
 async def _range(call: Call, topic: Topic, times: Times, ends: Offsets) -> tuple[Offsets, Offsets]:
     """Return the offsets of the first message of a replay, and those after its last message."""
 
@@ -232,6 +247,7 @@ async def confirm_subscription(
             )
 
         one = await context.subscriptions.change(one.id, confirm)
+    await _tell_leaders(call, topic, one)
     return shapes.ConfirmSubscriptionReply(subscription_arn=one.arn)
 
 
@@ -241,7 +257,8 @@ async def unsubscribe(call: Call, request: shapes.UnsubscribeRequest) -> None:
     one = await context.subscriptions.learn(address.id)
     if one is None or one.arn != str(address) or (is_signed and one.region != call.region):
         return
-    if not is_signed and one.needs_owner:
+    owners = (one.account, address.topic.account)
+    if one.needs_owner and not (is_signed and call.account in owners):
         raise fault("AuthorizationError", "Only the owner of this subscription may unsubscribe it.")
     if one.protocol not in HTTP or one.state is not SubscriptionState.CONFIRMED:
         await context.subscriptions.delete(one.id)

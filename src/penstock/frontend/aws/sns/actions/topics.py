@@ -27,7 +27,6 @@ from penstock.frontend.aws.sns.rules.topic_attributes import (
 )
 from penstock.model.errors import TopicExists, TopicNotFound
 from penstock.model.identity import Circumstances
-from penstock.model.levels import PUSH
 from penstock.model.names import SNS_PREFIX, is_account, is_for_operators, sns_arn
 from penstock.model.stream import settings_of
 from penstock.model.subscription import SubscriptionState
@@ -65,9 +64,6 @@ async def create_topic(call: Call, request: shapes.CreateTopicRequest) -> shapes
     everything, account, region = call.context.everything, call.account, call.region
     topic = everything.find_sns(account, region, name)
     if topic is None:
-        if call.context.level() < PUSH:
-            text = f"SNS topics need feature level {PUSH}: upgrade all nodes, then run"
-            raise fault("ServiceUnavailable", f"{text} penstock cluster upgrade.")
         if protection:
             attributes[DATA_PROTECTION] = protection
         make = _adopt if topic_attributes.STREAM in attributes else _create
