@@ -31,10 +31,10 @@ from penstock.model.errors import (
     TopicNotFound,
 )
 from penstock.model.message import Appended, Message
-from penstock.model.names import SHARE_MARK
+from penstock.model.names import split_share
 from penstock.model.ports import EARLIEST, LATEST, BatchAppended, Fetched, StreamEnds
 from penstock.model.stream import settings_of
-from penstock.model.subscription import SHARE_PREFIX
+from penstock.model.subscription import owner_of_share
 from penstock.model.topic import Fsync, Kind, Topic
 from penstock.record.batch import BatchHeader
 
@@ -104,7 +104,8 @@ class Partition:
 
     def _new_leases(self, topic: Topic, cursor: LeaseCursor, waits: Waits) -> Leases:
         leases = Leases(topic, self._place, self.journal, cursor, waits)
-        if topic.is_share and SHARE_MARK + SHARE_PREFIX in topic.name:  # of a subscription
+        _, group = split_share(topic.name) or ("", "")
+        if owner_of_share(group) is not None:
             leases.producers = lambda: self.stream.producers
         return leases
 
