@@ -36,8 +36,10 @@ async def found_at_once(bench: Bench) -> None:
     arn, url = await client.subscribed("found", **RAW)
     for number in range(count):
         await client.publish(arn, f"number {number}")
-        reply = await client.sqs("ReceiveMessage", QueueUrl=url)
-        found += f"<Body>number {number}</Body>" in reply
+        body, is_first = f"<Body>number {number}</Body>", True
+        while body not in await client.sqs("ReceiveMessage", QueueUrl=url):
+            is_first = False  # the next message must not be counted too
+        found += is_first
     bench.add(f"of {count:,} messages, found by the next receive", found, least=count)
 
 

@@ -128,8 +128,10 @@ class Metering:
 
     def _find(self, table: UsageTable, call: Call) -> Counts:
         request, action = call.request, call.action
-        url = request.queue_url if isinstance(request, QueueRequest) else None
-        if isinstance(request, SnsRequest):
+        url = None
+        if isinstance(request, QueueRequest):
+            url = request.queue_url
+        elif isinstance(request, SnsRequest):
             url = sns_facts.given_arn(request)
         key = (url, action.name, call.account, call.region)
         counts = None if url is None else table.found.get(key)
