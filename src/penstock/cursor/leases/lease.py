@@ -280,6 +280,7 @@ class LeaseCursor(LeaseState):
         return Outcome(count - len(self._table) + passed, (event,))
 
     def expire(self, *, retention_ms: int, now_ms: int, wall_ms: int) -> Outcome[int]:
+        self._is_dry = False  # the log may have more records at the next lease
         self._advance(now_ms)
         bound_ms = wall_ms - retention_ms
         table = self._table

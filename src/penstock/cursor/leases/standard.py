@@ -112,6 +112,7 @@ class StandardCursor(LeaseCursor):
 
     def next_offset(self, *, now_ms: int) -> int | None:
         """Return the lowest offset that can be leased without reading more of the log."""
+        self._is_dry = False  # the log may have more records at the next lease
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
         ready, table = self._ready, self._table

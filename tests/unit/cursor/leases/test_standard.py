@@ -5,6 +5,7 @@ from tests.unit.cursor.leases.harness import DAY_MS, Shell, claim_of
 
 from penstock.cursor.leases.lease import RecordState
 from penstock.cursor.leases.parts import HELD_PER_LEASE_MAX, HOLD_MS
+from penstock.cursor.leases.standard import StandardCursor
 from penstock.model.errors import InvalidRequest, NotLeased
 from penstock.model.limits import DEFERRED_MAX, LEASE_MS_MAX
 from penstock.model.message import AckReason, Claim
@@ -240,6 +241,19 @@ def test_expire_drops_in_flight_and_unread_records_alike(shell: Shell) -> None:
     assert shell.counts() == (0, 0, 0)
     assert shell.ack(claim) == [None]
     assert shell.cursor.low_offset() == shell.cursor.head
+
+
+@pytest.mark.parametrize("what", ["expire", "next_offset"])
+def test_a_record_that_could_not_be_read_before_is_leased(shell: Shell, what: str) -> None:
+    """The record was written but not committed when the broker last read the log."""
+    sent, times = shell.send(1), {"now_ms": shell.now_ms, "wall_ms": shell.wall_ms}
+    shell.cursor.feed((), shell.cursor.scan_from, **times)
+    if what == "expire":
+        assert shell.cursor.expire(retention_ms=shell.retention_ms, **times).reply == 0
+    else:
+        assert isinstance(shell.cursor, StandardCursor)
+        assert shell.cursor.next_offset(now_ms=shell.now_ms) is None
+    assert shell.take(1) == sent
 
 
 # Dead letters.
