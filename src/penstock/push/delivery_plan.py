@@ -23,10 +23,9 @@ from penstock.wire.aws.sns import delivery_policy, notification
 from penstock.wire.aws.sns.faults import ON_SET
 from penstock.wire.aws.sns.filter_match import matches
 from penstock.wire.aws.sns.filter_policy import Policy, Scope, compile_policy
-from penstock.wire.webhooks.cloudevents import handshake_headers
 from penstock.wire.webhooks.delivery_requests import DeliveryRequest, Outgoing, RequestMaker
 from penstock.wire.webhooks.endpoint_url import EndpointUrl, parse_endpoint_url
-from penstock.wire.webhooks.settings import AUTO, Secrets, WebhookSettings, authorization
+from penstock.wire.webhooks.settings import AUTO, Secrets, WebhookSettings
 from penstock.wire.webhooks.settings import SNS as SNS_FORMAT
 
 WEBHOOK: Final = "webhook"  # protocol of subscriptions that the admin API creates
@@ -80,8 +79,6 @@ class Plan:
     dead_letter: str = ""  # name or ARN of a queue
     identity: TlsIdentity = NO_IDENTITY
     auto_pause_ms: int = 0
-    # Headers of the request that asks the endpoint for its permission; none: it is not asked.
-    handshake: tuple[tuple[str, str], ...] = ()
 
 
 def make_plan(
@@ -262,11 +259,6 @@ def _webhook_plan(one: Subscription, topic: Topic, packed: bytes, origin: str) -
         key=secrets.auth.reveal() if is_certificate and secrets.auth is not None else "",
     )
     is_at_most_once = settings.guarantee == "at_most_once"
-    handshake: tuple[tuple[str, str], ...] = ()
-    if settings.verify == "cloudevents":
-        login = authorization(settings.auth, secrets.auth)
-        handshake = handshake_headers(origin, rate_per_s=settings.rate_per_s)
-        handshake += () if login is None else (login,)
     rate_per_s = settings.rate_per_s
     size_max = settings.batch_bytes_max if settings.batch_max > 1 else _message_bytes_max(topic)
     return Plan(
@@ -291,7 +283,6 @@ def _webhook_plan(one: Subscription, topic: Topic, packed: bytes, origin: str) -
         dead_letter=settings.dead_letter,
         identity=identity,
         auto_pause_ms=settings.auto_pause_ms,
-        handshake=handshake,
     )
 
 

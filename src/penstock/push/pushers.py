@@ -15,7 +15,7 @@ import msgspec
 from penstock.flow.slots import Slot
 from penstock.flow.slots import Subscription as Lane
 from penstock.model.calls import CloseShare, Ends, Fetch, PushOne, ReadPushStatus
-from penstock.model.errors import Conflict, NotFound, PenstockError
+from penstock.model.errors import NotFound, PenstockError
 from penstock.model.limits import MIB
 from penstock.model.message import Record
 from penstock.model.ports import LATEST, Catalog, PushReply, PushStatus
@@ -29,7 +29,6 @@ from penstock.model.subscription import (
 )
 from penstock.model.topic import Topic
 from penstock.push.delivery_plan import SQS, Courier, Plan, Wants, make_plan, wants_of
-from penstock.push.permissions import Permissions
 from penstock.push.published import Published, records_of
 from penstock.push.push_setup import PushSetup
 from penstock.push.pushing import Pusher
@@ -71,7 +70,6 @@ class Pushers:
         self._filters: dict[tuple[str, int], tuple[Subscription, Wants | None]] = {}
         self._due: dict[str, None] = {}  # ids of subscriptions to update, the oldest first
         self._unused: set[str] = set()  # ids of shares that the last sweep found
-        self._permissions = Permissions(setup.outbound, origin=origin, on_given=self._update_soon)
         self._loop = asyncio.get_running_loop()
         self._is_kicked = self._is_stopped = False
         self._timer: asyncio.TimerHandle | None = None
@@ -145,7 +143,6 @@ class Pushers:
         )
         topic = None if one is None else self._catalog.find_id(one.topic_id)
         if one is None or topic is None or not is_wanted:
-            self._permissions.forget(subscription_id)
             if pusher is not None:
                 is_gone = one is None or one.state is not SubscriptionState.CONFIRMED
                 self._stop(pusher, is_gone=is_gone)
@@ -160,14 +157,10 @@ class Pushers:
             if pusher is not None:
                 self._stop(pusher, is_gone=False)
             return
-        permitted = self._permissions.permitted(one, plan)
-        if permitted is None:
-            if pusher is not None:
-                self._stop(pusher, is_gone=False)
-        elif pusher is not None:
-            pusher.change(one, permitted)
+        if pusher is not None:
+            pusher.change(one, plan)
         else:
-            self._start(one, topic, permitted)
+            self._start(one, topic, plan)
 
     def _start(self, one: Subscription, topic: Topic, plan: Plan) -> None:
         starts_at_ms = self._setup.clock.mono_ms()
@@ -295,9 +288,6 @@ class Pushers:
     def _find(self, subscription_id: str) -> Pusher:
         pusher = self._running.get(subscription_id)
         if pusher is None:
-            reason = self._permissions.reason(subscription_id)
-            if reason is not None:
-                raise Conflict(f"The endpoint has not given its permission: {reason}.")
             raise NotFound("The subscription is not confirmed, or has just moved to another node.")
         return pusher
 
@@ -349,7 +339,6 @@ class Pushers:
     async def stop(self) -> None:
         """Stop pushing, after the requests in progress."""
         self._is_stopped = True
-        self._permissions.stop()
         for pusher in tuple(self._running.values()):
             del self._running[pusher.one.id]
             task = self._loop.create_task(pusher.close(seconds_max=DRAIN_SECONDS))
