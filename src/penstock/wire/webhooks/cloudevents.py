@@ -23,6 +23,7 @@ import msgspec
 
 from penstock.model.message import Attribute, Record
 from penstock.model.names import uuid_text
+from penstock.model.subscription import Permission
 from penstock.wire.webhooks.content import (
     JSON_TYPE,
     TEXT_TYPE,
@@ -182,14 +183,6 @@ def escaped(value: str) -> str:
 # ── The handshake ────────────────────────────────────────────────────────────────────────────────
 
 
-class Permission(msgspec.Struct, frozen=True):
-    """An endpoint's reply to the handshake."""
-
-    is_given: bool
-    rate_per_minute: int | None = None  # None: no limit
-    reason: str = ""  # why the permission is not given
-
-
 RATE_MAX: Final = 10**9  # of permissions with more digits than can matter
 
 
@@ -216,10 +209,10 @@ def judge_handshake(status: int, headers: Mapping[str, str], *, origin: str) -> 
         )
     rate = headers.get("webhook-allowed-rate", "*").strip()
     if rate == "*":
-        return Permission(True)
+        return Permission(True, origin=origin)
     if re.fullmatch("0*[1-9][0-9]*", rate) is None:
         return Permission(
             False,
             reason=f"WebHook-Allowed-Rate is neither a positive number nor *: {rate[:100]!a}",
         )
-    return Permission(True, int(rate) if len(rate) < 10 else RATE_MAX)
+    return Permission(True, int(rate) if len(rate) < 10 else RATE_MAX, origin=origin)

@@ -287,7 +287,7 @@ def test_an_endpoint_gives_permission(
     status: int, headers: dict[str, str], rate: int | None
 ) -> None:
     found = judge_handshake(status, headers, origin="events.example.com")
-    assert found == Permission(True, rate)
+    assert found == Permission(True, rate, origin="events.example.com")
 
 
 @pytest.mark.parametrize(
