@@ -59,7 +59,7 @@ class Replay(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.state in (ReplayState.WAITING, ReplayState.RUNNING)
 
 
-class Permission(msgspec.Struct, frozen=True, omit_defaults=True):
+class WebhookPermission(msgspec.Struct, frozen=True, omit_defaults=True):
     """The reply of an endpoint that was asked whether it wants the requests of a webhook."""
 
     is_given: bool
@@ -95,7 +95,7 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     secrets: bytes = b""  # wrapped by the key ring; the context is ``secrets_context``
     replays: tuple[Replay, ...] = ()  # oldest first, at most REPLAYS_MAX
     # Of a webhook whose endpoint is asked first. None: not asked, or it has not replied yet.
-    permission: Permission | None = None
+    permission: WebhookPermission | None = None
 
     @property
     def arn(self) -> str:
@@ -147,7 +147,7 @@ def owner_of_share(group: str) -> str | None:
     return None if found is None else found[1]
 
 
-_NO_PERMISSION: Final = Permission(False)
+_NO_PERMISSION: Final = WebhookPermission(False)
 _FIXED_BYTES: Final = 1_024  # fields of limited length, and the entry in indexes
 
 

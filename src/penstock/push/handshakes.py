@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from penstock.model.errors import NotFound, PenstockError
 from penstock.model.ports import Clock, Subscriptions
-from penstock.model.subscription import Permission, Subscription, SubscriptionState
+from penstock.model.subscription import Subscription, SubscriptionState, WebhookPermission
 from penstock.net.http.client_messages import FailureReason, RequestFailed, RequestInvalid
 from penstock.push.delivery_plan import Plan
 from penstock.push.metrics import PushMetrics
@@ -82,7 +82,7 @@ class Handshakes:
                 return
 
     def _decided(
-        self, one: Subscription, permission: Permission
+        self, one: Subscription, permission: WebhookPermission
     ) -> Callable[[Subscription], Subscription]:
         now_ms = self._clock.wall_ms()
 
@@ -100,10 +100,10 @@ class Handshakes:
 
         return decided
 
-    async def _permission(self, one: Subscription, plan: Plan) -> Permission:
+    async def _permission(self, one: Subscription, plan: Plan) -> WebhookPermission:
         """Return the reply of the endpoint. An endpoint that cannot reply has three attempts."""
         assert plan.url is not None
-        found = Permission(False)
+        found = WebhookPermission(False)
         for attempt in range(ATTEMPTS_MAX):
             if attempt:
                 await asyncio.sleep(RETRY_SECONDS)
@@ -119,9 +119,9 @@ class Handshakes:
             except RequestFailed as error:
                 if error.reason is FailureReason.REFUSED_ADDRESS:
                     self._metrics.refused["address"] += 1
-                found = Permission(False, reason=TENANT_FAILURES[error.reason].value)
+                found = WebhookPermission(False, reason=TENANT_FAILURES[error.reason].value)
             except RequestInvalid as error:
-                return Permission(False, reason=str(error))
+                return WebhookPermission(False, reason=str(error))
             else:
                 found = judge_handshake(reply.status, reply.headers, origin=self._origin)
                 if reply.status < 500 and reply.status != TOO_MANY:

@@ -10,7 +10,7 @@ from tests.harness.endpoint import Endpoint, Step
 from tests.unit.push.stage import PushStage, on_push, until
 
 from penstock.model.identity import Rate
-from penstock.model.subscription import Permission, Subscription, SubscriptionState
+from penstock.model.subscription import Subscription, SubscriptionState, WebhookPermission
 from penstock.push import handshakes
 
 ORIGIN = "penstock.example"  # of the stage
@@ -64,7 +64,7 @@ async def test_an_endpoint_is_asked_before_the_first_message(
     assert sorted((each.method, each.body) for each in sent) == [("POST", "1"), ("POST", "2")]
     assert {each.headers["webhook-request-origin"] for each in sent} == {ORIGIN}
     found = push.stored(one)
-    assert (found.state, found.permission) == (CONFIRMED, Permission(True, origin=ORIGIN))
+    assert (found.state, found.permission) == (CONFIRMED, WebhookPermission(True, origin=ORIGIN))
     assert found.confirmed_at_ms >= found.created_at_ms
 
 
@@ -76,7 +76,7 @@ async def test_a_refusal_is_stored_and_the_endpoint_is_asked_again_on_request(
     one = await push.subscribe(topic, "/refused", webhook=ASKED)
     found = await replied(push, one)
     reason = "the reply has no header WebHook-Allowed-Origin"
-    assert (found.state, found.permission) == (PENDING, Permission(False, reason=reason))
+    assert (found.state, found.permission) == (PENDING, WebhookPermission(False, reason=reason))
     await push.publish(topic, "kept")
     await push.stop()
     push.start()  # a new home does not ask an endpoint that has refused
@@ -90,20 +90,23 @@ async def test_a_refusal_is_stored_and_the_endpoint_is_asked_again_on_request(
 @pytest.mark.parametrize(
     ("steps", "permission"),
     [
-        ((Step(status=503), Step(raw="", then="reset"), YES), Permission(True, origin=ORIGIN)),
+        (
+            (Step(status=503), Step(raw="", then="reset"), YES),
+            WebhookPermission(True, origin=ORIGIN),
+        ),
         (
             (Step(status=429), Step(status=500), Step(status=502), YES),
-            Permission(False, reason="the endpoint replied to OPTIONS with status 502"),
+            WebhookPermission(False, reason="the endpoint replied to OPTIONS with status 502"),
         ),
         (
             (Step(status=405), YES),
-            Permission(False, reason="the endpoint replied to OPTIONS with status 405"),
+            WebhookPermission(False, reason="the endpoint replied to OPTIONS with status 405"),
         ),
     ],
     ids=["third attempt", "no fourth attempt", "a refusal"],
 )
 async def test_an_endpoint_that_cannot_reply_is_asked_three_times(
-    push: PushStage, endpoint: Endpoint, steps: tuple[Step, ...], permission: Permission
+    push: PushStage, endpoint: Endpoint, steps: tuple[Step, ...], permission: WebhookPermission
 ) -> None:
     topic, path = await push.sns_topic(), f"/{len(steps)}-{permission.is_given}"
     endpoint.plan(path, *steps)
@@ -147,7 +150,7 @@ async def test_the_next_home_asks_if_there_is_no_reply(push: PushStage, endpoint
 
 async def test_another_home_keeps_the_origin_that_has_the_permission(push: PushStage) -> None:
     topic = await push.sns_topic()
-    given: dict[str, Any] = {"permission": Permission(True, origin="other.example")}
+    given: dict[str, Any] = {"permission": WebhookPermission(True, origin="other.example")}
     one = await push.subscribe(topic, "/origin", webhook=ASKED)
     await push.change(one, state=CONFIRMED, **given)
     await push.publish(topic, "1")
