@@ -46,7 +46,7 @@ class Handshakes:
     def ask(self, one: Subscription, plan: Plan) -> None:
         """Ask the endpoint, unless it is being asked with the same settings."""
         known = self._asking.get(one.id)
-        if known is not None and _is_same(known[0], one):
+        if known is not None and _is_same(known[0], one) and not known[1].done():
             return
         self.cancel(one.id)
         task = asyncio.create_task(self._run(one, plan), name=f"handshake {one.id}")
@@ -66,7 +66,7 @@ class Handshakes:
 
     async def _run(self, one: Subscription, plan: Plan) -> None:
         permission = await self._permission(one, plan)
-        del self._asking[one.id]  # the reply is written, whatever happens to the subscription
+        del self._asking[one.id]  # from now on, a change of the subscription does not cancel this
         about = {"subscription": one.id, "reason": permission.reason}
         log_.info("permission given" if permission.is_given else "permission refused", extra=about)
         while True:

@@ -1,10 +1,9 @@
 """Handlers of ``/api/v1/subscriptions``: webhooks on queues and topics, and SNS subscriptions.
 
-A webhook is created here and sends from the moment of its creation, or as soon as its endpoint
-permits it (setting ``verify``). SNS subscriptions are created
-by SNS clients; here they are listed, shown, confirmed, paused and deleted. Settings are shown with
-``****`` for secrets, so that a client can read, edit and send them. The signing secret is only in
-the reply that creates it.
+A webhook is created here and sends from the moment of its creation, or as soon as its endpoint has
+permitted it (setting ``verify``). SNS subscriptions are created by SNS clients; here they are
+listed, shown, confirmed, paused and deleted. Settings are shown with ``****`` for secrets, so that
+a client can read, edit and send them. The signing secret is only in the reply that creates it.
 
 A caller needs a right such as ``push:CreateSubscription`` on
 ``arn:penstock:admin:<region>:<account>:subscription/<id>``. To create or change a webhook, a caller
@@ -377,7 +376,7 @@ def _row(call: Call, one: Subscription) -> Shown:
     said = one.permission
     return {
         **picked(one, "id", "arn", "protocol", "endpoint", "state", "paused"),
-        "refusal": said.reason if said is not None and not said.is_given else None,
+        "refusal": None if said is None or said.is_given else said.reason,
         "allowed_per_minute": None if said is None else said.rate_per_minute,
         "source": source,
         **picked(one, "source_arn", "account", "region", "principal"),
