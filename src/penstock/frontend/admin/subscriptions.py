@@ -307,7 +307,7 @@ async def rotate(call: Call) -> Shown:
 
 async def confirm(call: Call) -> Shown:
     """Confirm a pending SNS subscription, as its endpoint would with the token it was sent. The
-    endpoint of a pending webhook is asked again instead: nobody else can give its permission."""
+    endpoint of a pending webhook is asked again instead: only the endpoint can permit requests."""
     one = await find(call)
     if one.state is not SubscriptionState.PENDING:
         return _row(call, one)
