@@ -172,6 +172,11 @@ async def test_a_reply_to_old_settings_is_not_used(push: PushStage, endpoint: En
     found = await replied(push, one)
     assert found.permission is not None
     assert "401" in found.permission.reason
+    # A reply that is being written when the settings change is not used either.
+    decided = push.pushers._handshakes._decided(one, WebhookPermission(True))
+    unasked = msgspec.structs.replace(one, webhook=changed)
+    assert decided(unasked) is unasked
+    assert decided(one).state is CONFIRMED
 
 
 async def test_a_paused_webhook_does_not_ask(push: PushStage, endpoint: Endpoint) -> None:
@@ -181,6 +186,8 @@ async def test_a_paused_webhook_does_not_ask(push: PushStage, endpoint: Endpoint
     await push.seen(1)
     await push.change(one, paused="for a test")
     await until(lambda: not push.pushers._handshakes._tasks, "it is still asked")
+    assert push.stored(one).permission is None
+    assert methods(push) == ["OPTIONS"]
     await push.change(one, paused=None)
     assert (await replied(push, one)).state is CONFIRMED
     assert methods(push) == ["OPTIONS", "OPTIONS"]
