@@ -59,7 +59,8 @@ ROUTES = {
     "POST /api/v1/subscriptions/{subscription}/resume": "Resume a paused subscription",
     "POST /api/v1/subscriptions/{subscription}/rotate": "Create a new signing secret; the reply has"
     " it, once",
-    "POST /api/v1/subscriptions/{subscription}/confirm": "Confirm a pending SNS subscription",
+    "POST /api/v1/subscriptions/{subscription}/confirm": "Confirm a pending SNS subscription,"
+    " or ask the endpoint of a pending webhook for permission again",
     "DELETE /api/v1/subscriptions/{subscription}": "Delete a subscription",
     "POST /api/v1/subscriptions/{subscription}/test": "Send a test request; without `body`, the"
     " newest message",

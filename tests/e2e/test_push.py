@@ -220,6 +220,27 @@ def test_a_paused_webhook_waits_and_a_deleted_one_ends(site: PushSite, endpoint:
     site.ask("DELETE", f"/subscriptions/{made}", at=last)
 
 
+def test_an_endpoint_is_asked_before_the_first_message(site: PushSite, endpoint: Endpoint) -> None:
+    arn, path = site.topic("asked", 3), f"/asked-{len(site.servers)}"
+    allowed = {"WebHook-Allowed-Origin": "*", "WebHook-Allowed-Rate": "6000"}
+    endpoint.plan(path, Step(status=405), Step(headers=allowed), Step())
+    made, last = site.webhook(arn, endpoint.url(path), verify="cloudevents"), len(site.servers) - 1
+
+    def shown() -> Any:
+        return site.ask("GET", f"/subscriptions/{made}", at=last)
+
+    eventually(lambda: shown()["refusal"], seconds=60, what="a refusal")
+    assert "status 405" in shown()["refusal"]
+    site.publish(arn, 30)
+    assert shown()["state"] == "pending"
+    site.ask("POST", f"/subscriptions/{made}/confirm", {}, at=last)
+    eventually(lambda: has_all(endpoint, path, 30), seconds=60, what="all messages")
+    seen = [each for each in endpoint.ledger() if each.target == path]
+    assert [each.method for each in seen] == ["OPTIONS"] * 2 + ["POST"] * 30
+    assert len({each.headers["webhook-request-origin"] for each in seen[1:]}) == 1
+    assert (shown()["state"], shown()["allowed_per_minute"]) == ("confirmed", 6_000)
+
+
 def test_a_replay_sends_everything_again(site: PushSite, endpoint: Endpoint) -> None:
     arn, path = site.topic("replayed", 3), f"/replay-{len(site.servers)}"
     site.publish(arn, 30)
@@ -296,3 +317,30 @@ def test_nothing_is_lost_when_a_home_is_killed(tmp_path: Path, endpoint: Endpoin
         site.publish(arn, 60, start=60)
         for path in paths:
             eventually(partial(has_all, endpoint, path, 120), seconds=90, what=path)
+
+
+def test_the_next_home_asks_an_endpoint_if_the_last_one_is_killed(
+    tmp_path: Path, endpoint: Endpoint
+) -> None:
+    if LACKING is not None:
+        pytest.skip(LACKING)
+    with PenstockCluster(tmp_path) as cluster:
+        nodes = list(cluster.nodes.values())
+        site = PushSite(list(nodes))
+        arn = site.topic("unasked", 3)
+        paths = [f"/unasked-{n}" for n in range(6)]  # their homes are on all nodes
+        allowed = {"WebHook-Allowed-Origin": "*"}
+        for path in paths:
+            endpoint.plan(path, Step(headers=allowed, hold=True), Step(headers=allowed))
+            site.webhook(arn, endpoint.url(path), verify="cloudevents", timeout_ms=60_000)
+        for path in paths:
+            eventually(partial(bodies, endpoint, path), seconds=60, what=f"a question to {path}")
+        nodes[2].kill()
+        site.sns = site.sns[:2]
+        for path in paths:
+            endpoint.release(path)
+        site.publish(arn, 60)
+        for path in paths:
+            eventually(partial(has_all, endpoint, path, 60), seconds=90, what=path)
+        asked = Counter(each.target for each in endpoint.ledger() if each.method == "OPTIONS")
+        assert max(asked[path] for path in paths) == 2, "a new home has asked"

@@ -383,9 +383,11 @@ def _groups(one: Subscription) -> Sequence[tuple[str, ...]]:
 
 def _is_over(one: Subscription, *, now_ms: int) -> bool:
     """Return whether the time to confirm or restore a subscription is over."""
-    if one.state is SubscriptionState.CONFIRMED:
+    is_pending = one.state is SubscriptionState.PENDING
+    # A webhook is a setting of its owner, so it stays when its endpoint refuses permission.
+    if one.state is SubscriptionState.CONFIRMED or (is_pending and one.webhook):
         return False
-    since_ms = one.created_at_ms if one.state is SubscriptionState.PENDING else one.deleted_at_ms
+    since_ms = one.created_at_ms if is_pending else one.deleted_at_ms
     return now_ms - since_ms >= limits.CONFIRMATION_MS
 
 

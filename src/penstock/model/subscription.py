@@ -59,6 +59,15 @@ class Replay(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.state in (ReplayState.WAITING, ReplayState.RUNNING)
 
 
+class WebhookPermission(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The reply of an endpoint that was asked whether it wants the requests of a webhook."""
+
+    is_given: bool
+    rate_per_minute: int | None = None  # requests that the endpoint allows; None: no limit
+    reason: str = ""  # why the permission is not given
+    origin: str = ""  # DNS name that got the permission: each request repeats it
+
+
 class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """New fields must be added at the end and have a default."""
 
@@ -85,6 +94,8 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     webhook: str = ""  # settings of a webhook as JSON
     secrets: bytes = b""  # wrapped by the key ring; the context is ``secrets_context``
     replays: tuple[Replay, ...] = ()  # oldest first, at most REPLAYS_MAX
+    # Of a webhook whose endpoint is asked first. None: not asked, or it has not replied yet.
+    permission: WebhookPermission | None = None
 
     @property
     def arn(self) -> str:
@@ -94,6 +105,12 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     def calls_out(self) -> bool:
         """Return whether messages leave the cluster. Copies in queues do not."""
         return self.protocol != "sqs"
+
+    @property
+    def needs_permission(self) -> bool:
+        """Return whether the endpoint of a webhook must be asked, and has not replied yet."""
+        is_pending = self.state is SubscriptionState.PENDING
+        return is_pending and bool(self.webhook) and self.permission is None
 
     @property
     def open_replay(self) -> Replay | None:
@@ -130,6 +147,7 @@ def owner_of_share(group: str) -> str | None:
     return None if found is None else found[1]
 
 
+_NO_PERMISSION: Final = WebhookPermission(False)
 _FIXED_BYTES: Final = 1_024  # fields of limited length, and the entry in indexes
 
 
@@ -171,7 +189,11 @@ def check_subscription(one: Subscription) -> None:
         raise InvalidRequest("The id of a subscription does not match its topic and endpoint.")
     if _PROTOCOL.match(one.protocol) is None:
         raise InvalidRequest("A subscription has an invalid protocol.")
-    texts = (one.endpoint, one.topic_id, one.source_arn, one.principal, one.base_url, one.paused)
+    said = one.permission or _NO_PERMISSION
+    texts = (
+        *(one.endpoint, one.topic_id, one.source_arn, one.principal, one.base_url, one.paused),
+        *(said.reason, said.origin),
+    )
     if max(len(text or "") for text in texts) > limits.ENDPOINT_CHARS_MAX:
         raise InvalidRequest(
             f"Each text of a subscription can have at most {limits.ENDPOINT_CHARS_MAX:,}"
@@ -194,6 +216,8 @@ def check_subscription(one: Subscription) -> None:
     numbers = (one.created_at_ms, one.confirmed_at_ms, one.deleted_at_ms, *one.start_offsets)
     if not 0 <= min(numbers) <= max(numbers) <= _NUMBER_MAX:
         raise InvalidRequest("A subscription has an invalid time or offset.")
+    if said.rate_per_minute is not None and not 0 < said.rate_per_minute <= _NUMBER_MAX:
+        raise InvalidRequest("A subscription has an invalid rate.")
     try:
         size = len(msgspec.json.encode((one.attributes, one.webhook, one.secrets)))
         msgspec.json.encode(texts)

@@ -10,9 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.flow.slots import Slot, Slots
-from penstock.flow.slots import Subscription as Lane
-from penstock.flow.verdicts import Failure, Health
+from penstock.flow.verdicts import Failure
 from penstock.model.calls import Append, BrokerPort
 from penstock.model.errors import PenstockError
 from penstock.model.message import Message
@@ -23,8 +21,7 @@ from penstock.model.subscription import Subscription
 from penstock.model.topic import Topic
 from penstock.net.http.client_messages import RequestFailed, RequestInvalid
 from penstock.push.delivery_plan import HTTP, SNS_TIMEOUT_MS, SQS, Courier, with_password
-from penstock.push.outbound import Outbound
-from penstock.push.pushers import Granted
+from penstock.push.single_requests import ATTEMPTS_MAX, RETRY_SECONDS, SingleRequests
 from penstock.wire.aws.sns.notification import (
     Confirmation,
     Signer,
@@ -35,8 +32,6 @@ from penstock.wire.aws.sns.notification import (
 from penstock.wire.aws.sns.tokens import Token, make_token
 from penstock.wire.webhooks.endpoint_url import UrlInvalid, parse_endpoint_url
 
-ATTEMPTS_MAX: Final = 3
-RETRY_SECONDS: Final = 5.0
 WAITING_MAX: Final = 1_000  # confirmations of a node, and of one tenant a tenth of them
 TENANT_PART: Final = 10
 
@@ -50,34 +45,16 @@ class ConfirmSetup:
     clock: Clock
     entropy: Callable[[int], bytes]
     token_key: bytes
-    outbound: Outbound
-    slots: Slots
+    requests: SingleRequests
     signer_of: Callable[[Topic], Awaitable[Signer | None]]
     secrets_of: Callable[[Subscription], bytes]
     may_send: Callable[[Topic, Topic], bool]
     courier: Courier | None  # of mails
 
 
-class _Turn:
-    """Waits for the slot of one request."""
-
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
-        self.slot: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
-
-    def granted(self, slot: Slot) -> None:
-        self.slot.set_result(slot)
-
-
 class Confirmations:
-    def __init__(
-        self,
-        setup: ConfirmSetup,
-        *,
-        lanes: dict[Lane, Granted],  # of all requests of this node
-        kick: Callable[[], None],  # called when slots may be wanted or free
-    ) -> None:
-        self._setup, self._lanes, self._kick = setup, lanes, kick
+    def __init__(self, setup: ConfirmSetup) -> None:
+        self._setup = setup
         self._tasks: set[asyncio.Task[None]] = set()
         self._by_tenant: Counter[str] = Counter()
 
@@ -174,39 +151,21 @@ class Confirmations:
             raise RequestInvalid(str(result))
 
     async def _post(self, one: Subscription, confirmation: Confirmation, body: bytes) -> None:
-        setup = self._setup
-        url = parse_endpoint_url(with_password(one.endpoint, setup.secrets_of(one)))
-        destination = (url.scheme, url.host, url.port)
-        lane = setup.slots.add(one.account, destination, limit=1, request_bytes=len(body))
-        turn = self._lanes[lane] = _Turn(lane)
-        health = Health.UNKNOWN
-        try:
-            setup.slots.want(lane, 1, now_ms=setup.clock.mono_ms())
-            self._kick()
-            slot = await turn.slot
-            setup.slots.send(slot, len(body), now_ms=setup.clock.mono_ms())
-            reply = await setup.outbound.send(
-                url,
-                tenant=one.account,
-                timeout_s=SNS_TIMEOUT_MS / 1_000,
-                headers=headers(
-                    confirmation.kind,
-                    message_id=confirmation.message_id,
-                    topic_arn=confirmation.topic_arn,
-                    subscription_arn=confirmation.unsubscribed_arn,
-                ),
-                body=body,
-            )
-            if not 200 <= reply.status < 300:
-                raise RequestInvalid(f"HTTP status {reply.status}")
-            health = Health.GOOD
-        finally:
-            now_ms = setup.clock.mono_ms()
-            if turn.slot.done() and not turn.slot.cancelled():
-                setup.slots.end(turn.slot.result(), health, now_ms=now_ms)
-            setup.slots.remove(lane, now_ms=now_ms)
-            del self._lanes[lane]
-            self._kick()
+        url = parse_endpoint_url(with_password(one.endpoint, self._setup.secrets_of(one)))
+        reply = await self._setup.requests.send(
+            url,
+            tenant=one.account,
+            timeout_s=SNS_TIMEOUT_MS / 1_000,
+            headers=headers(
+                confirmation.kind,
+                message_id=confirmation.message_id,
+                topic_arn=confirmation.topic_arn,
+                subscription_arn=confirmation.unsubscribed_arn,
+            ),
+            body=body,
+        )
+        if not 200 <= reply.status < 300:
+            raise RequestInvalid(f"HTTP status {reply.status}")
 
     async def stop(self) -> None:
         for task in tuple(self._tasks):

@@ -14,6 +14,7 @@ from penstock.model.identity import Rate
 from penstock.model.limits import MESSAGE_BYTES_MAX
 from penstock.model.message import Record
 from penstock.model.names import uuid_text
+from penstock.model.quotas import NO_LIMIT
 from penstock.model.sent_message import SentMessage
 from penstock.model.subscription import Subscription
 from penstock.model.topic import Topic
@@ -79,6 +80,8 @@ class Plan:
     dead_letter: str = ""  # name or ARN of a queue
     identity: TlsIdentity = NO_IDENTITY
     auto_pause_ms: int = 0
+    # Headers of the request that asks the endpoint for permission.
+    handshake: tuple[tuple[str, str], ...] = ()
 
 
 def make_plan(
@@ -227,6 +230,12 @@ def _webhook_plan(one: Subscription, topic: Topic, packed: bytes, origin: str) -
     settings = webhook_settings(one)
     secrets = Secrets.unpack(packed)
     url = parse_endpoint_url(one.endpoint)
+    rate_per_s = settings.rate_per_s
+    if one.permission is not None:
+        # Another name or a higher rate would not be what the endpoint has allowed.
+        origin = one.permission.origin or origin
+        if (allowed := one.permission.rate_per_minute) is not None:
+            rate_per_s = min(rate_per_s or NO_LIMIT, allowed / 60)
     maker = RequestMaker(
         settings,
         secrets,
@@ -259,7 +268,6 @@ def _webhook_plan(one: Subscription, topic: Topic, packed: bytes, origin: str) -
         key=secrets.auth.reveal() if is_certificate and secrets.auth is not None else "",
     )
     is_at_most_once = settings.guarantee == "at_most_once"
-    rate_per_s = settings.rate_per_s
     size_max = settings.batch_bytes_max if settings.batch_max > 1 else _message_bytes_max(topic)
     return Plan(
         kind=Kind.WEBHOOK,
@@ -283,6 +291,7 @@ def _webhook_plan(one: Subscription, topic: Topic, packed: bytes, origin: str) -
         dead_letter=settings.dead_letter,
         identity=identity,
         auto_pause_ms=settings.auto_pause_ms,
+        handshake=maker.handshake,
     )
 
 

@@ -8,11 +8,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-from penstock.flow.slots import Slot
 from penstock.flow.slots import Subscription as Lane
 from penstock.model.calls import CloseShare, Ends, Fetch, PushOne, ReadPushStatus
 from penstock.model.errors import NotFound, PenstockError
@@ -29,9 +28,11 @@ from penstock.model.subscription import (
 )
 from penstock.model.topic import Topic
 from penstock.push.delivery_plan import SQS, Courier, Plan, Wants, make_plan, wants_of
+from penstock.push.handshakes import Handshakes
 from penstock.push.published import Published, records_of
 from penstock.push.push_setup import PushSetup
 from penstock.push.pushing import Pusher
+from penstock.push.single_requests import Granted, SingleRequests
 from penstock.wire.webhooks.endpoint_url import UrlInvalid
 
 DRAIN_SECONDS: Final = 10.0  # for requests in progress when the node stops
@@ -42,10 +43,6 @@ SWEPT_AT_ONCE: Final = 1_000  # topics looked at before other tasks run
 NEWEST_OFFSETS: Final = 64  # offsets at the end of a log that are searched for the newest message
 
 log_ = logging.getLogger(__name__)
-
-
-class Granted(Protocol):
-    def granted(self, slot: Slot) -> None: ...
 
 
 class Pushers:
@@ -72,6 +69,12 @@ class Pushers:
         self._unused: set[str] = set()  # ids of shares that the last sweep found
         self._loop = asyncio.get_running_loop()
         self._is_kicked = self._is_stopped = False
+        self.single_requests = SingleRequests(
+            setup.outbound, setup.slots, setup.clock, lanes=self.lanes, kick=self.kick
+        )
+        self._handshakes = Handshakes(
+            self.single_requests, setup.subscriptions, setup.clock, setup.metrics, origin=origin
+        )
         self._timer: asyncio.TimerHandle | None = None
         setup.subscriptions.on_change(self._subscription_changed)
 
@@ -132,20 +135,25 @@ class Pushers:
             self._update(one.id, after)
 
     def _update(self, subscription_id: str, one: Subscription | None) -> None:
-        """Start, change or stop the pusher of a subscription."""
+        """Start, change or stop the pusher of a subscription, or ask its endpoint first."""
         pusher = self._running.get(subscription_id)
-        is_wanted = (
+        is_home = (
             one is not None
             and not self._is_stopped
             and one.protocol != SQS
-            and one.state is SubscriptionState.CONFIRMED
             and (one.topic_id, home_partition(one)) in self._led
         )
         topic = None if one is None else self._catalog.find_id(one.topic_id)
-        if one is None or topic is None or not is_wanted:
-            if pusher is not None:
-                is_gone = one is None or one.state is not SubscriptionState.CONFIRMED
-                self._stop(pusher, is_gone=is_gone)
+        is_sending = one is not None and one.state is SubscriptionState.CONFIRMED
+        is_asking = one is not None and one.needs_permission and one.paused is None
+        if not (is_home and is_asking):
+            self._handshakes.cancel(subscription_id)
+        if pusher is not None and not (is_home and is_sending and topic is not None):
+            # A webhook whose endpoint must be asked keeps its position.
+            is_gone = one is None or one.state is SubscriptionState.DELETED
+            self._stop(pusher, is_gone=is_gone)
+            pusher = None
+        if one is None or topic is None or not is_home or not (is_sending or is_asking):
             return
         try:
             plan = make_plan(
@@ -157,7 +165,9 @@ class Pushers:
             if pusher is not None:
                 self._stop(pusher, is_gone=False)
             return
-        if pusher is not None:
+        if is_asking:
+            self._handshakes.ask(one, plan)
+        elif pusher is not None:
             pusher.change(one, plan)
         else:
             self._start(one, topic, plan)
@@ -339,6 +349,7 @@ class Pushers:
     async def stop(self) -> None:
         """Stop pushing, after the requests in progress."""
         self._is_stopped = True
+        await self._handshakes.stop()
         for pusher in tuple(self._running.values()):
             del self._running[pusher.one.id]
             task = self._loop.create_task(pusher.close(seconds_max=DRAIN_SECONDS))

@@ -307,6 +307,7 @@ async def test_a_sweep_deletes_what_was_not_confirmed_and_what_has_no_topic(near
     make_all = {
         "late": make("https://late/"),
         "young": make("https://young/", created_at_ms=old + 1),
+        "webhook": make("https://webhook/", webhook="{}"),
         "confirmed": make("https://confirmed/", state=CONFIRMED),
         "gone": make("https://gone/", state=CONFIRMED),
         "just gone": make("https://just-gone/", state=CONFIRMED),
@@ -317,8 +318,8 @@ async def test_a_sweep_deletes_what_was_not_confirmed_and_what_has_no_topic(near
     await near.stored.change(made["just gone"].id, lambda one: in_state(one, DELETED, old + 1))
     assert await near.stored.sweep(now_ms=now_ms - 1, is_deleted=lambda _topic: False) == 0
     assert await near.stored.sweep(now_ms=now_ms, is_deleted=lambda topic: topic != TOPIC) == 3
-    assert near.ids() == sorted(made[name].id for name in ("young", "confirmed"))
-    assert [near.stored.count(TOPIC, state) for state in SubscriptionState] == [1, 1, 1]
+    assert near.ids() == sorted(made[name].id for name in ("young", "webhook", "confirmed"))
+    assert [near.stored.count(TOPIC, state) for state in SubscriptionState] == [2, 1, 1]
     assert near.ids(OTHER_TOPIC) == []
     restored = await near.stored.change(made["just gone"].id, lambda one: in_state(one, CONFIRMED))
     assert near.stored.find(restored.id) == restored

@@ -143,6 +143,7 @@ class PushStage:
         for partition in range(topic.partition_count):
             ends = await self.stage.broker.call(Ends(topic, partition))
             offsets.append(ends.high_watermark)
+        is_asked = (webhook or {}).get("verify") == "cloudevents"
         one = Subscription(
             id=new_id(topic.topic_id, protocol, url, random=os.urandom(8)),
             topic_id=topic.topic_id,
@@ -152,7 +153,7 @@ class PushStage:
             protocol=protocol,
             endpoint=url,
             created_at_ms=self.stage.clock.wall_ms(),
-            state=SubscriptionState.CONFIRMED,
+            state=SubscriptionState.PENDING if is_asked else SubscriptionState.CONFIRMED,
             attributes=attributes,
             base_url="http://penstock.example",
             start_offsets=tuple(offsets),

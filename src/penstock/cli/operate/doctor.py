@@ -177,7 +177,7 @@ def _troubles(info: Json) -> Iterator[Finding]:
 
 
 def _subscriptions(session: Session) -> list[Finding]:
-    """Name the first subscriptions that fail or are paused."""
+    """Name the first subscriptions that fail, are paused or are not permitted."""
     try:
         found = list(islice(session.admin.subscriptions(status="true"), _SUBSCRIPTIONS_MAX))
     except Failure:
@@ -195,6 +195,9 @@ def _subscription(one: Json) -> Finding | None:
     if one["paused"] is not None:
         fix = f"resume it with `penstock subscription resume {one['id']}`"
         return Finding(name, "warn", f"{place} is paused: {one['paused']}", fix)
+    if one.get("refusal") is not None:
+        fix = f"ask it again with `penstock subscription confirm {one['id']}`"
+        return Finding(name, "warn", f"{place} is not permitted: {one['refusal']}", fix)
     since_ms = status.get("failing_since_ms")
     if since_ms:
         text = f"{place} has failed since {moment(since_ms)}: {status.get('reason')}"

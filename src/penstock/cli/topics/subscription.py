@@ -224,9 +224,13 @@ def delete(session: Session, subscription: str, yes: bool) -> None:
 
 @subscription.command()
 def confirm(session: Session, subscription: str) -> None:
-    """Confirm a pending SNS subscription, without the token that was sent to its endpoint."""
-    _ask(session, "confirm", subscription, "/confirm")
-    session.remark(f"confirmed {subscription}")
+    """Confirm a pending SNS subscription, without the token that was sent to its endpoint. The
+    endpoint of a pending webhook is asked for its permission again."""
+    found = _ask(session, "confirm", subscription, "/confirm")
+    if found["state"] == "pending":
+        session.remark(f"asking the endpoint: see `penstock subscription show {subscription}`")
+    else:
+        session.remark(f"confirmed {subscription}")
 
 
 @subscription.command()

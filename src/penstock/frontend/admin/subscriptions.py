@@ -1,9 +1,9 @@
 """Handlers of ``/api/v1/subscriptions``: webhooks on queues and topics, and SNS subscriptions.
 
-A webhook is created here and sends from the moment of its creation. SNS subscriptions are created
-by SNS clients; here they are listed, shown, confirmed, paused and deleted. Settings are shown with
-``****`` for secrets, so that a client can read, edit and send them. The signing secret is only in
-the reply that creates it.
+A webhook is created here and sends from the moment of its creation, or as soon as its endpoint has
+permitted it (setting ``verify``). SNS subscriptions are created by SNS clients; here they are
+listed, shown, confirmed, paused and deleted. Settings are shown with ``****`` for secrets, so that
+a client can read, edit and send them. The signing secret is only in the reply that creates it.
 
 A caller needs a right such as ``push:CreateSubscription`` on
 ``arn:penstock:admin:<region>:<account>:subscription/<id>``. To create or change a webhook, a caller
@@ -179,6 +179,16 @@ async def _confirmed(
     )
 
 
+def _asked_first(one: Subscription, settings: WebhookSettings, *, now_ms: int) -> Subscription:
+    """Return a webhook that sends nothing before its home has asked the endpoint for permission, if
+    its settings require this."""
+    if settings.verify == "cloudevents":
+        state, confirmed_at_ms = SubscriptionState.PENDING, 0
+    else:
+        state, confirmed_at_ms = SubscriptionState.CONFIRMED, now_ms
+    return replace(one, state=state, confirmed_at_ms=confirmed_at_ms, permission=None)
+
+
 # ── Create, change, delete ───────────────────────────────────────────────────────────────────
 
 
@@ -207,6 +217,7 @@ async def create(call: Call) -> HttpReply:
             paused=PAUSED_BY_REQUEST if request.paused else None,
         )
         one = await _confirmed(call, topic, one, request.start)
+        one = _asked_first(one, settings, now_ms=call.now_ms)
         known = await ports.subscriptions.create(_with(ports, one, settings, secrets))
         if known.id == one.id:
             made = secret_text(random)
@@ -244,10 +255,14 @@ async def change(call: Call) -> Shown:
                 "mode cannot be changed, and ordered cannot be changed to or from none: create"
                 " another webhook."
             )
+        # An endpoint may have refused because of the old settings, such as a wrong token.
+        if after.verify != before.verify or current.state is SubscriptionState.PENDING:
+            current = _asked_first(current, after, now_ms=call.now_ms)
         return _with(ports, current, after, kept)
 
     changed(one)  # raises errors of the caller before the metadata store is called
-    return {**_row(call, one), **_settings(ports, await change_one(call, one, changed))}
+    one = await change_one(call, one, changed)
+    return {**_row(call, one), **_settings(ports, one)}
 
 
 async def change_one(
@@ -291,10 +306,18 @@ async def rotate(call: Call) -> Shown:
 
 
 async def confirm(call: Call) -> Shown:
-    """Confirm a pending SNS subscription, as its endpoint would with the token it was sent."""
+    """Confirm a pending SNS subscription, as its endpoint would with the token it was sent. The
+    endpoint of a pending webhook is asked again instead: only the endpoint can permit requests."""
     one = await find(call)
     if one.state is not SubscriptionState.PENDING:
         return _row(call, one)
+    if one.webhook:
+
+        def unasked(current: Subscription) -> Subscription:
+            is_pending = current.state is SubscriptionState.PENDING
+            return replace(current, permission=None) if is_pending else current
+
+        return _row(call, await change_one(call, one, unasked))
     ready = await _confirmed(call, source_of(call, one), one)
     fields = picked(ready, "state", "confirmed_at_ms", "was_authenticated", "start_offsets")
 
@@ -350,8 +373,11 @@ async def one(call: Call) -> Shown:
 def _row(call: Call, one: Subscription) -> Shown:
     topic = call.context.everything.find_id(one.topic_id)
     source = None if topic is None else topic.name if topic.sns is None else topic.sns.name
+    said = one.permission
     return {
         **picked(one, "id", "arn", "protocol", "endpoint", "state", "paused"),
+        "refusal": None if said is None or said.is_given else said.reason,
+        "allowed_per_minute": None if said is None else said.rate_per_minute,
         "source": source,
         **picked(one, "source_arn", "account", "region", "principal"),
         **picked(one, "created_at_ms", "confirmed_at_ms"),

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from penstock.access.service_decisions import ServiceDecisions
 from penstock.broker.partition.partition import Partition
@@ -281,7 +282,8 @@ class PushRole:
             self._topics,
             secrets_of=self._secrets_of,
             courier=self.couriers,
-            origin=setup.name,
+            # The same on all nodes, if the operator has set it.
+            origin=urlsplit(setup.config.http.external_url).hostname or setup.name,
             is_clustered=is_clustered,
         )
         self._confirmations = Confirmations(
@@ -291,15 +293,12 @@ class PushRole:
                 clock=setup.clock,
                 entropy=setup.entropy,
                 token_key=self.token_key,
-                outbound=self._outbound,
-                slots=push_setup.slots,
+                requests=pushers.single_requests,
                 signer_of=self._signer,
                 secrets_of=self._secrets_of,
                 may_send=may_send,
                 courier=self.couriers,
-            ),
-            lanes=pushers.lanes,
-            kick=pushers.kick,
+            )
         )
         return pushers
 

@@ -23,6 +23,7 @@ import msgspec
 
 from penstock.model.message import Attribute, Record
 from penstock.model.names import uuid_text
+from penstock.model.subscription import WebhookPermission
 from penstock.wire.webhooks.content import (
     JSON_TYPE,
     TEXT_TYPE,
@@ -182,14 +183,6 @@ def escaped(value: str) -> str:
 # ── The handshake ────────────────────────────────────────────────────────────────────────────────
 
 
-class Permission(msgspec.Struct, frozen=True):
-    """An endpoint's reply to the handshake."""
-
-    is_given: bool
-    rate_per_minute: int | None = None  # None: no limit
-    reason: str = ""  # why the permission is not given
-
-
 RATE_MAX: Final = 10**9  # of permissions with more digits than can matter
 
 
@@ -202,24 +195,26 @@ def handshake_headers(origin: str, *, rate_per_s: float | None) -> tuple[tuple[s
     return (*headers, ("webhook-request-rate", str(max(1, round(rate_per_s * 60)))))
 
 
-def judge_handshake(status: int, headers: Mapping[str, str], *, origin: str) -> Permission:
+def judge_handshake(status: int, headers: Mapping[str, str], *, origin: str) -> WebhookPermission:
     """Judge the reply to the handshake; names of headers are in lower case. A status alone is not a
     permission, because many servers reply to OPTIONS."""
     if not 200 <= status < 300:
-        return Permission(False, reason=f"the endpoint replied to OPTIONS with status {status}")
+        return WebhookPermission(
+            False, reason=f"the endpoint replied to OPTIONS with status {status}"
+        )
     allowed = headers.get("webhook-allowed-origin", "").strip()
     if not allowed:
-        return Permission(False, reason="the reply has no header WebHook-Allowed-Origin")
+        return WebhookPermission(False, reason="the reply has no header WebHook-Allowed-Origin")
     if allowed != "*" and allowed.lower() != origin.lower():
-        return Permission(
+        return WebhookPermission(
             False, reason=f"WebHook-Allowed-Origin is neither {origin} nor *: {allowed[:100]!a}"
         )
     rate = headers.get("webhook-allowed-rate", "*").strip()
     if rate == "*":
-        return Permission(True)
+        return WebhookPermission(True, origin=origin)
     if re.fullmatch("0*[1-9][0-9]*", rate) is None:
-        return Permission(
+        return WebhookPermission(
             False,
             reason=f"WebHook-Allowed-Rate is neither a positive number nor *: {rate[:100]!a}",
         )
-    return Permission(True, int(rate) if len(rate) < 10 else RATE_MAX)
+    return WebhookPermission(True, int(rate) if len(rate) < 10 else RATE_MAX, origin=origin)

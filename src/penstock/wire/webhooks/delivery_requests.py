@@ -95,8 +95,13 @@ class RequestMaker:
         fixed.pop("content-type", None)
         if header := authorization(settings.auth, secrets.auth):
             fixed[header[0]] = header[1]
+        self.handshake: Headers = ()  # of the request that asks the endpoint for permission
         if settings.verify == "cloudevents":
-            fixed |= cloudevents.handshake_headers(origin, rate_per_s=None)
+            origin_header, *rate = cloudevents.handshake_headers(
+                origin, rate_per_s=settings.rate_per_s
+            )
+            fixed |= (origin_header,)
+            self.handshake = (*fixed.items(), *rate)
         if settings.format == SNS:
             fixed["x-amz-sns-message-type"] = "Notification"
             fixed["x-amz-sns-topic-arn"] = topic_arn

@@ -199,6 +199,13 @@ def test_commands_without_output(
     assert endpoint.requests(f"{PATH}/{path}") == [body]
 
 
+def test_the_endpoint_of_a_pending_webhook_is_asked_again(cli: Cli, endpoint: Endpoint) -> None:
+    endpoint.paths[f"{PATH}/confirm"] = row(state="pending", refusal=None)
+    result = cli("subscription", "confirm", ID)
+    assert result.code == 0
+    assert f"asking the endpoint: see `penstock subscription show {ID}`" in result.err
+
+
 def test_rotate_prints_the_new_secret(cli: Cli, endpoint: Endpoint) -> None:
     made = {"id": ID, "secret": SECRET, "old_secret_ends_at_ms": 1_800_000_000_000}
     endpoint.paths[f"{PATH}/rotate"] = made
@@ -296,6 +303,7 @@ def test_the_doctor_names_subscriptions_that_fail_or_are_paused(
         row(id="good", status={"failing_since_ms": 0}),
         row(id="bad", status=fails),
         row(id="still", paused="restored", status=None),
+        row(id="asked", state="pending", refusal="status 405", status=None),
     ]
     endpoint.paths[LIST] = {"subscriptions": rows, "next": None}
     result = cli("doctor")
@@ -305,6 +313,8 @@ def test_the_doctor_names_subscriptions_that_fail_or_are_paused(
     assert "connection refused" in found["subscription bad"]["detail"]
     assert found["subscription bad"]["status"] == "warn"
     assert "is paused: restored" in found["subscription still"]["detail"]
+    assert "is not permitted: status 405" in found["subscription asked"]["detail"]
+    assert "subscription confirm asked" in found["subscription asked"]["fix"]
     assert "subscription good" not in found
     endpoint.paths[LIST] = {"subscriptions": rows[:1], "next": None}
     found = {one["check"]: one for one in cli("doctor").json["checks"]}

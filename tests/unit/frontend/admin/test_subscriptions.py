@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.harness.served import Served
 
 from penstock.frontend.admin.api import Noted, entry_of, subject_of
@@ -35,6 +36,7 @@ from penstock.model.subscription import (
     ReplayState,
     Subscription,
     SubscriptionState,
+    WebhookPermission,
     home_partition,
     new_id,
     share_group,
@@ -397,6 +399,55 @@ async def test_pause_resume_and_delete(hub: Hub) -> None:
     assert hub.subscriptions.find(one) is None
     for method, rest in (("GET", ""), ("DELETE", ""), ("POST", "/pause"), ("POST", "/rotate")):
         assert f"no subscription {one}" in await hub.no(404, "root", method, path + rest, {})
+
+
+# ── Permission ───────────────────────────────────────────────────────────────────────────────
+
+
+async def refuse(hub: Hub, one: str, reason: str) -> None:
+    """As the home does."""
+    said = WebhookPermission(False, reason=reason)
+    await hub.subscriptions.change(one, lambda now: replace(now, permission=said))
+
+
+async def test_a_webhook_that_must_ask_is_pending_and_can_ask_again(hub: Hub) -> None:
+    await hub.topic("jobs", Kind.STANDARD)
+    made = await hub.webhook("jobs", start="earliest", settings={"verify": "cloudevents"})
+    assert (made["state"], made["refusal"], made["confirmed_at_ms"]) == ("pending", None, 0)
+    found, path = hub.stored(made["id"])[0], f"subscriptions/{made['id']}"
+    assert found.needs_permission
+    assert found.start_offsets == (START,) * 3, "it gets these after the permission"
+    await refuse(hub, made["id"], "status 405")
+    shown = await hub.ok("root", "GET", path)
+    assert (shown["state"], shown["refusal"], shown["lag"]) == ("pending", "status 405", None)
+    assert "not confirmed" in await hub.no(409, "root", "POST", f"{path}/test", {"body": "x"})
+    again = await hub.ok("root", "POST", f"{path}/confirm", {})
+    assert (again["state"], again["refusal"]) == ("pending", None), "only its endpoint permits it"
+    assert hub.stored(made["id"])[0] == found
+    await refuse(hub, made["id"], "status 401")
+    auth = {"type": "bearer", "token": "right"}
+    changed = await hub.ok("root", "PATCH", path, {"auth": auth})
+    assert (changed["state"], changed["refusal"]) == ("pending", None)
+    assert hub.stored(made["id"])[0].needs_permission
+
+
+async def test_a_change_of_verify_asks_and_ends_asking(hub: Hub) -> None:
+    await hub.topic("jobs", Kind.STANDARD)
+    made = await hub.webhook("jobs")
+    before, path = hub.stored(made["id"])[0], f"subscriptions/{made['id']}"
+    assert (await hub.ok("root", "PATCH", path, {"timeout_ms": 2_000}))["state"] == "confirmed"
+    changed = await hub.ok("root", "PATCH", path, {"verify": "cloudevents"})
+    assert changed["state"] == "pending"
+    assert hub.stored(made["id"])[0].start_offsets == before.start_offsets
+    said = WebhookPermission(True, 120, origin="here.example")
+    given = {"permission": said, "state": SubscriptionState.CONFIRMED}
+    await hub.subscriptions.change(made["id"], lambda now: replace(now, **given))
+    shown = await hub.ok("root", "PATCH", path, {"timeout_ms": 3_000, "verify": "cloudevents"})
+    assert (shown["state"], shown["allowed_per_minute"]) == ("confirmed", 120)
+    assert (await hub.ok("root", "POST", f"{path}/confirm", {}))["state"] == "confirmed"
+    shown = await hub.ok("root", "PATCH", path, {"verify": "none"})
+    assert (shown["state"], shown["allowed_per_minute"]) == ("confirmed", None)
+    assert hub.stored(made["id"])[0].permission is None
 
 
 # ── SNS subscriptions ────────────────────────────────────────────────────────────────────────

@@ -25,12 +25,12 @@ from tests.unit.wire.webhooks.records import (
 )
 
 from penstock.model.message import Attribute, Message, Record
+from penstock.model.subscription import WebhookPermission
 from penstock.wire.webhooks.cloudevents import (
     HEADERS_BYTES_MAX,
     STRUCTURED_TYPE,
     VALUE_BYTES_MAX,
     HeadersTooLong,
-    Permission,
     attributes_of,
     binary,
     escaped,
@@ -287,7 +287,7 @@ def test_an_endpoint_gives_permission(
     status: int, headers: dict[str, str], rate: int | None
 ) -> None:
     found = judge_handshake(status, headers, origin="events.example.com")
-    assert found == Permission(True, rate)
+    assert found == WebhookPermission(True, rate, origin="events.example.com")
 
 
 @pytest.mark.parametrize(
@@ -315,4 +315,6 @@ def test_an_endpoint_gives_permission(
 def test_any_other_reply_is_not_a_permission(
     status: int, headers: dict[str, str], reason: str
 ) -> None:
-    assert judge_handshake(status, headers, origin="e.org") == Permission(False, reason=reason)
+    assert judge_handshake(status, headers, origin="e.org") == WebhookPermission(
+        False, reason=reason
+    )
