@@ -153,7 +153,7 @@ class Broker:
         queue = self.partitions.find(call.topic) or await self.partitions.open(call.topic)
         leases = queue.leases[call.partition]
         # An expired receipt must not unlock a message group. For ACKED the cursor checks it.
-        is_strict = leases.topic.is_fifo and call.reason is not AckReason.ACKED
+        is_strict = call.reason is not AckReason.ACKED and leases.topic.is_fifo
         return await leases.ack(call.claims, reason=call.reason, is_strict=is_strict)
 
     async def _extend(self, call: calls.Extend) -> calls.Results:

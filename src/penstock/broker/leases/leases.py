@@ -138,15 +138,12 @@ class Leases:
     ) -> LeaseResult:
         """Lease up to ``request.count`` records, and read no records from ``up_to`` on. Before the
         reply, the caller awaits ``flush`` and, if set, ``finish`` of the result."""
-        cursor = self.cursor
-        if not request.group_max or not isinstance(cursor, FifoCursor):
-            return self._lease(request, attempts_max, in_flight_max, up_to)
-        with cursor.only_if(lambda _: True, group_max=request.group_max):
-            return self._lease(request, attempts_max, in_flight_max, up_to)
-
-    def _lease(
-        self, request: LeaseRequest, attempts_max: int | None, in_flight_max: int, up_to: int
-    ) -> LeaseResult:
+        if request.group_max and isinstance(self.cursor, FifoCursor):
+            every = msgspec.structs.replace(request, group_max=0)
+            with self.cursor.only_if(lambda _: True, group_max=request.group_max):
+                return self.lease(
+                    every, attempts_max=attempts_max, in_flight_max=in_flight_max, up_to=up_to
+                )
         queue_delay_ms = self.topic.settings.delay_ms
         retention_ms = self.retention_ms
         now_ms = self._clock.mono_ms()
@@ -305,7 +302,7 @@ class Leases:
         now_ms = self._clock.mono_ms()
         outcome = self.cursor.ack(claims, now_ms=now_ms, reason=reason, is_strict=is_strict)
         flush = self._journal_events(outcome.events)
-        if self.topic.is_fifo:
+        if self.cursor.is_fifo:
             self.wake()  # the ack may unlock a message group
         if flush is not None:
             await flush.committed.wait()

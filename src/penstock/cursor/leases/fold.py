@@ -433,12 +433,12 @@ class LeaseState:
             if self._window and (is_full or self._window_bytes >= WINDOW_BYTES_MAX):
                 self.scan_from = record.offset
                 return
-            if judged_count == JUDGED_RECORDS_MAX or judged_bytes >= JUDGED_BYTES_MAX:
-                self.scan_from = record.offset
-                return
             self._is_dry = False
             self.scan_from = record.offset + 1
             if wants is not None:
+                if judged_count == JUDGED_RECORDS_MAX or judged_bytes >= JUDGED_BYTES_MAX:
+                    self.scan_from = record.offset
+                    return
                 judged_count += 1
                 judged_bytes += size_of(record)
                 is_acked = record.offset in self._acked_ahead  # counted as read already
