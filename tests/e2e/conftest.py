@@ -1,4 +1,3 @@
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,11 +6,6 @@ from benchmarks.server import NotAvailable
 from tests.harness.kafka_tools import KafkaTools
 
 TEST_SECONDS_MAX = 900  # of several waits on a busy machine; only a hang takes longer
-
-with warnings.catch_warnings():
-    # kafka-python uses a function that Python 3.11 has deprecated when it is imported.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import kafka.admin  # noqa: F401
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -158,7 +158,7 @@ def test_below_the_level_push_is_refused_and_writes_nothing(cluster: PenstockClu
             assert error["Message"] == UPGRADE_FIRST
     made(cluster, "hooked")
     tried = penstock(
-        *("subscription", "create", "hooked", "http://127.0.0.1:9/hook"),
+        *("subscription", "create", "hooked", "http://127.0.0.1:8443/hook"),
         env={"PENSTOCK_ENDPOINT": cluster.nodes[2].url},
     )
     assert (tried.code, "penstock cluster upgrade" in tried.err) == (ExitCode.UNREACHABLE, True)

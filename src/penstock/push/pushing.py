@@ -150,6 +150,9 @@ class Pusher:
                 else:
                     if replay == self.one.open_replay:
                         break
+        except Exception:
+            self._later(OPEN_RETRY_SECONDS, self._open)
+            raise
         finally:
             self._is_opening = False
         self._want()

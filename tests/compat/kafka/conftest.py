@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,12 +18,6 @@ from confluent_kafka.admin import AdminClient
 from tests.compat.conftest import sqs_client
 from tests.compat.kafka.confluent import kinds
 from tests.harness.server import Server, stable_port
-
-with warnings.catch_warnings():
-    # kafka-python reads its own files in a way that Python 3.11 frowns upon. Once it has been
-    # imported the tests can go on to treat warnings as errors.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import kafka.admin  # noqa: F401
 
 SECONDS_MAX = 30.0
 

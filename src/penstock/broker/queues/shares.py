@@ -112,7 +112,7 @@ class ShareCalls:
         )
 
     async def _begin(self, source: Topic, group: str, share: Topic, call: calls.OpenShare) -> Topic:
-        partitions = (await self._partitions.open(source)).partitions
+        partitions = dict((await self._partitions.open(source)).partitions)
         # The log first: the start of a share that is in the catalog but not in the log counts as
         # deleted with its segment.
         try:
