@@ -5,7 +5,6 @@ import asyncio
 import sys
 import time
 from pathlib import Path
-from statistics import median
 
 import uvloop
 from tests.unit.broker.stage import on_stage
@@ -28,7 +27,7 @@ async def main(folder: Path, count: int, fsync: Fsync) -> None:
                 *(stage.broker.call(Append(queue, 0, (message,))) for queue in queues)
             )
             took_ms.append((time.monotonic() - began) * 1_000)
-    print(median(took_ms[1:]))  # the first opens the logs
+    print(min(took_ms[1:]))  # the first opens the logs
 
 
 if __name__ == "__main__":

@@ -42,6 +42,9 @@ LEASE_MARGIN_MS: Final = 15_000  # a lease outlasts its request by this
 RETRIES_MAX: Final = 10_000  # messages of one subscription that wait for another attempt
 FULL_SECONDS: Final = 1.0  # until their number is looked at again
 COUNTED_AT_ONCE: Final = 100  # messages whose attempts are counted while the breaker is open
+LIVE_MS: Final = 1_000  # after a new message, old ones are sent slowly: a few,
+REPLAYED_AT_ONCE: Final = 2
+REST_SECONDS: Final = 0.002  # then none for this time
 OPEN_RETRY_SECONDS: Final = 1.0  # between attempts to open a share
 RELEASE_SECONDS: Final = 1.0  # to write results at the end
 LEASE_RETRY_SECONDS: Final = 0.5  # after a lease that failed
@@ -77,6 +80,7 @@ class Pusher:
         self._singles: list[Item] = []
         self._appetite = 1  # slots to ask for while there are messages
         self._is_filling = self._is_counting = self._is_opening = self._is_closed = False
+        self._is_resting = False  # no old messages are sent
         self._wait: asyncio.Task[None] | None = None  # for a batch of a group
         self._open()
 
@@ -195,8 +199,23 @@ class Pusher:
             self._want()
 
     def _is_ready(self, source: Source) -> bool:
-        has_room = source.replay is None or source.in_flight < max(1, self.lane.limit // 2)
+        has_room = source.replay is None or self._replay_room(source) > 0
         return source.has_news and has_room and not self.is_paused
+
+    def _replay_room(self, source: Source) -> int:
+        """Return how many old messages may be sent now. New ones take no longer beside them."""
+        room = max(1, self.lane.limit // 2) - source.in_flight
+        if self._setup.clock.mono_ms() - self._sources[0].leased_at_ms > LIVE_MS:
+            return room
+        return 0 if self._is_resting else min(room, REPLAYED_AT_ONCE)
+
+    def _rest(self) -> None:
+        self._is_resting = True
+        self._later(REST_SECONDS, self._rested)
+
+    def _rested(self) -> None:
+        self._is_resting = False
+        self._want()
 
     # ── Slots ────────────────────────────────────────────────────────────────────────────────
 
@@ -269,11 +288,13 @@ class Pusher:
         for source in tuple(self._sources):
             room = count - len(requests)
             if source.replay is not None:
-                room = min(room, max(1, self.lane.limit // 2) - source.in_flight)
+                room = min(room, self._replay_room(source))
             if room > 0 and self._is_ready(source):
                 waiting = self._batches.waiting if source.replay is None else ()
                 wanted = max(1, room * self.plan.batch_max - len(waiting))
                 requests += self._split(source, await self._lease(source, wanted))
+                if source.replay is not None:
+                    self._rest()
 
     async def _lease(self, source: Source, count: int) -> Sequence[Item]:
         """Lease messages, and return those that the subscription wants in the form it wants."""

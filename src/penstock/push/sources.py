@@ -53,6 +53,7 @@ class Source:
         self.replay = replay
         self.has_news = False  # a lease may return messages; set by the owner
         self.in_flight = 0  # requests; counted by the owner
+        self.leased_at_ms = -1_000_000  # when a lease last returned messages
         self._broker, self._clock, self._spawn = broker, clock, spawn
         self._acks: dict[tuple[int, AckReason], list[Claim]] = {}  # by partition and reason
         self._extensions: dict[int, list[tuple[Claim, int]]] = {}
@@ -100,7 +101,10 @@ class Source:
     async def lease(self, count: int, lease_ms: int, *, group_max: int) -> Sequence[Delivery]:
         self.has_news = False
         request = LeaseRequest(count, lease_ms, group_max=group_max)
-        return await self._broker.call(Lease(self.topic, request))
+        found = await self._broker.call(Lease(self.topic, request))
+        if found:
+            self.leased_at_ms = self._clock.mono_ms()
+        return found
 
     # ── Results ──────────────────────────────────────────────────────────────────────────────
 
