@@ -25,13 +25,12 @@ from penstock.model.ports import PushReply, PushStatus
 from penstock.model.quotas import NO_LIMIT
 from penstock.model.subscription import Replay, Subscription
 from penstock.model.topic import Topic
-from penstock.net.http.client_messages import FailureReason, RequestFailed, RequestInvalid
 from penstock.push.batches import Batches
 from penstock.push.delivery_plan import Plan
-from penstock.push.outbound import TENANT_FAILURES
 from penstock.push.outcomes import Item, Outcomes, Reply, Request
 from penstock.push.published import Published
 from penstock.push.push_setup import PushSetup
+from penstock.push.sending import send
 from penstock.push.sources import Source, end_replay, open_share
 from penstock.push.tasks import Tasks
 from penstock.wire.aws.sns.filter_match import matches
@@ -391,7 +390,7 @@ class Pusher:
                     source.in_flight += 1
             if made is not None:
                 setup.slots.send(slot, len(made.body), now_ms=began_ms)
-                reply = await self._send(made, items[0].message)
+                reply = await send(setup, self.one, plan, made, items[0].message)
             size = 0 if made is None else len(made.body) // count
             took_ms = setup.clock.mono_ms() - began_ms
             health = self.outcomes.judge(
@@ -404,46 +403,6 @@ class Pusher:
                 source.in_flight -= 1
             setup.slots.end(slot, health, now_ms=setup.clock.mono_ms())
             self._want()
-
-    async def _send(self, request: DeliveryRequest, message: Published) -> Reply:
-        plan = self.plan
-        if plan.url is None:
-            return await self._carry(message)
-        try:
-            reply = await self._setup.outbound.send(
-                plan.url,
-                tenant=self.one.account,
-                timeout_s=plan.timeout_ms / 1_000,
-                method=request.method,
-                headers=request.headers,
-                body=request.body,
-                identity=plan.identity,
-                may_resend=not plan.is_at_most_once,
-            )
-        except RequestFailed as error:
-            if error.reason is FailureReason.REFUSED_ADDRESS:
-                self._setup.metrics.refused["address"] += 1
-            failure = TENANT_FAILURES[error.reason]
-            return Reply(failure, failure.value, detail=str(error))
-        except RequestInvalid as error:
-            return Reply(400, str(error))
-        reason = "" if 200 <= reply.status < 300 else f"HTTP status {reply.status}"
-        return Reply(reply.status, reason, reply.body, reply.headers.get("retry-after"))
-
-    async def _carry(self, message: Published) -> Reply:
-        """Give a message to a courier."""
-        assert self.plan.carry is not None
-        result: int | Failure = Failure.TIMEOUT
-        try:
-            async with asyncio.timeout(self.plan.timeout_ms / 1_000):
-                result = await self.plan.carry(message)
-        except TimeoutError:
-            pass
-        except PenstockError as error:
-            return Reply(Failure.QUEUE_FAILED, str(error))
-        if isinstance(result, Failure):
-            return Reply(result, result.value)
-        return Reply(result, "" if 200 <= result < 300 else f"HTTP status {result}")
 
     # ── While the circuit breaker is open ────────────────────────────────────────────────────
 
