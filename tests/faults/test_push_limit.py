@@ -1,6 +1,6 @@
 """A webhook with a fixed limit over partitions on several nodes: its endpoint never sees more
-requests at once, also when nodes die or the webhook moves to another node. While that happens the
-endpoint is slow, so that requests of the node before would still be in progress.
+requests at once, also when nodes die or freeze or the webhook moves to another node. While that
+happens the endpoint is slow, so that requests of the node before would still be in progress.
 
 CI sends few messages and kills one node; ``PENSTOCK_PUSHES=100000 PENSTOCK_KILLS=10`` is the whole
 test."""
@@ -50,12 +50,13 @@ def test_an_endpoint_never_sees_more_requests_than_the_limit(tmp_path: Path) -> 
         for number in range(KILLS):
             wait_for(endpoint, PUSHES * (number + 1) // (KILLS + 2))
             led = elect_preferred(cluster.bootstrap)
-            [dead] = victims("leader" if number % 2 else "home", home, led)
+            [away] = victims("leader" if number % 3 == 1 else "home", home, led)
+            node, is_frozen = cluster.nodes[away], number % 3 == 2
             endpoint.plan(PATH, SLOW)
             wait_for_more(endpoint)
-            cluster.nodes[dead].kill()
+            node.freeze() if is_frozen else node.kill()
             wait_for_more(endpoint)
-            cluster.nodes[dead].start()
+            node.thaw() if is_frozen else node.start()
             elect_preferred(cluster.bootstrap)
             wait_for_more(endpoint)
             endpoint.plan(PATH, FAST)

@@ -245,6 +245,9 @@ class Server:
         thread, which writes the replies, gets the signal, so no reply is sent from now on."""
         os.kill(self.pid, signal.SIGSTOP)
 
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """kill -9: nothing in the process gets to say goodbye."""
         if self._process is not None:

@@ -167,7 +167,7 @@ class StopLeader(Fault):
         self.stage.wait(lambda: now_ns() >= until, "longer than a lease")
 
     def heal(self) -> None:
-        os.kill(self.cluster.nodes[self._leader].pid, signal.SIGCONT)
+        self.cluster.nodes[self._leader].thaw()
 
 
 class RollingRestart(Fault):
