@@ -204,9 +204,14 @@ class Pusher:
     def _replay_room(self, source: Source) -> int:
         """Return how many old messages may be sent now. New ones take no longer beside them."""
         room = max(1, self.lane.limit // 2) - source.in_flight
-        if self._setup.clock.mono_ms() - self._sources[0].leased_at_ms > LIVE_MS:
+        if not self._is_live:
             return room
         return 0 if self._is_resting else min(room, REPLAYED_AT_ONCE)
+
+    @property
+    def _is_live(self) -> bool:
+        """Return whether new messages come."""
+        return self._setup.clock.mono_ms() - self._sources[0].leased_at_ms <= LIVE_MS
 
     def _rest(self) -> None:
         self._is_resting = True
@@ -292,7 +297,7 @@ class Pusher:
                 waiting = self._batches.waiting if source.replay is None else ()
                 wanted = max(1, room * self.plan.batch_max - len(waiting))
                 requests += self._split(source, await self._lease(source, wanted))
-                if source.replay is not None:
+                if source.replay is not None and self._is_live:
                     self._rest()
 
     async def _lease(self, source: Source, count: int) -> Sequence[Item]:
