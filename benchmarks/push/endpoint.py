@@ -57,7 +57,7 @@ class _Site:
         self.reset_ns = time.monotonic_ns()
 
     def count(self, prefix: str) -> tuple[int, int]:
-        """Return how many requests have come, and how many of them told their times."""
+        """Return the number of requests, and of those whose bodies name a time."""
         found = [seen for path, seen in self.paths.items() if path.startswith(prefix)]
         return sum(seen.count for seen in found), sum(len(seen.late_ms) for seen in found)
 
@@ -168,7 +168,7 @@ class Endpoint:
         return int(self._ask("count", prefix)[0])
 
     async def wait_for(self, prefix: str, wanted: int, *, is_timed: bool = False) -> None:
-        """Wait until so many requests have come, or so many that told their times."""
+        """Wait for a number of requests, or of requests whose bodies name a time."""
         ends_at = time.monotonic() + SECONDS_MAX
         while (found := self._ask("count", prefix)[is_timed]) < wanted:
             assert time.monotonic() < ends_at, f"{prefix}: {found} of {wanted} requests"

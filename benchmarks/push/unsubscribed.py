@@ -1,4 +1,4 @@
-"""Requests where nobody subscribes, beside the version before push."""
+"""Requests on topics without subscriptions, compared with the version before push."""
 
 import os
 from statistics import median

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
 from kafka import KafkaConsumer, TopicPartition
 from tests.harness.cluster import PenstockCluster
 from tests.harness.endpoint import Endpoint, Step
@@ -331,9 +330,7 @@ def test_the_next_home_asks_an_endpoint_if_the_last_one_is_killed(
         endpoint.plan(path, Step(headers=allowed, hold=True), Step(headers=allowed))
         site.webhook(arn, endpoint.url(path), verify="cloudevents", timeout_ms=60_000)
         eventually(partial(bodies, endpoint, path), seconds=60, what="a question")
-        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-        found = admin.list_topics("sns.unasked", timeout=30)
-        home = found.topics["sns.unasked"].partitions[0].leader
+        home = cluster.leaders("sns.unasked")[0]
         cluster.nodes[home].kill()
         del site.sns[home - 1]
         endpoint.release(path)

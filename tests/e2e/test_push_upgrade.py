@@ -1,8 +1,8 @@
 """A cluster of the last version without push, from the history of this repository, becomes one of
 this version, goes back to the older version, and is upgraded again: all under load.
 
-``test_cluster_upgrade.py`` does the same in ``make test``, with nodes of this version that are told
-to behave like an earlier one."""
+``test_cluster_upgrade.py`` does the same in ``make test``, with nodes of this version that
+behave like an earlier one."""
 
 from __future__ import annotations
 

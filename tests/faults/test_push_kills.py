@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
-from confluent_kafka.admin import AdminClient
 from tests.e2e.test_push import PushSite
 from tests.harness.cluster import ClusterNode, PenstockCluster
 from tests.harness.endpoint import Endpoint, Step
@@ -36,7 +35,7 @@ PATH = "/kills"
 
 
 class Publisher(threading.Thread):
-    """Publishes numbered messages of several groups, each group in order, until it is told to end.
+    """Publishes numbered messages of several groups, each group in order, until it is stopped.
     A request that failed is repeated, so a number can be in the topic twice. It waits for the
     endpoint when it is far ahead of it."""
 
@@ -66,11 +65,6 @@ class Publisher(threading.Thread):
                     except (BotoCoreError, ClientError):
                         self.is_ending.wait(0.1)
                 self.published[group] += 1
-
-
-def leaders(site: PushSite, bootstrap: str, topic: str) -> dict[int, int]:
-    found = AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=30)
-    return {number: one.leader for number, one in found.topics[topic].partitions.items()}
 
 
 def victims(kind: str, home: int, led: dict[int, int]) -> set[int]:
@@ -112,7 +106,7 @@ def test_a_webhook_keeps_its_promises_when_nodes_die(
             for _ in range(KILLS):
                 seen = len(endpoint.ledger(begin))
                 eventually(partial(has_more, endpoint, begin + seen + 100), seconds=90, what="more")
-                led = leaders(site, cluster.bootstrap, "sns.kills")
+                led = cluster.leaders("sns.kills")
                 dead = victims(kind, home, led)
                 kill_and_restart(endpoint, [cluster.nodes[number] for number in dead])
         finally:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+from confluent_kafka.admin import AdminClient
 from tests.harness.etcd import EtcdCluster
 from tests.harness.server import Server, stable_port
 
@@ -115,3 +116,9 @@ class PenstockCluster:
     @property
     def bootstrap(self) -> str:
         return ",".join(node.kafka for node in self.nodes.values())
+
+    def leaders(self, topic: str) -> dict[int, int]:
+        """Return the node that leads each partition of a topic."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        found = admin.list_topics(topic, timeout=30).topics[topic].partitions
+        return {number: one.leader for number, one in found.items()}

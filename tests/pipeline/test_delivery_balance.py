@@ -246,7 +246,7 @@ def test_messages_of_a_share_are_compared_with_rows(
         request = {"QueueUrl": url, "ReceiptHandle": leased[body]}
         client.call("DeleteMessage", request)
     client.close()
-    topics.fill("orders", {1: 2}, prefix="after")  # nobody has leased them
+    topics.fill("orders", {1: 2}, prefix="after")  # not leased
     share, places = share_of(topics, "orders"), places_of(topics, "orders")
     acked = [places[body] for body in sorted(leased.keys() - waiting)]
     rows = [row(*at, share=share) for at in acked[1:]]

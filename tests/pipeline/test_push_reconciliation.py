@@ -20,7 +20,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 from confluent_kafka.admin import AdminClient
 from tests.compat.kafka.confluent import read_all
 from tests.e2e.test_push import PushSite
-from tests.faults.test_push_kills import leaders
 from tests.harness.cluster import ClusterNode, PenstockCluster
 from tests.harness.endpoint import Endpoint, Seen, Step
 from tests.harness.etcd import LACKING
@@ -64,7 +63,7 @@ Place = tuple[int, int]  # partition, offset
 
 
 class Publisher(threading.Thread):
-    """Publishes messages until it is told to end, every text once: a request that failed is not
+    """Publishes messages until it is stopped, every text once: a request that failed is not
     repeated, so the topic may have its messages or not."""
 
     def __init__(self, site: PushSite, arn: str) -> None:
@@ -107,13 +106,13 @@ class Loss(NamedTuple):
         return self.begin <= end and begin <= self.end
 
 
-def losses(kills: Sequence[Kill], told_ms: Callable[[str], Iterable[int]]) -> list[Loss]:
-    """Return when requests were made whose facts the kills may have lost. ``told_ms`` returns the
-    wall times up to which a node has told everything."""
+def losses(kills: Sequence[Kill], written_ms: Callable[[str], Iterable[int]]) -> list[Loss]:
+    """Return when requests were made whose facts the kills may have lost. ``written_ms`` returns
+    the wall times up to which a node has written all rows."""
     ahead = time.time() - time.monotonic()
     found = []
     for kill in kills:
-        times = [at_ms / 1_000 - ahead for at_ms in told_ms(kill.node)]
+        times = [at_ms / 1_000 - ahead for at_ms in written_ms(kill.node)]
         last = max((at for at in times if at <= kill.at), default=0.0)
         # A request that was under way at that time is noted when it ends.
         found.append(Loss(last - TIMEOUT_MS / 1_000, kill.at))
@@ -176,9 +175,9 @@ class Books:
 
     def unrecorded(self) -> set[str]:
         """Messages whose last request has no row."""
-        told = {(row.partition, row.offset, row.outcome) for row in self.rows}
+        written = {(row.partition, row.offset, row.outcome) for row in self.rows}
         places = self.messages.items()
-        return {text for text, place in places if (*place, self.state(text)) not in told}
+        return {text for text, place in places if (*place, self.state(text)) not in written}
 
     def lost_at(self) -> list[float]:
         """When the requests were made that have no row."""
@@ -209,7 +208,7 @@ def test_the_job_balances_to_the_message_after_kills(spark: SparkSession, tmp_pa
             kills = []
             for number in range(KILLS):
                 # The home has rows to lose. The other nodes write them, and copy to the queue.
-                home = leaders(site, cluster.bootstrap, TOPIC)[home_of(hook)]
+                home = cluster.leaders(TOPIC)[home_of(hook)]
                 victim = home if number % 2 == 0 else 1 + (number // 2 + home) % 3
                 kills.append(kill_and_restart(endpoint, cluster.nodes[victim]))
         finally:

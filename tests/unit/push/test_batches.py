@@ -1,17 +1,14 @@
 """Batches of webhooks: which messages are in one request, and how long it waits for more."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.harness.endpoint import Endpoint
 from tests.unit.broker.stage import message
-from tests.unit.push.stage import PushStage, on_push, until
+from tests.unit.push.stage import PushStage, until
 
 from penstock.model.calls import Stats
 from penstock.model.message import Attribute, Record
@@ -21,18 +18,6 @@ from penstock.push import pushing
 from penstock.push.batches import Batches
 
 LONG_MS = 3_600_000  # more than the admin API accepts: such a batch is never sent before it is full
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint() as made:
-        yield made
-
-
-@pytest.fixture
-async def push(tmp_path: Path, endpoint: Endpoint) -> AsyncIterator[PushStage]:
-    async with on_push(tmp_path, endpoint) as made:
-        yield made
 
 
 async def _hook(push: PushStage, topic: Topic, path: str, **webhook: Any) -> Subscription:

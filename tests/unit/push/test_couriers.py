@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -89,12 +89,6 @@ async def books(store: SqliteStore) -> AsyncIterator[StoredAddressBooks]:  # noq
 
 
 # ── The gateway ──────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint() as made:
-        yield made
 
 
 @pytest.fixture

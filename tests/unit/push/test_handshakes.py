@@ -1,13 +1,11 @@
 """Webhooks whose endpoint must give its permission first."""
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tests.harness.endpoint import Endpoint, Step
-from tests.unit.push.stage import PushStage, on_push, until
+from tests.unit.push.stage import PushStage, until
 
 from penstock.model.identity import Rate
 from penstock.model.subscription import Subscription, SubscriptionState, WebhookPermission
@@ -19,19 +17,9 @@ YES = Step(headers={"WebHook-Allowed-Origin": ORIGIN})
 PENDING, CONFIRMED = SubscriptionState.PENDING, SubscriptionState.CONFIRMED
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint() as made:
-        yield made
-
-
-@pytest.fixture
-async def push(
-    tmp_path: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[PushStage]:
+@pytest.fixture(autouse=True)
+def retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshakes, "RETRY_SECONDS", 0.01)
-    async with on_push(tmp_path, endpoint) as made:
-        yield made
 
 
 async def replied(push: PushStage, one: Subscription) -> Subscription:

@@ -1,31 +1,16 @@
 """Shares and filters of subscriptions that end, come back or move to another home."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import msgspec
-import pytest
 from tests.harness.endpoint import Endpoint, Step
-from tests.unit.push.stage import PushStage, on_push, until
+from tests.unit.push.stage import PushStage, until
 
 from penstock.model.calls import Ends
 from penstock.model.message import Attribute
 from penstock.model.subscription import Replay, ReplayState, SubscriptionState, share_group
 
 RED = {"colour": Attribute("String", b"red")}
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint() as made:
-        yield made
-
-
-@pytest.fixture
-async def push(tmp_path: Path, endpoint: Endpoint) -> AsyncIterator[PushStage]:
-    async with on_push(tmp_path, endpoint) as made:
-        yield made
 
 
 async def test_a_subscription_that_is_restored_while_its_last_request_is_made_goes_on(

@@ -4,14 +4,12 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
 from tests.harness.endpoint import Endpoint, Step
 from tests.unit.broker.stage import message
-from tests.unit.push.stage import PushStage, on_push, until
+from tests.unit.push.stage import PushStage, until
 
 from penstock.broker.context.context import CROSSINGS_MS_MAX
 from penstock.cursor.leases.events import AckEvent, decode, is_shared_type, split_shared
@@ -27,18 +25,6 @@ from penstock.record.control import iter_control
 
 FAST = {"min_ms": 100, "max_ms": 100, "factor": 1.0}
 RETRIES = '{"healthyRetryPolicy":{"minDelayTarget":1,"maxDelayTarget":1,"numRetries":1}}'
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint() as made:
-        yield made
-
-
-@pytest.fixture
-async def push(tmp_path: Path, endpoint: Endpoint) -> AsyncIterator[PushStage]:
-    async with on_push(tmp_path, endpoint) as made:
-        yield made
 
 
 async def reasons(push: PushStage, topic: Topic, one: Subscription, count: int) -> list[AckReason]:
